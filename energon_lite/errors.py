@@ -1,0 +1,213 @@
+"""Every exception of the library, in one place.
+
+A message says three things: *what* is wrong, *where* (a path, a line of YAML, a sample), and *what to do*.
+:class:`EnergonLiteError` builds the message from these parts, so that none of them is forgotten, and keeps
+them as attributes, so that a program can read them too.
+
+Two classes are not failures of the library but words a user's hook says to it: :class:`SkipSample`
+("leave this one out, I know why") and :class:`FatalSampleError` ("stop, do not skip this").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+__all__ = [
+    "ConfigError",
+    "DataIndexError",
+    "DatasetError",
+    "DecodeError",
+    "EmptyDatasetError",
+    "EnergonLiteError",
+    "FatalSampleError",
+    "FieldAccessError",
+    "MissingShardError",
+    "NotPreparedError",
+    "SampleError",
+    "ShardChangedError",
+    "ShardFormatError",
+    "SkipSample",
+    "StateError",
+    "StateMismatchError",
+    "TopologyError",
+    "TrustError",
+    "UsageError",
+    "WorkerError",
+    "nearest",
+]
+
+
+def nearest(word: object, choices: Iterable[object]) -> str | None:
+    """The choice that looks most like ``word``, or None if none comes close.
+
+    Example:
+        >>> nearest("weigth", ["path", "weight"])
+        'weight'
+    """
+    matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+class EnergonLiteError(Exception):
+    """Base of all errors raised by energon_lite.
+
+    Args:
+        what: one sentence that says what is wrong.
+        where: the place: a path, ``file:line:column``, a sample's key.
+        fix: what the reader should do about it.
+    """
+
+    def __init__(self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None):
+        self.what = what
+        self.where = None if where is None else os.fspath(where)
+        self.fix = fix
+        lines = [what]
+        if self.where is not None:
+            lines.append(f"  where: {self.where}")
+        if fix is not None:
+            lines.append(f"  fix:   {fix}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross the process boundary from workers; keyword-only arguments need help with that.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(cls: type[Exception], args: tuple[object, ...], attributes: dict[str, object]) -> Exception:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class UsageError(EnergonLiteError, ValueError):
+    """A function was called with arguments that cannot work (or cannot work together)."""
+
+
+class ConfigError(EnergonLiteError, ValueError):
+    """A mistake in a configuration document (YAML), with its exact place.
+
+    Args:
+        what: the mistake in one sentence.
+        file: the document.
+        line: line number, counted from 1.
+        column: column number, counted from 1.
+        at: path inside the document, e.g. ``splits.train.blend[1].weight``.
+        expected: what would have been right.
+        found: what is there instead.
+        choices: valid keys or values; the nearest one to ``found`` is suggested.
+        fix: what to do; made from ``choices`` if not given.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        at: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        choices: Sequence[object] = (),
+        suggest_for: object = None,
+        fix: str | None = None,
+    ):
+        self.file = None if file is None else os.fspath(file)
+        self.line, self.column, self.at = line, column, at
+        self.expected, self.found = expected, found
+        self.suggestion = nearest(suggest_for, choices) if suggest_for is not None else None
+        parts = [what]
+        if expected is not None:
+            parts.append(f"expected {expected}")
+        if found is not None:
+            parts.append(f"found {found}")
+        if fix is None and self.suggestion is not None:
+            fix = f"did you mean {self.suggestion!r}?"
+        elif fix is None and choices:
+            fix = "use one of: " + ", ".join(str(choice) for choice in choices)
+        where = ":".join(str(part) for part in (self.file, line, column) if part is not None) or None
+        if at:
+            where = f"{where} at {at}" if where else at
+        super().__init__("; ".join(parts), where=where, fix=fix)
+
+
+class TrustError(ConfigError):
+    """A document asks for code to be imported or run, and the caller did not say ``trust_code=True``."""
+
+
+class DatasetError(EnergonLiteError):
+    """A data set on disk cannot be used as it is."""
+
+
+class NotPreparedError(DatasetError, FileNotFoundError):
+    """The folder has no ``.nv-meta`` (or an unfinished one)."""
+
+    __str__ = Exception.__str__
+
+
+class MissingShardError(DatasetError, FileNotFoundError):
+    """A shard that the data set names is not there."""
+
+    __str__ = Exception.__str__
+
+
+class ShardChangedError(DatasetError):
+    """A shard is not the one that was indexed (another size)."""
+
+
+class ShardFormatError(DatasetError):
+    """A shard is not a readable tar file (truncated, damaged, compressed)."""
+
+
+class DataIndexError(DatasetError):
+    """An index file is damaged, or of a version this library cannot read."""
+
+
+class EmptyDatasetError(DatasetError):
+    """Nothing (or too little) to read: an empty split, fewer samples than ranks."""
+
+
+class SampleError(EnergonLiteError, ValueError):
+    """One sample cannot be made. In a loader it is counted and its place is refilled (or left empty)."""
+
+
+class DecodeError(SampleError):
+    """A part of a sample cannot be decoded."""
+
+
+class FieldAccessError(SampleError):
+    """A ``field_map`` names a part or a key that the sample does not have."""
+
+
+class SkipSample(Exception):
+    """Raise this in a hook to leave the sample out. It is counted, with the reason, never silent.
+
+    Example:
+        >>> def encode_sample(self, sample):
+        ...     if len(sample.caption) > 1000:
+        ...         raise SkipSample("caption too long")
+        ...     return sample
+    """
+
+
+class FatalSampleError(EnergonLiteError):
+    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration."""
+
+
+class StateError(EnergonLiteError, ValueError):
+    """A saved state cannot be read: not a state, a damaged one, or one of a future format."""
+
+
+class StateMismatchError(StateError):
+    """A saved state belongs to another data set, another configuration or another order."""
+
+
+class TopologyError(EnergonLiteError, ValueError):
+    """Ranks, groups or mesh dimensions do not fit together."""
+
+
+class WorkerError(EnergonLiteError, RuntimeError):
+    """A worker process died or failed in a way that running its job again did not cure."""
