@@ -1,0 +1,13 @@
+"""Which sample is the n-th: integers only, closed form, no I/O, no torch.
+
+``permutation`` shuffles, ``blend`` mixes, ``shuffle`` orders one leaf, ``tree`` puts them together. Every function here
+gives the same values in every process, on every machine, for ever; if that ever has to change, ``ORDER_VERSION``
+changes with it, and states saved under another version are refused.
+"""
+
+from energon_lite.order.tree import Addresses, BlendOrder, ConcatOrder, Order
+
+__all__ = ["ORDER_VERSION", "Addresses", "BlendOrder", "ConcatOrder", "Order"]
+
+#: Written into every saved state.
+ORDER_VERSION = 1

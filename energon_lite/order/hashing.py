@@ -1,0 +1,61 @@
+"""Keyed integer hashes: the only source of randomness in the order.
+
+Everything random about the order is a hash of integers (seed, leaf, epoch, position), never the next number of a
+generator: so any position can be computed alone, in any process, and gives the same value for ever. All functions are
+plain 64-bit integer arithmetic and do not depend on the release of numpy, on the machine or on the byte order.
+
+The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["hash_ints", "hash_text", "mix64", "mix64_array"]
+
+MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+
+
+def mix64(x: int) -> int:
+    """Scramble 64 bits; a bijection of [0, 2**64).
+
+    Example:
+        >>> mix64(1) == int(mix64_array(np.array([1], dtype=np.uint64))[0])
+        True
+    """
+    x = (x + _GOLDEN) & MASK64
+    x = ((x ^ (x >> 30)) * _M1) & MASK64
+    x = ((x ^ (x >> 27)) * _M2) & MASK64
+    return x ^ (x >> 31)
+
+
+def mix64_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """:func:`mix64` of every element of a uint64 array."""
+    x = x + np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
+    return x ^ (x >> np.uint64(31))
+
+
+def hash_ints(*values: int) -> int:
+    """64-bit hash of a sequence of integers; negative and larger ones count modulo 2**64.
+
+    Example:
+        >>> hash_ints(1, 2) != hash_ints(2, 1)
+        True
+    """
+    state = 0
+    for value in values:
+        state = mix64(state ^ mix64(value & MASK64))
+    return state
+
+
+def hash_text(text: str) -> int:
+    """64-bit hash of a text, the same on every machine and in every run (unlike ``hash(text)``)."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "little")

@@ -1,0 +1,158 @@
+"""The order inside each leaf: position in the leaf's stream -> (sample, epoch).
+
+The stream of a leaf of ``n`` samples is its epochs, one after the other, each a permutation of [0, n) under a key of
+its own. Two numbers bound how far apart neighbours in the stream may lie on disk: ``max_samples_per_sequence`` keeps
+runs of so many neighbours together, ``shuffle_buffer_size`` is the window of the stream inside which runs are mixed.
+Both are closed forms: the runs are permuted, then the places inside each window. With either left out (or runs of one
+sample), an epoch is one full permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+from energon_lite.order.hashing import hash_ints, mix64_array
+from energon_lite.order.permutation import MAX_LENGTH, permute_array, unpermute_array
+
+__all__ = ["LeafOrder", "Leaves"]
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+_RUNS, _WINDOWS, _DRAWS = (np.uint64(hash_ints(tag)) for tag in (1, 2, 3))
+
+
+@dataclass(frozen=True)
+class LeafOrder:
+    """How the samples of one leaf are ordered.
+
+    Args:
+        length: number of samples, at least 1.
+        key: 64 bits; another key, another order.
+        copies: what a permutation covers. 1: one epoch. k > 1: k epochs mixed together. -1: nothing, each sample is
+            drawn independently, with replacement. None: no shuffling, each epoch is 0, 1, 2, ...
+            (``shuffle_over_epochs_multiplier``).
+    """
+
+    length: int
+    key: int
+    copies: int | None = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= MAX_LENGTH:
+            raise UsageError(f"a leaf of {self.length} samples", fix="a leaf needs at least one sample")
+        if self.copies is not None and self.copies != -1 and self.copies < 1:
+            raise UsageError(
+                f"shuffle_over_epochs_multiplier is {self.copies}",
+                fix="give a positive integer, -1 (draw with replacement) or null (do not shuffle)",
+            )
+        if self.length * max(1, self.copies or 1) > MAX_LENGTH:
+            raise UsageError(f"{self.length} samples times {self.copies} epochs do not fit into 62 bits")
+
+
+class Leaves:
+    """The orders of all leaves as arrays, so that positions of many leaves are looked up in one go.
+
+    Args:
+        leaves: one order a leaf.
+        run: ``max_samples_per_sequence``: length of the runs that stay together, or None.
+        window: ``shuffle_buffer_size``: length of the windows inside which runs are mixed, or None.
+
+    Example:
+        >>> leaves = Leaves([LeafOrder(length=5, key=1)])
+        >>> index, epoch = leaves.lookup(np.zeros(5, dtype=np.int64), np.arange(5))
+        >>> sorted(index.tolist()), epoch.tolist()
+        ([0, 1, 2, 3, 4], [0, 0, 0, 0, 0])
+    """
+
+    def __init__(self, leaves: Sequence[LeafOrder], *, run: int | None = None, window: int | None = None):
+        for name, value in (("max_samples_per_sequence", run), ("shuffle_buffer_size", window)):
+            if value is not None and value < 0:
+                raise UsageError(f"{name} is {value}", fix="give a positive integer, or None for a full permutation")
+        self.leaves = tuple(leaves)
+        self.run, self.window = run, window
+        self._lengths = np.array([leaf.length for leaf in leaves], dtype=np.int64)
+        self._keys = np.array([leaf.key & 0xFFFFFFFFFFFFFFFF for leaf in leaves], dtype=np.uint64)
+        self._copies = np.array([leaf.copies or 0 for leaf in leaves], dtype=np.int64)
+
+    @cached_property
+    def _only_plain(self) -> bool:
+        return bool(np.all(self._copies == 1))
+
+    def lookup(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
+        """Sample number and epoch at ``position`` of ``leaf``'s stream.
+
+        Args:
+            leaf: ``[k]`` which leaf.
+            position: ``[k]`` position in that leaf's stream, from 0.
+
+        Returns:
+            ``(index, epoch)``, each ``[k]`` int64; the pair is unique within a leaf, except when drawing with
+            replacement.
+        """
+        if self._only_plain:
+            return self._permuted(leaf, position)
+        copies = self._copies[leaf]
+        index, epoch = np.empty_like(position), np.empty_like(position)
+        for chosen, look_up in (
+            (copies == 0, self._in_sequence),
+            (copies == -1, self._drawn),
+            (copies > 0, self._permuted),
+        ):
+            if chosen.any():
+                index[chosen], epoch[chosen] = look_up(leaf[chosen], position[chosen])
+        return index, epoch
+
+    def _in_sequence(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
+        length = self._lengths[leaf]
+        return position % length, position // length
+
+    def _drawn(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
+        length = self._lengths[leaf]
+        hashes = mix64_array(self._keys[leaf] ^ _DRAWS ^ mix64_array(position.astype(np.uint64)))
+        return (hashes % length.astype(np.uint64)).astype(np.int64), position // length
+
+    def _permuted(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
+        length, copies = self._lengths[leaf], self._copies[leaf]
+        cycle_length = length if self._only_plain else length * copies
+        cycle = position // cycle_length
+        place = position - cycle * cycle_length
+        keys = mix64_array(self._keys[leaf] ^ mix64_array(cycle.astype(np.uint64)))
+        if self.run is None or self.run <= 1 or self.window is None:
+            place = permute_array(place, cycle_length, keys)
+        else:
+            place = _shuffle_runs(_mix_windows(place, cycle_length, keys, self.window), cycle_length, keys, self.run)
+        if self._only_plain:
+            return place, cycle
+        copy = place // length
+        return place - copy * length, cycle * copies + copy
+
+
+def _mix_windows(place: Ints, n: Ints, keys: Keys, window: int) -> Ints:
+    """Permute the places inside each window of ``window``; the last window may be shorter."""
+    if window <= 1:
+        return place
+    number = place // window
+    start = number * window
+    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
+    return start + permute_array(place - start, np.minimum(window, n - start), window_keys)
+
+
+def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
+    """Permute runs of ``run`` neighbours. The last run may be shorter, and stands wherever the permutation puts it."""
+    count = -(-n // run)
+    run_keys = mix64_array(keys ^ _RUNS)
+    short = n - (count - 1) * run
+    short_start = unpermute_array(count - 1, count, run_keys) * run
+    inside = (place >= short_start) & (place < short_start + short)
+    # Places after the short run are read as if it had the full length.
+    shifted = np.where(place >= short_start + short, place + (run - short), place)
+    slot = shifted // run
+    offset = np.where(inside, place - short_start, shifted - slot * run)
+    return permute_array(np.where(inside, short_start // run, slot), count, run_keys) * run + offset

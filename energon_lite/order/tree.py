@@ -1,0 +1,106 @@
+"""The order of a whole run: global position -> address of a sample.
+
+An :class:`Order` is either a :class:`BlendOrder` (training: leaves by weight, for ever, or one leaf through all of its
+epochs) or a :class:`ConcatOrder` (validation: one leaf after the other, once). Both are pure functions of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+from energon_lite.order.blend import Blend
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.shuffle import LeafOrder, Leaves
+
+__all__ = ["Addresses", "BlendOrder", "ConcatOrder", "Order"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Addresses of ``k`` samples, three int64 arrays of length ``k``."""
+
+    leaf: Ints
+    index: Ints
+    epoch: Ints
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """The same as a list of ``(leaf, index, epoch)``."""
+        return list(zip(self.leaf.tolist(), self.index.tolist(), self.epoch.tolist(), strict=True))
+
+
+class Order(Protocol):
+    """A sequence of sample addresses, by position."""
+
+    @property
+    def length(self) -> int | None:
+        """Number of positions, or None: it never ends."""
+
+    def lookup(self, positions: Ints) -> Addresses:
+        """Addresses at ``positions`` (``[k]`` int64, any order, each below ``length``)."""
+
+
+class BlendOrder:
+    """Leaves mixed by weight, each repeated for as long as asked for.
+
+    Args:
+        leaves: the leaves' own orders.
+        weights: one a leaf; only ratios count.
+        key: 64 bits for the mixing.
+        run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
+        length: end after so many positions; None: never.
+
+    Example:
+        >>> order = BlendOrder([LeafOrder(length=3, key=1)], [1.0], key=0)
+        >>> sorted(order.lookup(np.arange(3)).index.tolist())
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[LeafOrder],
+        weights: Sequence[float],
+        key: int,
+        *,
+        run: int | None = None,
+        window: int | None = None,
+        length: int | None = None,
+    ):
+        if len(leaves) != len(weights):
+            raise UsageError(f"{len(leaves)} leaves, but {len(weights)} weights", fix="give one weight for each leaf")
+        self.leaves = Leaves(leaves, run=run, window=window)
+        self.length = length
+        self.blend = Blend(weights, hash_ints(key, 0)) if len(leaves) > 1 else None
+
+    def lookup(self, positions: Ints) -> Addresses:
+        if self.blend is None:
+            leaf, position = np.zeros_like(positions), positions
+        else:
+            leaf, position = self.blend.lookup(positions)
+        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+
+
+class ConcatOrder:
+    """Leaves one after the other, unshuffled, once.
+
+    Args:
+        lengths: samples of each leaf.
+        length: end after so many positions, if that is earlier.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, length: int | None = None):
+        self._stops = np.cumsum(np.array(lengths, dtype=np.int64))
+        total = int(self._stops[-1]) if len(lengths) else 0
+        self.length: int | None = total if length is None else min(total, length)
+
+    def lookup(self, positions: Ints) -> Addresses:
+        leaf = np.searchsorted(self._stops, positions, side="right")
+        starts = np.r_[0, self._stops[:-1]]
+        return Addresses(leaf.astype(np.int64), positions - starts[leaf], np.zeros_like(positions))
