@@ -1,0 +1,71 @@
+"""Which samples make up which micro-batch. Integers only: no torch, no I/O.
+
+A run is a sequence of *passes* (what one ``for`` loop over the loader yields), a pass is a sequence of micro-batches,
+numbered from 0, and a micro-batch is a list of sample addresses. The plan is the same on every rank; micro-batch ``m``
+of a pass goes to the data-parallel rank ``m % world_size`` (counted from the last restore), so all ranks together walk
+through one global sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_lite.errors import UsageError
+from energon_lite.order import Order
+from energon_lite.order.tree import Addresses
+
+__all__ = ["FixedPlan"]
+
+
+@dataclass(frozen=True)
+class FixedPlan:
+    """Micro-batches of a fixed number of samples.
+
+    Args:
+        order: the order of the samples. If it ends, so does each pass.
+        batch_size: samples in a micro-batch; None: single samples, not batched.
+        drop_last: leave out a last micro-batch that is not full.
+        advance: True: each pass goes on where the one before ended, in the next epoch (training). False: all passes
+            are the same (validation).
+
+    Example:
+        >>> plan = FixedPlan(ConcatOrder([5]), batch_size=2)
+        >>> plan.count, [batch.index.tolist() for batch in plan.batches([0, 2])]
+        (3, [[0, 1], [4]])
+    """
+
+    order: Order
+    batch_size: int | None
+    drop_last: bool = False
+    advance: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None for single samples")
+
+    @property
+    def rows(self) -> int:
+        """Samples in a full micro-batch."""
+        return self.batch_size or 1
+
+    @property
+    def count(self) -> int | None:
+        """Micro-batches in a pass, over all ranks together; None: it never ends."""
+        if self.order.length is None:
+            return None
+        return self.order.length // self.rows if self.drop_last else -(-self.order.length // self.rows)
+
+    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[Addresses]:
+        """The addresses of micro-batches ``numbers`` of a pass. One look-up for all of them."""
+        length = self.order.length
+        starts = np.asarray(numbers, dtype=np.int64) * self.rows
+        sizes = np.full(len(starts), self.rows) if length is None else np.minimum(self.rows, length - starts)
+        edges = np.cumsum(sizes)[:-1]
+        inside = np.arange(int(sizes.sum())) - np.repeat(np.r_[0, edges], sizes)
+        offset = pass_number * length if self.advance and length is not None else 0
+        found = self.order.lookup(np.repeat(starts, sizes) + inside + offset)
+        columns = (np.split(column, edges) for column in (found.leaf, found.index, found.epoch))
+        return [Addresses(*parts) for parts in zip(*columns, strict=True)]
