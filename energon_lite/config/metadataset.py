@@ -1,0 +1,259 @@
+"""Metadatasets: YAML documents that blend data sets, and may nest.
+
+:func:`load_metadataset` flattens a tree of documents into its leaves. At each blend the weights are normalised, and
+they multiply along the path, so the leaves' weights sum to one. Labels (``subflavors``) merge along the path with the
+outer document winning, as in Energon.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.config.metadataset_document import MetadatasetDocument, Reference, parse_metadataset
+from energon_lite.config.paths import is_url, missing_file_fix
+from energon_lite.config.yaml_document import from_plain, load_yaml
+from energon_lite.errors import ConfigError
+
+__all__ = ["LeafSpec", "is_metadataset", "load_metadataset"]
+
+#: How a metadataset given as a dict is called in messages.
+DICT_NAME = "<dict>"
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One data set of a blend, with everything the documents on the way to it say.
+
+    Args:
+        path: absolute path of the prepared folder, or a URL.
+        split_part: which of its splits to read.
+        weight: its share of the whole blend; the leaves of one blend sum to 1.
+        subflavors: labels for its samples; they go over those in its own ``dataset.yaml``.
+        shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
+        dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
+        split_config: name of the file in ``.nv-meta`` that lists the splits.
+        origin: ``file:line`` of the reference, for later messages.
+    """
+
+    path: str
+    split_part: str
+    weight: float = 1.0
+    subflavors: dict[str, Any] = field(default_factory=dict)
+    shuffle_over_epochs_multiplier: int | None = 1
+    dataset_config: str = "dataset.yaml"
+    split_config: str = "split.yaml"
+    origin: str = ""
+
+
+def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
+    """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
+
+    Example:
+        >>> is_metadataset("blend.yaml"), is_metadataset("datasets/digits")
+        (True, False)
+    """
+    if isinstance(path, Mapping):
+        return True
+    name = os.fspath(path)
+    return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
+
+
+def load_metadataset(
+    path_or_dict: str | os.PathLike[str] | Mapping[str, Any], *, split_part: str
+) -> tuple[LeafSpec, ...]:
+    """Read a metadataset, and all those it refers to, and flatten it into leaves.
+
+    Args:
+        path_or_dict: a YAML file (Metadataset or MetadatasetV2), or its content as a dict; relative paths in a file
+            count from the file's folder, in a dict from the current one.
+        split_part: which entry of ``splits`` to take; a ``split_part`` inside overrides it for what is below.
+
+    Returns:
+        The leaves in document order. The same data set may come more than once.
+
+    Raises:
+        ConfigError: anything wrong in one of the documents, with file, line, place and cure.
+
+    Example:
+        >>> [(leaf.path, leaf.weight) for leaf in load_metadataset("blend.yaml", split_part="train")]
+        [('/data/digits', 0.75), ('/data/prose', 0.25)]
+    """
+    flattening = _Flattening()
+    if isinstance(path_or_dict, Mapping):
+        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME), os.getcwd())
+        return tuple(flattening.split(document, split_part, _Above()))
+    path = os.path.abspath(path_or_dict)
+    if is_url(os.fspath(path_or_dict)) or not os.path.isfile(path):
+        raise _no_document(os.fspath(path_or_dict), path)
+    document = flattening.document(path)
+    return tuple(flattening.split(document, split_part, _Above(chain=((path, split_part),))))
+
+
+def _no_document(given: str, path: str) -> ConfigError:
+    if is_url(given):
+        return ConfigError(
+            "metadatasets behind a URL are not supported yet", file=given, fix="copy the YAML file to a local folder"
+        )
+    if os.path.isdir(path):
+        return ConfigError(
+            "this is a folder, not a metadataset",
+            file=path,
+            expected="a .yaml file",
+            found="a folder",
+            fix="a single data set needs no metadataset: give its folder to get_train_dataset",
+        )
+    return ConfigError(
+        "the metadataset is missing",
+        file=given,
+        expected="a .yaml file",
+        found=f"no such file: {path}",
+        fix=missing_file_fix(path, "correct the path"),
+    )
+
+
+@dataclass(frozen=True)
+class _Above:
+    """What the documents above say to the ones below."""
+
+    weight: float = 1.0
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    multiplier: int | None = 1
+    #: The (file, split) pairs on the way here, outermost first.
+    chain: tuple[tuple[str, str], ...] = ()
+    #: The reference that led here, for messages.
+    origin: str | None = None
+
+
+class _Flattening:
+    """One walk over a tree of documents; reads each file once, however often it is referred to."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, MetadatasetDocument] = {}
+
+    def document(self, path: str) -> MetadatasetDocument:
+        if path not in self._documents:
+            self._documents[path] = parse_metadataset(load_yaml(path), os.path.dirname(path))
+        return self._documents[path]
+
+    def split(self, document: MetadatasetDocument, split_part: str, above: _Above) -> list[LeafSpec]:
+        """The leaves of one split of a document."""
+        split = document.splits.get(split_part)
+        if split is None:
+            asked = f", which {above.origin} asks for" if above.origin else ""
+            raise document.splits_node.error(
+                f"the metadataset has no split {split_part!r}{asked}",
+                expected=f"one of: {', '.join(document.splits)}",
+                found=repr(split_part),
+                choices=list(document.splits),
+                suggest_for=split_part,
+                fix=f"use one of these (split_part), or add '{split_part}:' here",
+            )
+        if split.unsupported is not None:
+            raise split.unsupported
+        leaves: list[LeafSpec] = []
+        for reference, share in zip(split.references, split.shares(), strict=True):
+            leaves.extend(self._reference(reference, share, split_part, document, above))
+        return leaves
+
+    def _reference(
+        self, reference: Reference, share: float, split_part: str, document: MetadatasetDocument, above: _Above
+    ) -> list[LeafSpec]:
+        if reference.unsupported is not None:
+            raise reference.unsupported
+        here = _Above(
+            weight=above.weight * share,
+            subflavors={**reference.subflavors, **above.subflavors},
+            multiplier=_multiply(above.multiplier, reference.shuffle_over_epochs_multiplier),
+            chain=above.chain,
+            origin=reference.node.origin,
+        )
+        if here.weight == 0.0:
+            raise reference.node.error(
+                "the weight is too small beside its neighbours", expected="a share above 1e-300", fix="raise it"
+            )
+        path, split_part = _locate(reference, document.folder), reference.split_part or split_part
+        if is_metadataset(path):
+            return self._nested(path, split_part, reference, here)
+        return [
+            LeafSpec(
+                path=path,
+                split_part=split_part,
+                weight=here.weight,
+                subflavors=dict(here.subflavors),
+                shuffle_over_epochs_multiplier=here.multiplier,
+                dataset_config=reference.dataset_config or "dataset.yaml",
+                split_config=reference.split_config or "split.yaml",
+                origin=reference.node.origin,
+            )
+        ]
+
+    def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
+        for name in ("dataset_config", "split_config"):
+            if getattr(reference, name) is not None:
+                raise reference.node.value[name].error(
+                    f"{name!r} goes with a data set's folder, but this path is a metadataset",
+                    expected=f"no {name}",
+                    found=reference.node.value[name].describe(),
+                    fix="remove it here, and write it where the metadataset refers to the folder",
+                    at_key=True,
+                )
+        if (path, split_part) in here.chain:
+            steps = [*here.chain[here.chain.index((path, split_part)) :], (path, split_part)]
+            raise reference.path.error(
+                "the metadatasets refer to each other in a circle",
+                expected="a tree",
+                found=" -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps),
+                fix="remove one of these references",
+            )
+        below = _Above(here.weight, here.subflavors, here.multiplier, (*here.chain, (path, split_part)), here.origin)
+        return self.split(self.document(path), split_part, below)
+
+
+def _multiply(outer: int | None, inner: int | None) -> int | None:
+    """Energon's rule: None (no shuffling) beats -1 (drawing with replacement) beats the product."""
+    if outer is None or inner is None:
+        return None
+    if outer == -1 or inner == -1:
+        return -1
+    return outer * inner
+
+
+def _locate(reference: Reference, folder: str) -> str:
+    """The absolute path of what a reference means; a URL as it is."""
+    node = reference.path
+    text = node.string("the path of a data set's folder or of a metadataset")
+    if text.endswith(".jsonl"):
+        raise node.error(
+            "JSONL data sets are not supported yet",
+            expected="the folder of a prepared data set, or a metadataset (.yaml)",
+            found=node.describe(),
+            fix="write the samples into tar shards, and run energon-lite prepare",
+        )
+    if is_url(text):
+        if is_metadataset(text):
+            raise node.error(
+                "metadatasets behind a URL are not supported yet",
+                expected="a local .yaml file",
+                found=node.describe(),
+                fix="copy the YAML file to a local folder",
+            )
+        return text
+    path = os.path.abspath(os.path.join(folder, text))
+    if os.path.isdir(path) or (is_metadataset(path) and os.path.isfile(path)):
+        return path
+    if os.path.isfile(path):
+        raise node.error(
+            "this file is neither a data set nor a metadataset",
+            expected="the folder of a prepared data set, or a metadataset (.yaml)",
+            found=f"the file {path}",
+            fix=f"name the folder that holds the shards: {os.path.dirname(text) or '.'}",
+        )
+    raise node.error(
+        "the path does not exist",
+        expected="the folder of a prepared data set, or a metadataset (.yaml)",
+        found=f"no such file or folder: {path}",
+        fix=missing_file_fix(path, "correct the path (a relative one counts from this document's folder)"),
+    )

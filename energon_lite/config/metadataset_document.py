@@ -1,0 +1,282 @@
+"""The content of one metadataset document, checked, but not yet resolved: no path is looked at here.
+
+All splits are checked when the document is read, not only the one that is asked for, so a mistake in ``val`` shows
+before training starts. What Energon knows and this library does not support yet is kept as an error, which is raised
+only if that split is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
+from energon_lite.config.dataset import read_subflavors
+from energon_lite.config.yaml_node import YamlNode
+from energon_lite.errors import ConfigError
+
+__all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
+
+_REFERENCE_KEYS = frozenset(
+    {"split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config"}
+)
+_NOT_YET = frozenset({"aux", "subset"})
+_SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One ``path:`` with its options.
+
+    Args:
+        node: the mapping, for messages.
+        path: the node of the path, not yet resolved.
+        weight: as written, or 1.
+        unsupported: the error to raise if this reference is used.
+    """
+
+    node: YamlNode
+    path: YamlNode
+    weight: float = 1.0
+    split_part: str | None = None
+    subflavors: dict[str, Any] = field(default_factory=dict)
+    shuffle_over_epochs_multiplier: int | None = 1
+    dataset_config: str | None = None
+    split_config: str | None = None
+    unsupported: ConfigError | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """One entry of ``splits``: a single reference is a blend of one."""
+
+    references: tuple[Reference, ...]
+    unsupported: ConfigError | None = None
+
+    def shares(self) -> list[float]:
+        """The weights, normalised to sum to 1."""
+        largest = max((reference.weight for reference in self.references), default=1.0)
+        scaled = [reference.weight / largest for reference in self.references]
+        total = math.fsum(scaled)
+        return [weight / total for weight in scaled]
+
+
+@dataclass(frozen=True)
+class MetadatasetDocument:
+    """A metadataset as written.
+
+    Args:
+        splits: by name.
+        splits_node: where they stand.
+        folder: what relative paths count from.
+    """
+
+    splits: dict[str, Split]
+    splits_node: YamlNode
+    folder: str
+
+
+def parse_metadataset(document: YamlNode, folder: str) -> MetadatasetDocument:
+    """Check a document of either version. If it names no class, the form of each split tells the version.
+
+    Raises:
+        ConfigError: anything wrong in it.
+    """
+    entries = dict(document.items())
+    version = metadataset_class({key: entries[key] for key in CLASS_KEYS if key in entries})
+    splits = document.mapping(required={"splits"}, optional=CLASS_KEYS)["splits"]
+    parsed = {name: _split(node, version) for name, node in splits.items()}
+    if not parsed:
+        raise splits.error(
+            "the metadataset has no splits", expected="at least one split", found=splits.describe(), fix="add 'train:'"
+        )
+    return MetadatasetDocument(parsed, splits, folder)
+
+
+def _split(node: YamlNode, version: str | None) -> Split:
+    keys = dict(node.items())
+    if version == "Metadataset" or (version is None and "datasets" in keys):
+        _refuse_v2(keys, version)
+        entries = node.mapping(required={"datasets"})
+        return Split(_blend(entries["datasets"], _reference_v1))
+    if "datasets" in keys:
+        raise keys["datasets"].error(
+            "'datasets' is the key of the older Metadataset, but this is a MetadatasetV2",
+            expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
+            found="'datasets'",
+            fix="rename 'datasets' to 'blend'",
+            at_key=True,
+        )
+    kinds = [kind for kind in _SPLIT_KINDS if kind in keys]
+    if len(kinds) > 1:
+        raise keys[kinds[1]].error(
+            f"{kinds[0]!r} and {kinds[1]!r} in one split",
+            expected=f"exactly one of the keys {', '.join(_SPLIT_KINDS)}",
+            found=" and ".join(repr(kind) for kind in kinds),
+            fix="keep one of them; what is to be blended goes into the list under 'blend'",
+            at_key=True,
+        )
+    if not kinds:
+        return _unknown_split(node, keys)
+    if kinds[0] == "path":
+        return Split((_reference(node),))
+    if kinds[0] != "blend":
+        return Split((), unsupported=_not_yet(keys[kinds[0]], kinds[0]))
+    entries = node.mapping(required={"blend"}, optional={"subset"})
+    subset = entries.get("subset")
+    refused = None if subset is None or subset.is_null else _not_yet(subset, "subset")
+    return Split(_blend(entries["blend"], _blend_entry), unsupported=refused)
+
+
+def _refuse_v2(keys: dict[str, YamlNode], version: str | None) -> None:
+    for kind in _SPLIT_KINDS:
+        if kind in keys:
+            raise keys[kind].error(
+                f"{kind!r} is a key of MetadatasetV2, but this is a Metadataset",
+                expected="the key datasets",
+                found=repr(kind),
+                fix="write '__class__: MetadatasetV2' at the top"
+                + (" and 'blend' instead of 'datasets'" if version is None else ""),
+                at_key=True,
+            )
+
+
+def _unknown_split(node: YamlNode, keys: dict[str, YamlNode]) -> Split:
+    """Neither path nor blend: the first key is most likely a misspelt one."""
+    for key, child in keys.items():
+        if key not in _REFERENCE_KEYS and key not in _NOT_YET:
+            raise child.error(
+                f"unknown key {key!r}",
+                expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
+                found=repr(key),
+                choices=[*_SPLIT_KINDS, "datasets"],
+                suggest_for=key,
+                fix="write 'path:' for a single data set, or 'blend:' with a list of them",
+                at_key=True,
+            )
+    raise node.error(
+        "the split says no data set",
+        expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
+        found=node.describe(),
+        fix="add 'path:' for a single data set, or 'blend:' with a list of them",
+    )
+
+
+def _not_yet(node: YamlNode, name: str) -> ConfigError:
+    return node.error(
+        f"{name!r} is not supported yet",
+        expected="path, or blend with weights",
+        found=repr(name),
+        fix="remove it; a plain 'blend' with 'weight' is what there is",
+        at_key=True,
+    )
+
+
+def _blend(node: YamlNode, parse: Callable[[YamlNode], Reference]) -> tuple[Reference, ...]:
+    entries = node.sequence("data sets, each with a path")
+    if not entries:
+        raise node.error(
+            "the blend is empty",
+            expected="at least one data set",
+            found=node.describe(),
+            fix="add '- path: ...', or remove the split",
+        )
+    return tuple(parse(entry) for entry in entries)
+
+
+def _blend_entry(node: YamlNode) -> Reference:
+    keys = dict(node.items())
+    for kind in ("blend", "blend_epochized", "join"):
+        if kind not in keys:
+            continue
+        if kind == "join":
+            return Reference(node, path=keys[kind], unsupported=_not_yet(keys[kind], kind))
+        raise keys[kind].error(
+            f"{kind!r} inside of a blend",
+            expected="a reference with the key path",
+            found=repr(kind),
+            fix="put the inner blend into a metadataset file of its own, and give that file's path here",
+            at_key=True,
+        )
+    if "repetitions" in keys:
+        raise keys["repetitions"].error(
+            "'repetitions' belongs to blend_epochized",
+            expected="weight",
+            found="'repetitions'",
+            fix="use 'weight'",
+            at_key=True,
+        )
+    return _reference(node, optional=_REFERENCE_KEYS | _NOT_YET | {"weight"})
+
+
+def _reference_v1(node: YamlNode) -> Reference:
+    return _reference(node, optional=_REFERENCE_KEYS | {"weight", "subflavor"})
+
+
+def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS | _NOT_YET) -> Reference:
+    keys = dict(node.items())
+    if "weight" in keys and "weight" not in optional:
+        raise keys["weight"].error(
+            "'weight' outside of a blend has no meaning",
+            expected="a list under 'blend'",
+            found="'weight'",
+            fix="remove it, or write 'blend:' and this as an entry of its list",
+            at_key=True,
+        )
+    entries = node.mapping(required={"path"}, optional=optional)
+    used = {key: entry for key, entry in entries.items() if not entry.is_null}
+    refused = [_not_yet(used[key], key) for key in sorted(_NOT_YET) if key in used]
+    entries["path"].string("the path of a data set's folder or of a metadataset")
+    return Reference(
+        node=node,
+        path=entries["path"],
+        weight=_weight(entries["weight"]) if "weight" in entries else 1.0,
+        split_part=used["split_part"].string("the name of a split") if "split_part" in used else None,
+        subflavors=_subflavors(entries),
+        shuffle_over_epochs_multiplier=_multiplier(entries.get("shuffle_over_epochs_multiplier")),
+        dataset_config=_file_name(used.get("dataset_config")),
+        split_config=_file_name(used.get("split_config")),
+        unsupported=refused[0] if refused else None,
+    )
+
+
+def _weight(node: YamlNode) -> float:
+    weight = node.number()
+    if weight <= 0:
+        raise node.error(
+            "a weight must be above zero",
+            expected="a number above 0",
+            found=node.describe(),
+            fix="remove the entry if it is not to be used" if weight == 0 else "write a number above 0",
+        )
+    return weight
+
+
+def _subflavors(entries: dict[str, YamlNode]) -> dict[str, Any]:
+    labels = read_subflavors(entries.get("subflavors"))
+    older = entries.get("subflavor")
+    if older is not None and not older.is_null:
+        labels.setdefault("__subflavor__", older.string("a label"))
+    return labels
+
+
+def _multiplier(node: YamlNode | None) -> int | None:
+    if node is None:
+        return 1
+    if node.is_null:
+        return None
+    value = node.integer()
+    if value < 1 and value != -1:
+        raise node.error(
+            "'shuffle_over_epochs_multiplier' is out of range",
+            expected="a whole number above 0, -1 (drawing with replacement) or null (no shuffling)",
+            found=node.describe(),
+            fix="remove it for the usual shuffling within each epoch",
+        )
+    return value
+
+
+def _file_name(node: YamlNode | None) -> str | None:
+    return None if node is None else node.string("the name of a file in .nv-meta")

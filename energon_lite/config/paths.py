@@ -1,0 +1,43 @@
+"""Words for a path that is not there."""
+
+from __future__ import annotations
+
+import os
+
+from energon_lite.errors import nearest
+
+__all__ = ["is_url", "missing_file_fix"]
+
+_SHOWN = 5
+
+
+def is_url(path: str) -> bool:
+    """True for ``s3://bucket/key`` and the like."""
+    return "://" in path
+
+
+def missing_file_fix(path: str, otherwise: str) -> str:
+    """How to cure a missing ``path``: the nearest name beside it; or else ``otherwise``, and what is there.
+
+    "Beside" is in the deepest folder on the way to ``path`` that exists.
+
+    Example:
+        >>> missing_file_fix("/data/digts", "correct the path")
+        "did you mean '/data/digits'?"
+    """
+    parent = os.path.abspath(path)
+    while True:
+        parent, name = os.path.split(parent)
+        if os.path.isdir(parent) or not name:
+            break
+    try:
+        names = sorted(entry for entry in os.listdir(parent) if not entry.startswith(".") or name.startswith("."))
+    except OSError:
+        return otherwise
+    close = nearest(name, names)
+    if close is not None and close != name:
+        return f"did you mean {os.path.join(parent, close)!r}?"
+    if not names:
+        return otherwise
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"{otherwise}; the folder {parent!r} holds: {shown}"

@@ -1,0 +1,404 @@
+"""Wrong documents, each with the place and the cure that its message must name.
+
+A row is (document, line, column, path in the document, what is said, the cure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from energon_lite.config import load_dataset_config, load_metadataset, load_split_config
+from energon_lite.errors import ConfigError, TrustError
+
+Row = tuple[str, int, int, "str | None", str, str]
+
+V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+
+METADATASETS: dict[str, Row] = {
+    "misspelt weight": (
+        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        weigth: 2\n",
+        7, 9, "splits.train.blend[0].weigth", "unknown key 'weigth'", "did you mean 'weight'?",
+    ),
+    "misspelt splits": (
+        V2 + "splitz:\n  train: {path: digits}\n",
+        3, 1, "splitz", "found 'splitz'", "did you mean 'splits'?",
+    ),
+    "misspelt blend": (
+        "splits:\n  train:\n    bland:\n      - path: digits\n",
+        3, 5, "splits.train.bland", "unknown key 'bland'", "did you mean 'blend'?",
+    ),
+    "misspelt key in another split than the one asked for": (
+        "splits:\n  train: {path: digits}\n  val: {path: prose, subflavor: x}\n",
+        3, 22, "splits.val.subflavor", "unknown key 'subflavor'", "did you mean 'subflavors'?",
+    ),
+    "misspelt class": (
+        "__module__: megatron.energon\n__class__: MetadatasetV3\nsplits: {}\n",
+        2, 12, "__class__", "'MetadatasetV3' is not a metadataset class", "did you mean 'MetadatasetV2'?",
+    ),
+    "class of another module": (
+        "__module__: my_project.data\n__class__: MetadatasetV2\nsplits: {}\n",
+        1, 13, "__module__", "found 'my_project.data'", "write '__module__: megatron.energon'",
+    ),
+    "module without class": (
+        "__module__: megatron.energon\nsplits: {train: {path: digits}}\n",
+        1, 1, "__module__", "'__module__' without '__class__'", "add '__class__:'",
+    ),
+    "no splits key": (V2 + "x: 1\n", 3, 1, "x", "unknown key 'x'", "use the keys splits"),
+    "only a class": (V2, 1, 1, None, "missing key 'splits'", "add 'splits:' here"),
+    "empty splits": (V2 + "splits: {}\n", 3, 9, "splits", "has no splits", "add 'train:'"),
+    "no path": (
+        "splits:\n  train:\n    blend:\n      - weight: 2\n",
+        4, 9, "splits.train.blend[0]", "missing key 'path'", "add 'path:' here",
+    ),
+    "path is a list": ("splits:\n  train:\n    path: [digits]\n", 3, 11, "splits.train.path", "found a list of 1", ""),
+    "path does not exist, one nearly does": (
+        "splits:\n  train:\n    path: digts\n",
+        3, 11, "splits.train.path", "/digts", "/digits'?",
+    ),
+    "path does not exist, nothing near": (
+        "splits:\n  train:\n    path: sub/qqqq\n",
+        3, 11, "splits.train.path", "/sub/qqqq", "holds: photos",
+    ),
+    "path is a shard": (
+        "splits:\n  train:\n    path: digits/shard-000.tar\n",
+        3, 11, "splits.train.path", "neither a data set nor a metadataset",
+        "name the folder that holds the shards: digits",
+    ),
+    "path is jsonl": (
+        "splits:\n  train:\n    path: texts.jsonl\n",
+        3, 11, "splits.train.path", "JSONL data sets are not supported yet", "energon-lite prepare",
+    ),
+    "path is a metadataset behind a URL": (
+        "splits:\n  train:\n    path: s3://bucket/blend.yaml\n",
+        3, 11, "splits.train.path", "behind a URL are not supported yet", "copy the YAML file to a local folder",
+    ),
+    "path is empty": ("splits:\n  train:\n    path: ''\n", 3, 11, "splits.train.path", "expected the path", ""),
+    "weight zero": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: 0}]\n",
+        3, 36, "splits.train.blend[0].weight", "must be above zero", "remove the entry",
+    ),
+    "weight negative": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: -1.5}]\n",
+        3, 36, "splits.train.blend[0].weight", "found the number -1.5", "write a number above 0",
+    ),
+    "weight nan": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: .nan}]\n",
+        3, 36, "splits.train.blend[0].weight", "expected a finite number", "",
+    ),
+    "weight inf": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: .inf}]\n",
+        3, 36, "splits.train.blend[0].weight", "expected a finite number", "",
+    ),
+    "weight is a truth value": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: yes}]\n",
+        3, 36, "splits.train.blend[0].weight", "found the truth value true", "",
+    ),
+    "weight in quotes": (
+        "splits:\n  train:\n    blend: [{path: digits, weight: '2'}]\n",
+        3, 36, "splits.train.blend[0].weight", "expected a number; found text '2'", "remove the quotes",
+    ),
+    "weight null": (
+        "splits:\n  train:\n    blend:\n    - path: digits\n      weight:\n",
+        5, 14, "splits.train.blend[0].weight", "found nothing (null)", "",
+    ),
+    "weight without a blend": (
+        "splits:\n  train: {path: digits, weight: 2}\n",
+        2, 25, "splits.train.weight", "'weight' outside of a blend", "write 'blend:'",
+    ),
+    "empty blend": (
+        "splits:\n  train:\n    blend: []\n",
+        3, 12, "splits.train.blend", "the blend is empty", "add '- path: ...'",
+    ),
+    "blend without a list": (
+        "splits:\n  train:\n    blend:\n      path: digits\n",
+        4, 7, "splits.train.blend", "expected a list", "after '- '",
+    ),
+    "blend inside of a blend": (
+        "splits:\n  train:\n    blend:\n      - blend: [{path: digits}]\n",
+        4, 9, "splits.train.blend[0].blend", "'blend' inside of a blend", "metadataset file of its own",
+    ),
+    "path and blend": (
+        "splits:\n  train:\n    path: digits\n    blend: []\n",
+        4, 5, "splits.train.blend", "'path' and 'blend' in one split", "keep one of them",
+    ),
+    "repetitions in a blend": (
+        "splits:\n  train:\n    blend: [{path: digits, repetitions: 2}]\n",
+        3, 28, "splits.train.blend[0].repetitions", "belongs to blend_epochized", "use 'weight'",
+    ),
+    "blend_epochized": (
+        V2 + "splits:\n  train:\n    blend_epochized:\n      - {path: digits, repetitions: 2}\n",
+        5, 5, "splits.train.blend_epochized", "'blend_epochized' is not supported yet", "'blend' with 'weight'",
+    ),
+    "join": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}]\n",
+        5, 5, "splits.train.join", "'join' is not supported yet", "remove it",
+    ),
+    "join in a blend": (
+        V2 + "splits:\n  train:\n    blend:\n      - join: [{path: digits}]\n",
+        6, 9, "splits.train.blend[0].join", "'join' is not supported yet", "remove it",
+    ),
+    "subset": (
+        V2 + "splits:\n  train:\n    path: digits\n    subset: {range: [0%, 50%]}\n",
+        6, 5, "splits.train.subset", "'subset' is not supported yet", "remove it",
+    ),
+    "aux": (
+        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: prose}\n",
+        7, 9, "splits.train.blend[0].aux", "'aux' is not supported yet", "remove it",
+    ),
+    "datasets in version 2": (
+        V2 + "splits:\n  train:\n    datasets: [{path: digits}]\n",
+        5, 5, "splits.train.datasets", "key of the older Metadataset", "rename 'datasets' to 'blend'",
+    ),
+    "blend in version 1": (
+        "__module__: megatron.energon\n__class__: Metadataset\nsplits:\n  train:\n    blend: [{path: digits}]\n",
+        5, 5, "splits.train.blend", "'blend' is a key of MetadatasetV2", "write '__class__: MetadatasetV2'",
+    ),
+    "split without content": ("splits:\n  train:\n", 2, 9, "splits.train", "found nothing (null)", ""),
+    "split without a data set": (
+        "splits:\n  train: {split_part: train}\n",
+        2, 10, "splits.train", "the split says no data set", "add 'path:'",
+    ),
+    "subflavors is a list": (
+        "splits:\n  train:\n    path: digits\n    subflavors: [a, b]\n",
+        4, 17, "splits.train.subflavors", "expected a mapping", "",
+    ),
+    "split_part is a number": (
+        "splits:\n  train:\n    path: digits\n    split_part: 1\n",
+        4, 17, "splits.train.split_part", "expected the name of a split", "put it into quotes",
+    ),
+    "multiplier zero": (
+        "splits:\n  train:\n    path: digits\n    shuffle_over_epochs_multiplier: 0\n",
+        4, 37, "splits.train.shuffle_over_epochs_multiplier", "out of range", "remove it",
+    ),
+    "multiplier is a fraction": (
+        "splits:\n  train:\n    path: digits\n    shuffle_over_epochs_multiplier: 1.5\n",
+        4, 37, "splits.train.shuffle_over_epochs_multiplier", "expected a whole number", "",
+    ),
+    "dataset_config for a metadataset": (
+        "splits:\n  train:\n    path: good.yaml\n    dataset_config: x.yaml\n",
+        4, 5, "splits.train.dataset_config", "this path is a metadataset", "remove it here",
+    ),
+    "split asked for is missing": (
+        "splits:\n  trian: {path: digits}\n",
+        2, 3, "splits", "no split 'train'", "did you mean 'trian'?",
+    ),
+    "cycle": (
+        "splits:\n  train:\n    path: doc.yaml\n",
+        3, 11, "splits.train.path", "doc.yaml (train) -> doc.yaml (train)", "remove one of these references",
+    ),
+    "key twice": (
+        "splits:\n  train: {path: digits}\n  train: {path: prose}\n",
+        3, 3, "splits.train", "the key 'train' stands twice", "remove one of the lines 2 and 3",
+    ),
+    "tab": ("splits:\n\ttrain: {path: digits}\n", 2, 1, None, "not valid YAML", "indent with spaces"),
+    "bracket left open": ("splits: {train: {path: digits}\n", 2, 1, None, "not valid YAML", "close the bracket"),
+    "colon in a value": ("splits:\n  train: path: digits\n", 2, 14, None, "not valid YAML", "into quotes"),
+    "quote left open": ("splits:\n  train: {path: 'digits}\n", 3, 1, None, "not valid YAML", "close the quotes"),
+    "two documents": ("splits: {}\n---\nsplits: {}\n", 2, 1, None, "not valid YAML", "one document per file"),
+    "unknown alias": ("splits: *other\n", 1, 9, None, "not valid YAML", "define the anchor"),
+    "merge key": (
+        "base: &b {path: digits}\nsplits:\n  train:\n    <<: *b\n",
+        4, 5, 'splits.train["<<"]', "merge keys (<<) are not supported", "write the entries out",
+    ),
+    "object tag": (
+        "splits: !!python/object/apply:os.getcwd []\n",
+        1, 9, "splits", "tags that make objects are not allowed", "remove the tag",
+    ),
+    "alias to itself": (
+        "splits: &s\n  train: *s\n",
+        1, 9, "splits.train", "something that contains it", "write the value out",
+    ),
+    "a list as the key": ("splits:\n  [a]: 1\n", 2, 3, "splits", "a key is not text", "use text as the key"),
+    "list at the top": ("- path: digits\n", 1, 1, None, "expected a mapping; found a list of 1", ""),
+    "empty": ("# nothing\n", 1, 1, None, "the document is empty", "write the configuration into it"),
+}  # fmt: skip
+
+CAPTIONING = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
+
+DATASETS: dict[str, Row] = {
+    "unknown key": (
+        CAPTIONING + "field_map: {image: jpg, caption: txt}\nsubflavour: {a: 1}\n",
+        3, 1, "subflavour", "unknown key 'subflavour'", "did you mean 'subflavors'?",
+    ),
+    "misspelt field_map": (
+        CAPTIONING + "field_mapp: {image: jpg, caption: txt}\n",
+        2, 1, "field_mapp", "unknown key 'field_mapp'", "did you mean 'field_map'?",
+    ),
+    "misspelt sample type": (
+        "sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSampel\nfield_map: {image: jpg}\n",
+        3, 14, "sample_type.__class__", "unknown class 'CaptioningSampel'", "did you mean 'CaptioningSample'?",
+    ),
+    "sample type is a data set class": (
+        "sample_type: {__module__: megatron.energon, __class__: CrudeWebdataset}\nfield_map: {image: jpg}\n",
+        1, 56, "sample_type.__class__", "CrudeWebdataset does not belong here", "without sample_type",
+    ),
+    "sample type is a typed data set class": (
+        "sample_type: {__module__: megatron.energon, __class__: OCRWebdataset}\nfield_map: {image: jpg}\n",
+        1, 56, "sample_type.__class__", "OCRWebdataset does not belong here", "move it to the top",
+    ),
+    "sample type as the data set class": (
+        "__module__: megatron.energon\n__class__: CaptioningSample\nfield_map: {image: jpg, caption: txt}\n",
+        2, 12, "__class__", "is a sample type, not a data set", "write 'sample_type: CaptioningSample'",
+    ),
+    "metadataset as the data set class": (
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {}\n",
+        2, 12, "__class__", "this is a metadataset", "give the path of this file",
+    ),
+    "misspelt data set class": (
+        "__module__: megatron.energon\n__class__: CrudeWebdatset\n",
+        2, 12, "__class__", "unknown class 'CrudeWebdatset'", "did you mean 'CrudeWebdataset'?",
+    ),
+    "data set class that is not supported": (
+        "__module__: megatron.energon\n__class__: JoinedWebdatasetFactory\n",
+        2, 12, "__class__", "JoinedWebdatasetFactory is not supported yet", "use one of these",
+    ),
+    "no sample type": (
+        "field_map: {image: jpg, caption: txt}\n",
+        1, 1, None, "missing key 'sample_type'", "add 'sample_type:' here",
+    ),
+    "sample type twice": (
+        "__module__: megatron.energon\n__class__: OCRWebdataset\n"
+        "sample_type: OCRSample\nfield_map: {image: jpg, text: txt}\n",
+        3, 1, "sample_type", "already says the sample type", "remove '__module__' and '__class__'",
+    ),
+    "no field map": (
+        CAPTIONING,
+        1, 1, None, "neither 'field_map' nor 'sample_loader'", "{image: <part>, caption: <part>}",
+    ),
+    "field map and sample loader": (
+        CAPTIONING + "field_map: {image: jpg, caption: txt}\nsample_loader: sample_loader.py\n",
+        3, 1, "sample_loader", "both 'field_map' and 'sample_loader'", "remove one of them",
+    ),
+    "field map of another type": (
+        CAPTIONING + "field_map:\n  image: jpg\n  captoin: txt\n",
+        4, 3, "field_map.captoin", "CaptioningSample has no field 'captoin'", "did you mean 'caption'?",
+    ),
+    "field map with a base field": (
+        CAPTIONING + "field_map:\n  __key__: txt\n",
+        3, 3, "field_map.__key__", "has no field '__key__'", "map the fields of this sample type",
+    ),
+    "field map leaves one out": (
+        CAPTIONING + "field_map:\n  image: jpg\n",
+        2, 1, "field_map", "leaves out the field 'caption'", "add 'caption: <part>'",
+    ),
+    "field map with a list": (
+        CAPTIONING + "field_map:\n  image: [jpg, png]\n  caption: txt\n",
+        3, 10, "field_map.image", "found a list of 2", '"jpg,png"',
+    ),
+    "field map is text": (
+        CAPTIONING + "field_map: jpg\n",
+        2, 12, "field_map", "expected a mapping; found text 'jpg'", "",
+    ),
+    "part filter beside a field map": (
+        CAPTIONING + "field_map: {image: jpg, caption: txt}\npart_filter: [jpg]\n",
+        3, 1, "part_filter", "which already says the parts", "remove part_filter",
+    ),
+    "field map of a crude data set": (
+        "__class__: CrudeWebdataset\nfield_map: {image: jpg}\n",
+        2, 1, "field_map", "does not go with CrudeWebdataset", "remove it",
+    ),
+    "decoder option of older versions": (
+        CAPTIONING + "field_map: {image: jpg, caption: txt}\nimage_decode: pil\n",
+        3, 1, "image_decode", "does not belong into dataset.yaml", "decoder = SampleDecoder(...)",
+    ),
+    "part filter with a number": (
+        "__class__: CrudeWebdataset\npart_filter: [jpg, 3]\n",
+        2, 20, "part_filter[1]", "expected the name of a part", "put it into quotes",
+    ),
+    "sample type is a number": ("sample_type: 3\n", 1, 14, "sample_type", "expected the name of a sample type", ""),
+}  # fmt: skip
+
+UNTRUSTED: dict[str, Row] = {
+    "sample type of another module": (
+        "sample_type:\n  __module__: os\n  __class__: system\nfield_map: {image: jpg}\n",
+        2, 15, "sample_type.__module__", "found 'os'", "trust_code=True",
+    ),
+    "sample type of a module that looks like Energon's": (
+        "sample_type: {__module__: megatron.energon_evil, __class__: CaptioningSample}\nfield_map: {image: jpg}\n",
+        1, 27, "sample_type.__module__", "of another module", "did you mean 'megatron.energon'?",
+    ),
+    "data set class of another module": (
+        "__module__: my.project\n__class__: CrudeWebdataset\n",
+        1, 13, "__module__", "found 'my.project'", "StandardWebdatasetFactory with a sample_type",
+    ),
+    "sample loader": (
+        CAPTIONING + "sample_loader: sample_loader.py\npart_filter: [jpg]\n",
+        2, 16, "sample_loader", "names Python code", "trust_code=True",
+    ),
+    "part filter as code": (
+        "__class__: CrudeWebdataset\npart_filter: sample_loader.py:part_filter\n",
+        2, 14, "part_filter", "names Python code", "write the parts as a list",
+    ),
+}  # fmt: skip
+
+SPLITS: dict[str, Row] = {
+    "misspelt key": (
+        "split_part: {train: [a.tar]}\n",
+        1, 1, "split_part", "unknown key", "did you mean 'split_parts'?",
+    ),
+    "no split_parts": ("exclude: []\n", 1, 1, None, "missing key 'split_parts'", "add 'split_parts:' here"),
+    "a split without a list": (
+        "split_parts:\n  train: a.tar\n",
+        2, 10, "split_parts.train", "expected a list of shards", "after '- '",
+    ),
+    "a shard that is a number": (
+        "split_parts:\n  train: [7]\n",
+        2, 11, "split_parts.train[0]", "expected the name of a shard", "put it into quotes",
+    ),
+    "a brace left open": (
+        "split_parts:\n  train:\n    - 'a{000..003.tar'\n",
+        3, 7, "split_parts.train[0]", "braces of the pattern do not match", "close the brace",
+    ),
+    "a shard twice": (
+        "split_parts:\n  train:\n    - 'a{0..3}.tar'\n    - a2.tar\n",
+        4, 7, "split_parts.train[1]", "'a2.tar' stands twice", "remove one of them",
+    ),
+    "exclude is text": ("split_parts: {}\nexclude: a.tar\n", 2, 10, "exclude", "expected a list", "after '- '"),
+}  # fmt: skip
+
+
+def check(error: ConfigError, path: Path, row: Row) -> None:
+    _, line, column, at, said, cure = row
+    assert (error.file, error.line, error.column, error.at) == (str(path), line, column, at)
+    message = str(error)
+    assert f"{path}:{line}:{column}" in message, "the place must be one that an editor can jump to"
+    assert said in message
+    if cure:
+        assert cure in (error.fix or "")
+
+
+@pytest.mark.parametrize("row", METADATASETS.values(), ids=METADATASETS.keys())
+def test_wrong_metadataset(row: Row, write: Callable[..., Path]) -> None:
+    path = write(row[0])
+    with pytest.raises(ConfigError) as caught:
+        load_metadataset(path, split_part="train")
+    check(caught.value, path, row)
+
+
+@pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS.keys())
+@pytest.mark.parametrize("trust_code", [False, True])
+def test_wrong_dataset(row: Row, trust_code: bool, write: Callable[..., Path]) -> None:
+    path = write(row[0])
+    with pytest.raises(ConfigError) as caught:
+        load_dataset_config(path, trust_code=trust_code)
+    check(caught.value, path, row)
+    assert not isinstance(caught.value, TrustError), "trusting would not have helped"
+
+
+@pytest.mark.parametrize("row", UNTRUSTED.values(), ids=UNTRUSTED.keys())
+def test_untrusted_dataset(row: Row, write: Callable[..., Path]) -> None:
+    path = write(row[0])
+    with pytest.raises(TrustError) as caught:
+        load_dataset_config(path)
+    check(caught.value, path, row)
+
+
+@pytest.mark.parametrize("row", SPLITS.values(), ids=SPLITS.keys())
+def test_wrong_split(row: Row, write: Callable[..., Path]) -> None:
+    path = write(row[0])
+    with pytest.raises(ConfigError) as caught:
+        load_split_config(path)
+    check(caught.value, path, row)
