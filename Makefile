@@ -1,0 +1,53 @@
+# Everything here works on a fresh clone with Python >= 3.10 and make: the first target that needs the virtual
+# environment makes it.  Another interpreter:  make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test demo bench clean
+
+help:
+	@echo "make venv    make the virtual environment in $(VENV) and install everything into it"
+	@echo "make test    style, types, import contract, tests"
+	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
+	@echo "make bench   list the benchmark scripts"
+	@echo "make clean   remove what the other targets made (but not $(VENV))"
+
+venv: $(STAMP)
+
+# torch first and alone: with the version given exactly, pip takes a local CPU build if the machine offers one, and
+# the other packages then find it installed instead of resolving it again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed; set PYTHON=...")'
+	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "== installing into $(VENV) (some minutes the first time)"
+	@$(PIP) install -qq -c constraints.txt torch==2.13.0
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: venv
+	@echo "== ruff check"
+	@$(BIN)/ruff check --quiet .
+	@echo "== ruff format"
+	@$(BIN)/ruff format --quiet --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== import contract"
+	@$(BIN)/lint-imports --no-logo
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -n 2 -q
+
+demo: venv
+	@$(BIN)/python -m examples.demo
+
+bench: venv
+	@echo "Benchmark scripts (run one with $(BIN)/python <script>):"
+	@find tools/bench -name '*.py' | sort
+
+clean:
+	rm -rf demo-output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
