@@ -1,0 +1,64 @@
+"""Plain data between ranks: as JSON bytes in tensors, never as pickles."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.errors import TopologyError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["broadcast_plain", "gather_plain", "is_running"]
+
+
+def is_running() -> bool:
+    """Whether there is a process group to talk over."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _device(group: ProcessGroup | None) -> torch.device:
+    """Where tensors must be for this group's collectives."""
+    backend = str(dist.get_backend(group))
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+
+
+def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) -> Any:
+    """``value`` of the rank ``src_rank`` *of the group*, on every rank of the group.
+
+    Raises:
+        TopologyError: the group has no such rank.
+    """
+    size = dist.get_world_size(group)
+    if not 0 <= src_rank < size:
+        raise TopologyError(
+            f"src_rank {src_rank} in a group of {size} ranks", fix="give the rank inside the data-parallel group"
+        )
+    source = src_rank if group is None else dist.get_global_rank(group, src_rank)
+    device = _device(group)
+    data = json.dumps(value).encode() if dist.get_rank() == source else b""
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(length, source, group=group)
+    if dist.get_rank() == source:
+        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    else:
+        payload = torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(payload, source, group=group)
+    return json.loads(bytes(payload.cpu().numpy()))
+
+
+def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
+    """The values of all ranks of the group, on every rank."""
+    size, device = dist.get_world_size(group), _device(group)
+    data = json.dumps(value).encode()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group)
+    longest = max(int(length) for length in lengths)
+    padded = torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8).to(device)
+    payloads = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(payloads, padded, group=group)
+    return [json.loads(bytes(payload.cpu().numpy())) for payload in payloads]

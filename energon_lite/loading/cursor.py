@@ -1,0 +1,97 @@
+"""Where a run is: a few integers, and how they are written down.
+
+The cursor counts micro-batches *delivered to the user*, over all ranks together. Prefetching, workers and their number
+do not show in it. Since every rank computes the same global sequence, the cursor of one rank is the cursor of all, and
+a state may be restored on any number of ranks: they go on from ``position``, each with its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.loading.identity import Identity
+from energon_lite.order import ORDER_VERSION
+
+__all__ = ["Cursor", "from_state", "to_state"]
+
+_FORMAT = "energon_lite.loader"
+#: Raised when the meaning of a state changes.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the run.
+
+    Args:
+        pass_number: finished passes over a finite stream.
+        position: micro-batches of this pass that were delivered, over all ranks.
+        loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream).
+    """
+
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+
+    def step(self, world_size: int, count: int | None) -> Cursor:
+        """After one more micro-batch on every rank."""
+        position = self.position + world_size
+        return replace(self, position=position if count is None else min(position, count))
+
+
+def to_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
+    """The state: plain integers, strings and dicts; JSON, msgpack and ``torch.load(weights_only=True)`` take it."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "order_version": ORDER_VERSION,
+        "pass_number": cursor.pass_number,
+        "position": cursor.position,
+        "loop_start": cursor.loop_start,
+        "identity": identity.to_plain(),
+    }
+
+
+def from_state(state: Any, identity: Identity) -> Cursor:
+    """The cursor of a saved state, after checking that it belongs to this very run.
+
+    Args:
+        state: what :func:`to_state` made, perhaps by way of JSON.
+        identity: the data and configuration of the loader that restores it.
+
+    Raises:
+        StateError: not a state, a damaged one, or one of a format that this version does not know.
+        StateMismatchError: a state of other data, another configuration or another order; says what differs.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        raise StateError(
+            f"this is not a loader state: {_shown(state)}",
+            fix="give what save_state_rank or save_state_global returned",
+        )
+    version = state.get("version")
+    if version != _VERSION:
+        newer = isinstance(version, int) and version > _VERSION
+        raise StateError(
+            f"the state has format version {version!r}, this energon_lite reads version {_VERSION}",
+            fix="upgrade energon_lite" if newer else "save the state again",
+        )
+    if state.get("order_version") != ORDER_VERSION:
+        raise StateMismatchError(
+            f"the state was saved under order version {state.get('order_version')!r}, this energon_lite has "
+            f"{ORDER_VERSION}: the same positions would be other samples",
+            fix="resume with the release that saved it, or start afresh",
+        )
+    numbers = {name: state.get(name) for name in ("pass_number", "position", "loop_start")}
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
+    identity.check(state.get("identity"))
+    return Cursor(**numbers)  # type: ignore[arg-type]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__}, {text[:60]}{'...' if len(text) > 60 else ''}"

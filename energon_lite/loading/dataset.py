@@ -1,0 +1,91 @@
+"""A data set as a loader takes it: leaves, their order, the plan of batches, the hooks. Everything but the position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from energon_lite.batching.plan import FixedPlan
+from energon_lite.loading.identity import Identity
+from energon_lite.loading.pipeline import Job, Leaf, Pipeline
+from energon_lite.task_encoder import TaskEncoder
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = ["PlannedDataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedDataset:
+    """What ``get_train_dataset`` and ``get_val_dataset`` return. Immutable; loaders of it do not share anything.
+
+    Args:
+        leaves: the data sets it is made of.
+        weights: their shares, or None: one after the other.
+        plan: which samples make up which micro-batch.
+        task_encoder: the hooks.
+        worker_config: this process's place among the ranks.
+        identity: what states of its loaders are checked against.
+        seed: 64 bits, for the hooks' randomness.
+        refill: replace samples that fail.
+        loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
+    """
+
+    leaves: tuple[Leaf, ...]
+    weights: tuple[float, ...] | None
+    plan: FixedPlan
+    task_encoder: TaskEncoder
+    worker_config: WorkerConfig
+    identity: Identity
+    seed: int
+    refill: bool
+    loop_length: int = 0
+
+    def pipeline(self) -> Pipeline:
+        """What runs this data set's jobs."""
+        return Pipeline(
+            self.leaves,
+            self.task_encoder,
+            seed=self.seed,
+            refill=self.refill,
+            batched=self.plan.batch_size is not None,
+            error_handler=self.worker_config.global_error_handler,
+        )
+
+    @property
+    def count(self) -> int | None:
+        """Micro-batches in a pass over all ranks; None: the stream is endless."""
+        count = self.plan.count
+        if count is None or not self.plan.drop_last:
+            return count
+        return count - count % self.worker_config.world_size  # all ranks or none
+
+    def jobs(self, pass_number: int, numbers: Sequence[int]) -> list[Job]:
+        """The jobs that make micro-batches ``numbers`` of a pass. Numbers past its end give empty batches."""
+        count = self.count
+        inside = [number for number in numbers if count is None or number < count]
+        beyond = [number for number in numbers if count is not None and number >= count]
+        planned = self.plan.batches(inside, pass_number) if inside else []
+        jobs = [Job(pass_number, number, addresses.rows()) for number, addresses in zip(inside, planned, strict=True)]
+        return jobs + [Job(pass_number, number, ()) for number in beyond]
+
+    def __len__(self) -> int:
+        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold."""
+        world = self.worker_config.world_size
+        if self.loop_length:
+            return self.loop_length
+        if self.count is not None:
+            return -(-self.count // world)
+        samples = sum(len(leaf.source) for leaf in self.leaves)
+        return -(-samples // (self.plan.rows * world))
+
+    def __str__(self) -> str:
+        kind = "one after the other" if self.weights is None else "by weight"
+        config = self.worker_config
+        lines = [
+            f"PlannedDataset: {len(self.leaves)} data sets, {kind}; batches of {self.plan.batch_size or 1}, "
+            f"rank {config.rank} of {config.world_size}"
+        ]
+        for number, leaf in enumerate(self.leaves):
+            share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
+            lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
+        return "\n".join(lines)

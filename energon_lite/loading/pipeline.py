@@ -1,0 +1,313 @@
+"""From addresses to a batch: the heavy, pure part of loading, the same in every process.
+
+A :class:`Job` says which samples make up a micro-batch; :meth:`Pipeline.run` makes it, from nothing but the job, the
+files and the user's hooks. No state is kept between jobs, so any worker can run any job at any time, twice if need be.
+
+A sample that is skipped or fails keeps its place. In training the place is refilled by a replacement out of the same
+leaf, drawn by a hash of the address and the number of the attempt; in validation it stays empty. Either way the failure
+travels with the batch as a :class:`Failure`, so that it is counted when, and only when, the batch is delivered.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+from energon_lite.errors import EnergonLiteError, FatalSampleError, SkipSample
+from energon_lite.order.hashing import hash_ints
+from energon_lite.samples import CrudeSample, SourceInfo
+from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.task_encoder import Cooker, HookContext, TaskEncoder, hook_context
+from energon_lite.worker_config import ErrorHandler
+
+__all__ = ["Failure", "Job", "Leaf", "Pipeline", "Result"]
+
+Address = tuple[int, int, int]
+
+#: Tags that keep the hashes for different purposes apart.
+_SAMPLE, _BATCH, _REPLACEMENT = 11, 12, 13
+
+#: Never a sample's fault: these end the iteration at once.
+_FATAL = (
+    FatalSampleError,
+    ImportError,
+    MemoryError,
+    NameError,
+    RecursionError,
+    StopAsyncIteration,
+    StopIteration,
+    SyntaxError,
+    SystemError,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One data set of a blend, ready to be read.
+
+    Args:
+        name: what it is called in messages and counts.
+        source: where the bytes are.
+        loader: how they become a sample.
+        key: 64 bits that tell it from all other leaves; the randomness of its samples comes from it.
+        cooker: how a crude sample becomes a sample, if it has to.
+    """
+
+    name: str
+    source: WebdatasetSource
+    loader: SampleLoader
+    key: int
+    cooker: Cooker | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One micro-batch to be made.
+
+    Args:
+        pass_number: which pass over the data.
+        number: which micro-batch of the pass, counted over all ranks.
+        addresses: ``(leaf, index, epoch)`` of its samples; none: an empty batch is asked for.
+    """
+
+    pass_number: int
+    number: int
+    addresses: Sequence[Address]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that was skipped or that failed, and why."""
+
+    leaf: str
+    key: str
+    stage: str
+    reason: str
+    skipped: bool
+    details: str = ""
+
+
+@dataclass
+class Result:
+    """A finished job: the batch, and what happened to its samples in their order (None: nothing, all is well)."""
+
+    batch: Any
+    outcomes: list[Failure | None] = field(default_factory=list)
+
+
+class _Rejected(Exception):
+    """A sample (or batch) that will not be part of the result."""
+
+    def __init__(self, failure: Failure):
+        self.failure = failure
+
+
+class Pipeline:
+    """Runs jobs.
+
+    Args:
+        leaves: the data sets, in the order's numbering.
+        encoder: the user's hooks.
+        seed: 64 bits; all randomness of the hooks comes from it.
+        refill: replace samples that fail (training) or leave their places empty (validation).
+        batched: call the batch hooks; else a job is a single sample.
+        error_handler: see :class:`~energon_lite.WorkerConfig`.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        encoder: TaskEncoder,
+        *,
+        seed: int,
+        refill: bool,
+        batched: bool,
+        error_handler: ErrorHandler | None = None,
+    ):
+        self.leaves = tuple(leaves)
+        self.encoder = encoder
+        self.seed = seed
+        self.refill = refill
+        self.batched = batched
+        self.error_handler = error_handler
+        self._example: tuple[Any, int] | None = None
+
+    def run(self, job: Job) -> Result:
+        """Make the batch of a job.
+
+        Raises:
+            FatalSampleError: a hook asked for the end, or one place failed ``failure_tolerance`` times in a row.
+        """
+        result = Result(None)
+        if not job.addresses:
+            result.batch = self._empty(job)
+            return result
+        tolerance = self.encoder.failure_tolerance
+        attempt = 0
+        while True:
+            made = [self._fill_place(address, attempt, result.outcomes) for address in job.addresses]
+            samples = [sample for sample in made if sample is not _NOTHING]
+            if not samples:
+                result.batch = self._empty(job)
+                return result
+            if not self.batched:
+                result.batch = samples[0]
+                return result
+            try:
+                result.batch = self._batch(samples, job)
+                return result
+            except _Rejected as rejected:
+                # The samples were fine each, but none of them gets through.
+                result.outcomes = [outcome or rejected.failure for outcome in result.outcomes]
+                if not self.refill:
+                    result.batch = self._empty(job)
+                    return result
+                attempt += 1
+                if tolerance and attempt >= tolerance:
+                    raise too_many_failures(attempt, rejected.failure) from rejected.__cause__
+
+    def sample(self, address: Address, attempt: int = 0) -> Any:
+        """The encoded sample at an address.
+
+        Args:
+            attempt: 0: the sample itself; k: the k-th replacement for it.
+        """
+        leaf_number, index, epoch = address
+        leaf = self.leaves[leaf_number]
+        length = len(leaf.source)
+        if attempt:
+            index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % length
+        context = HookContext(hash_ints(self.seed, _SAMPLE, leaf.key, epoch, index), epoch * length + index)
+        key = ("sample", leaf_number, *address[1:], attempt)
+        with hook_context(context):
+            raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.loader.parts)
+            name = raw.key
+            sample = self._guarded("decode", leaf.name, name, raw.source, leaf.loader.load, raw, key)
+            if leaf.cooker is not None:
+                cook = self.encoder.cook_crude_sample
+                sample = self._guarded("cook_crude_sample", leaf.name, name, sample, cook, sample, leaf.cooker)
+            encoded = self._guarded("encode_sample", leaf.name, name, sample, self.encoder.encode_sample, sample)
+        if not self.batched:
+            _set_restore_key(encoded, key)
+        return encoded
+
+    def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Failure | None]) -> Any:
+        """The sample for one place of a batch, or a replacement, or nothing."""
+        tolerance = self.encoder.failure_tolerance
+        # Each attempt of the batch as a whole has replacements of its own.
+        start = first_attempt * max(1, tolerance)
+        attempt = start
+        while True:
+            try:
+                sample = self.sample(address, attempt)
+                outcomes.append(None)
+                return sample
+            except _Rejected as rejected:
+                outcomes.append(rejected.failure)
+                if not self.refill:
+                    return _NOTHING
+                attempt += 1
+                if tolerance and attempt - start >= tolerance:
+                    raise too_many_failures(attempt - start, rejected.failure) from rejected.__cause__
+
+    def _batch(self, samples: list[Any], job: Job) -> Any:
+        context = HookContext(hash_ints(self.seed, _BATCH, job.pass_number, job.number), batch_index=job.number)
+        names = f"{len(samples)} samples"
+        with hook_context(context):
+            batch = self._guarded("batch", "*", names, samples, self.encoder.batch, samples)
+        # A context of its own for each hook: what one draws must not depend on how much the other drew.
+        context = HookContext(hash_ints(context.seed, 1), batch_index=job.number)
+        with hook_context(context):
+            batch = self._guarded("encode_batch", "*", names, batch, self.encoder.encode_batch, batch)
+        _set_restore_key(batch, _key(job))
+        return batch
+
+    def _empty(self, job: Job) -> Any:
+        """A batch with no samples."""
+        if not self.batched:
+            return None
+        if self._example is None:
+            self._example = self._make_example()
+        batch = self.encoder.empty_batch(*self._example)
+        _set_restore_key(batch, _key(job))
+        return batch
+
+    def _make_example(self) -> tuple[Any, int]:
+        """A batch that shows what batches of this data look like, of the first samples that work; and its size."""
+        failure: Failure | None = None
+        tried = 0
+        for number, leaf in enumerate(self.leaves):
+            found: list[Any] = []
+            for index in range(len(leaf.source)):
+                tried += 1
+                try:
+                    found.append(self.sample((number, index, 0)))
+                except _Rejected as rejected:
+                    failure = rejected.failure
+                if len(found) == 2 or (not found and 0 < self.encoder.failure_tolerance <= tried):
+                    break
+            if found:
+                try:
+                    return self._batch(found, Job(0, -1, ())), len(found)
+                except _Rejected as rejected:
+                    failure = rejected.failure
+        raise too_many_failures(tried, failure)
+
+    def _guarded(self, stage: str, leaf: str, key: str, subject: Any, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Run one step; turn what it raises into a rejection, unless it must end the iteration."""
+        try:
+            return step(*arguments)
+        except SkipSample as skip:
+            raise _Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
+        except _FATAL:
+            raise
+        except Exception as error:
+            if self.error_handler is not None:
+                self.error_handler(error, subject, _sources_of(subject))
+            reason = error.what if isinstance(error, EnergonLiteError) else str(error)
+            kind = type(error).__name__
+            details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            failure = Failure(leaf, key, stage, f"{kind}: {reason}" if reason else kind, False, details)
+            raise _Rejected(failure) from error
+
+
+def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
+    """The error that ends an iteration in which nothing works any more."""
+    last = "" if failure is None else f"; the last one, in {failure.stage}: {failure.reason}"
+    return FatalSampleError(
+        f"{count} samples in a row were skipped or failed{last}",
+        where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
+        fix="mend the hook or the data; to allow more in a row, raise failure_tolerance of the task encoder (0: any)",
+    )
+
+
+class _Nothing:
+    """Stands for a place that stays empty (a hook may return None, so None will not do)."""
+
+
+_NOTHING = _Nothing()
+
+
+def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
+    if isinstance(subject, SourceInfo):
+        return (subject,)
+    if isinstance(subject, CrudeSample):
+        return subject.get("__sources__")
+    if isinstance(subject, list):
+        return tuple(source for sample in subject for source in _sources_of(sample) or ()) or None
+    return getattr(subject, "__sources__", None)
+
+
+def _key(job: Job) -> tuple[Any, ...]:
+    return ("batch", job.pass_number, job.number)
+
+
+def _set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            value["__restore_key__"] = key
+    elif is_dataclass(value) and hasattr(value, "__restore_key__"):
+        object.__setattr__(value, "__restore_key__", key)

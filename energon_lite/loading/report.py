@@ -1,0 +1,120 @@
+"""What happened to the samples: counted when the batch is delivered, told once, summed up at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from energon_lite.loading.pipeline import Failure, too_many_failures
+
+__all__ = ["Report"]
+
+logger = logging.getLogger(__name__)
+
+#: Different reasons that are counted one by one; hooks may put anything into their messages.
+_MAX_REASONS = 1000
+#: From so many samples on, and from this share of skips on, skipping looks like filtering.
+_FILTER_SAMPLES, _FILTER_SHARE = 1000, 0.1
+
+
+class Report:
+    """Counts of delivered, skipped and failed samples.
+
+    Args:
+        tolerance: so many failures in a row raise; 0: never.
+    """
+
+    def __init__(self, tolerance: int):
+        self._tolerance = tolerance
+        self.batches = 0
+        self.samples = 0
+        self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
+        self._in_a_row = 0
+        self._told: set[tuple[str, str, str]] = set()
+        self._filter_told = False
+
+    def add(self, outcomes: Sequence[Failure | None]) -> None:
+        """Count the samples of a batch that is about to be delivered.
+
+        Raises:
+            FatalSampleError: too many failures in a row.
+        """
+        self.batches += 1
+        for outcome in outcomes:
+            if outcome is None:
+                self.samples += 1
+                self._in_a_row = 0
+                continue
+            self._count(outcome)
+            self._in_a_row += 1
+            if self._tolerance and self._in_a_row >= self._tolerance:
+                raise too_many_failures(self._in_a_row, outcome)
+
+    @property
+    def skipped(self) -> int:
+        """Samples left out because a hook said so."""
+        return sum(count for (_, _, _, skipped), count in self.reasons.items() if skipped)
+
+    @property
+    def failed(self) -> int:
+        """Samples left out because something went wrong."""
+        return sum(count for (_, _, _, skipped), count in self.reasons.items() if not skipped)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts so far, as plain data."""
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "reasons": [
+                {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}
+                for (leaf, stage, reason, skipped), count in self.reasons.most_common()
+            ],
+        }
+
+    def log_summary(self) -> None:
+        """One paragraph on what was left out, if anything was."""
+        if not self.reasons:
+            return
+        total = self.samples + self.skipped + self.failed
+        lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed:"]
+        lines += [
+            f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
+        ]
+        if len(self.reasons) > 20:
+            lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
+        logger.warning("\n".join(lines))
+
+    def _count(self, failure: Failure) -> None:
+        key = (failure.leaf, failure.stage, failure.reason, failure.skipped)
+        if key not in self.reasons and len(self.reasons) >= _MAX_REASONS:
+            key = (failure.leaf, failure.stage, "(other reasons)", failure.skipped)
+        self.reasons[key] += 1
+        self._tell(failure)
+        lost, seen = sum(self.reasons.values()), self.samples
+        if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
+            self._filter_told = True
+            logger.warning(
+                "%d of %d samples were left out so far: this is a filter. Each costs a read for nothing; "
+                "exclude them in split.yaml or write a data set without them.",
+                lost,
+                lost + seen,
+            )
+
+    def _tell(self, failure: Failure) -> None:
+        """Log the first failure of each kind in full; all of them are counted."""
+        kind = (failure.leaf, failure.stage, failure.reason.split(":", 1)[0])
+        if failure.skipped or kind in self._told or len(self._told) >= _MAX_REASONS:
+            return
+        self._told.add(kind)
+        logger.warning(
+            "%s of %s failed in %s: %s (further ones of this kind are only counted)\n%s",
+            failure.key,
+            failure.leaf,
+            failure.stage,
+            failure.reason,
+            failure.details.rstrip(),
+        )

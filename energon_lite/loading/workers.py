@@ -1,0 +1,341 @@
+"""Who runs the jobs: this process, or worker processes that may die.
+
+A worker owns nothing: no shard, no buffer, no position. It gets a job, sends back a batch, and forgets both. Therefore
+which worker runs a job, how many there are, and whether one dies half-way cannot change a batch: the job is run again.
+
+Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when they are
+told to, when their pipe closes, or when their parent is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from energon_lite.errors import EnergonLiteError, FatalSampleError, WorkerError
+from energon_lite.loading.pipeline import Job, Pipeline, Result
+from energon_lite.loading.transport import pack, receive, send
+
+__all__ = ["Executor", "InlineExecutor", "WorkerPool"]
+
+logger = logging.getLogger(__name__)
+
+#: A job during which so many workers died is not tried again.
+MAX_DEATHS = 3
+#: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
+_SMALL_JOB = 32 << 10
+#: Seconds between two looks at whether the parent is still there.
+_PARENT_CHECK = 2.0
+
+# The trainer's ends of all pipes. A forked worker inherits them and closes them at once: as long as anyone else holds
+# such an end, a worker would not notice that its trainer is gone.
+_trainer_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Executor(Protocol):
+    """Runs jobs in the order they were submitted, or ahead of it."""
+
+    def submit(self, job: Job) -> int:
+        """Take a job; returns a ticket."""
+
+    def result(self, ticket: int) -> Result:
+        """The result of a job; waits for it. Each ticket is asked for once."""
+
+    def cancel(self) -> None:
+        """Forget all jobs whose results were not asked for."""
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+
+class InlineExecutor:
+    """Runs each job in this process, when its result is asked for."""
+
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline = pipeline
+        self._jobs: dict[int, Job] = {}
+        self._tickets = 0
+
+    def submit(self, job: Job) -> int:
+        self._tickets += 1
+        self._jobs[self._tickets] = job
+        return self._tickets
+
+    def result(self, ticket: int) -> Result:
+        return self._pipeline.run(self._jobs.pop(ticket))
+
+    def cancel(self) -> None:
+        self._jobs.clear()
+
+    def close(self) -> None:
+        self._jobs.clear()
+
+
+@dataclass(eq=False)
+class _Worker:
+    number: int
+    process: BaseProcess
+    connection: Connection
+    tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
+
+
+class WorkerPool:
+    """Runs jobs in worker processes.
+
+    Args:
+        pipeline: what runs a job; it is copied into each worker.
+        num_workers: number of processes.
+        start_method: ``fork``, ``forkserver`` or ``spawn``; the latter two need a pipeline (and hooks) that can be
+            pickled.
+        watchdog_seconds: warn when one job takes longer; None: never.
+        fail_on_timeout: raise instead.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        num_workers: int,
+        *,
+        start_method: str = "fork",
+        watchdog_seconds: float | None = 60.0,
+        fail_on_timeout: bool = False,
+    ):
+        self._pipeline = pipeline
+        self._context = multiprocessing.get_context(start_method)
+        self._watchdog_seconds = watchdog_seconds
+        self._fail_on_timeout = fail_on_timeout
+        self._tickets = 0
+        self._waiting: deque[int] = deque()  # submitted, not sent
+        self._jobs: dict[int, Job] = {}  # submitted, not answered
+        self._done: dict[int, Result | BaseException] = {}
+        self._deaths: dict[int, int] = {}
+        self.total_deaths = 0
+        self._closed = False
+        self._owner = os.getpid()
+        self._workers = [self._start(number) for number in range(num_workers)]
+
+    def submit(self, job: Job) -> int:
+        self._tickets += 1
+        self._jobs[self._tickets] = job
+        self._waiting.append(self._tickets)
+        self._dispatch()
+        return self._tickets
+
+    def result(self, ticket: int) -> Result:
+        deadline = None if self._watchdog_seconds is None else time.monotonic() + self._watchdog_seconds
+        while ticket not in self._done:
+            self._dispatch()
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
+                self._report_slow(ticket)
+                deadline = None
+        outcome = self._done.pop(ticket)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def cancel(self) -> None:
+        # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
+        self._waiting.clear()
+        self._jobs.clear()
+        self._done.clear()
+        self._deaths.clear()
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._owner:  # a forked copy of the trainer must not touch its workers
+            return
+        self._closed = True
+        for worker in self._workers:
+            worker.connection.close()
+        deadline = time.monotonic() + 2.0
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():  # in the middle of a long job
+                worker.process.kill()
+                worker.process.join()
+        self.cancel()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> _Worker:
+        ours, theirs = self._context.Pipe(duplex=True)
+        _trainer_ends.add(ours)
+        forked = self._context.get_start_method() == "fork"
+        inherited = list(_trainer_ends) if forked else []
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=_serve,
+            args=(theirs, self._pipeline, os.getpid(), inherited),
+            name=f"energon-lite-worker-{number}",
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return _Worker(number, process, ours)
+
+    def _dispatch(self) -> None:
+        """Send waiting jobs: each worker has one to work on and one to go on with."""
+        for depth in (0, 1):
+            for worker in self._workers:
+                while self._waiting and len(worker.tickets) <= depth:
+                    ticket = self._waiting[0]
+                    message = pack((ticket, self._jobs[ticket]))
+                    if worker.tickets and len(message) > _SMALL_JOB:
+                        break
+                    self._waiting.popleft()
+                    worker.tickets.append(ticket)
+                    try:
+                        send(worker.connection, message)
+                    except OSError:
+                        self._replace(worker)
+                        return
+
+    def _collect(self, timeout: float | None) -> bool:
+        """Wait for something to happen; take all answers that are there. False: nothing happened in time."""
+        by_handle: dict[Any, _Worker] = {}
+        for worker in self._workers:
+            by_handle[worker.connection] = worker
+            by_handle[worker.process.sentinel] = worker
+        ready = {id(worker): worker for handle in wait(list(by_handle), timeout) for worker in (by_handle[handle],)}
+        for worker in ready.values():
+            try:
+                while worker.connection.poll():
+                    ticket, ok, value = receive(worker.connection)
+                    worker.tickets.remove(ticket)
+                    if self._jobs.pop(ticket, None) is not None:
+                        self._done[ticket] = Result(*value) if ok else value
+            except (EOFError, OSError):
+                self._replace(worker)
+        return bool(ready)
+
+    def _replace(self, worker: _Worker) -> None:
+        """A worker died: start another one and run its jobs again."""
+        worker.connection.close()
+        worker.process.join(1.0)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        self.total_deaths += 1
+        lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
+        if lost:
+            running = lost[0]
+            self._deaths[running] = self._deaths.get(running, 0) + 1
+            if self._deaths[running] >= MAX_DEATHS:
+                error = self._gave_up(self._jobs.pop(running), worker)
+                self._done[running] = error
+                lost.remove(running)
+        self._waiting.extendleft(reversed(lost))
+        logger.warning(
+            "worker %d (pid %s) ended with %s; it is replaced, and %d of its jobs run again",
+            worker.number,
+            worker.process.pid,
+            _exit_text(worker.process.exitcode),
+            len(lost),
+        )
+        self._workers[self._workers.index(worker)] = self._start(worker.number)
+
+    def _gave_up(self, job: Job, worker: _Worker) -> WorkerError:
+        names = [f"{self._pipeline.leaves[leaf].name}[{index}]" for leaf, index, _ in job.addresses]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return WorkerError(
+            f"{MAX_DEATHS} workers died while making the same micro-batch, the last one with "
+            f"{_exit_text(worker.process.exitcode)}",
+            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {shown}",
+            fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
+            "restore_sample makes the same batch in this process",
+        )
+
+    def _report_slow(self, ticket: int) -> None:
+        owner = next((worker for worker in self._workers if ticket in worker.tickets), None)
+        job = self._jobs.get(ticket)
+        at = f"worker {owner.number} (pid {owner.process.pid})" if owner is not None else "no worker has begun it"
+        what = f"a micro-batch has been waited for longer than {self._watchdog_seconds:g} s ({at})"
+        number = "?" if job is None else job.number
+        if self._fail_on_timeout:
+            raise WorkerError(
+                what,
+                where=f"micro-batch {number}",
+                fix="look at the worker with py-spy dump; raise watchdog_timeout_seconds if this is normal",
+            )
+        logger.warning("%s: micro-batch %s; still waiting", what, number)
+
+
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return "an unknown status"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
+# -- in the worker --------------------------------------------------------------------------------------------------
+
+
+def _serve(connection: Connection, pipeline: Pipeline, trainer: int, inherited: list[Connection]) -> None:
+    """A worker's life: take a job, make the batch, send it."""
+    for end in inherited:
+        end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        while _wait_for_job(connection, trainer):
+            ticket, job = receive(connection)
+            send(connection, _run(pipeline, ticket, job))
+    except (EOFError, OSError):
+        pass  # the trainer closed the pipe, or is gone
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
+    os._exit(0)
+
+
+def _wait_for_job(connection: Connection, trainer: int) -> bool:
+    while not connection.poll(_PARENT_CHECK):
+        if not _is_there(trainer):
+            return False
+    return True
+
+
+def _is_there(trainer: int) -> bool:
+    if os.getppid() == trainer:
+        return True
+    parent = multiprocessing.parent_process()  # with forkserver the parent is the server, not the trainer
+    return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
+
+
+def _run(pipeline: Pipeline, ticket: int, job: Job) -> bytearray:
+    try:
+        result = pipeline.run(job)
+        return pack((ticket, True, (result.batch, result.outcomes)))
+    except BaseException as error:
+        return _pack_error(ticket, error)
+
+
+def _pack_error(ticket: int, error: BaseException) -> bytearray:
+    """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    error.__cause__ = error.__context__ = None
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if not isinstance(error, EnergonLiteError):
+        logger.error("a worker ends the iteration:\n%s", text)
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")
+    return pack((ticket, False, error))

@@ -1,0 +1,429 @@
+"""From a path to a loader: the functions that most users need, with Energon's names and keywords."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from energon_lite.batching.plan import FixedPlan
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config
+from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.split import load_split_config
+from energon_lite.errors import EmptyDatasetError, UsageError, nearest
+from energon_lite.loading.dataset import PlannedDataset
+from energon_lite.loading.identity import Identity, LeafIdentity
+from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.order.shuffle import LeafOrder
+from energon_lite.order.tree import BlendOrder, ConcatOrder, Order
+from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.sources.field_map import compile_field_map
+from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.trusted_code import load_function
+from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.task_encoder import Cooker, DefaultTaskEncoder, TaskEncoder, check_hooks
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
+
+logger = logging.getLogger(__name__)
+
+PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
+
+#: Tags that keep the hashes for different purposes apart.
+_LEAF, _BLEND, _HOOKS = 21, 22, 23
+
+#: Keywords of Energon that tune machinery which does not exist here.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "cache_pool",
+        "checkpoint_every_min_n_samples",
+        "checkpoint_every_sec",
+        "gc_collect_every_n_steps",
+        "gc_freeze_at_start",
+        "n_checkpoints",
+        "parallel_shard_iters",
+        "watchdog_initial_timeout_seconds",
+    }
+)
+
+
+def get_train_dataset(
+    path: PathOrDict,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    shuffle_buffer_size: int | None = None,
+    max_samples_per_sequence: int | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    task_encoder: TaskEncoder | None = None,
+    repeat: bool = True,
+    subflavors: Mapping[str, Any] | None = None,
+    dataset_config: str = "dataset.yaml",
+    split_config: str = "split.yaml",
+    trust_code: bool = False,
+    **kwargs: Any,
+) -> PlannedDataset:
+    """A shuffled, blended, endless data set for training.
+
+    Args:
+        path: a prepared folder, a metadataset ``.yaml``, or a metadataset as a dict.
+        split_part: the split to read, where the YAML does not say otherwise.
+        worker_config: who this process is.
+        batch_size: samples in a micro-batch; None: single samples, not batched.
+        batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
+        shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which runs are mixed. No
+            buffer exists: it is the order that is computed. None: mix everything.
+        max_samples_per_sequence: length of the runs of neighbours that are read one after the other, for storage
+            that dislikes random access. None: single samples. Both have to be given to have an effect.
+        virtual_epoch_length: batches per rank after which a ``for`` loop ends; the next one goes on. 0: never.
+        shuffle_over_epochs_multiplier: 1: each epoch is a permutation. n: n epochs are mixed. -1: draw with
+            replacement. None: do not shuffle.
+        task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
+        repeat: False: one ``for`` loop is one pass over the data set (of a single data set, not of a blend).
+        subflavors: more labels for all samples; they win over those in the files.
+        dataset_config, split_config: names of the files in ``.nv-meta``.
+        trust_code: allow the files to name Python code that is run.
+        kwargs: Energon's other keywords are accepted where they have nothing to act on here.
+
+    Raises:
+        ConfigError, DatasetError: something is wrong with the files; says where and what to do.
+        UsageError: arguments that cannot work.
+
+    Example:
+        >>> dataset = get_train_dataset("blend.yaml", batch_size=4, shuffle_buffer_size=1000,
+        ...                             max_samples_per_sequence=100,
+        ...                             worker_config=WorkerConfig.default_worker_config())
+        >>> for batch in get_savable_loader(dataset): ...
+    """
+    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
+    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
+    leaves, identities = _open(specs, encoder, worker_config.seed_offset, trust_code)
+    copies = [_multiply(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
+    weights = [spec.weight for spec in specs]
+    if not repeat and len(leaves) > 1:
+        raise UsageError(
+            "repeat=False with a blend: leaves of a blend end at different times",
+            fix="give a single data set, or keep repeat=True and set virtual_epoch_length",
+        )
+    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
+        raise UsageError(
+            f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
+        )
+    orders = [
+        LeafOrder(len(leaf.source), hash_ints(worker_config.seed_offset, leaf.key), copy)
+        for leaf, copy in zip(leaves, copies, strict=True)
+    ]
+    order = BlendOrder(
+        orders,
+        weights,
+        hash_ints(worker_config.seed_offset, _BLEND),
+        run=max_samples_per_sequence,
+        window=shuffle_buffer_size,
+        length=None if repeat else len(leaves[0].source),
+    )
+    settings = {
+        "kind": "train",
+        "split_part": split_part,
+        "batch_size": batch_size,
+        "seed": worker_config.seed_offset,
+        "shuffle_buffer_size": shuffle_buffer_size,
+        "max_samples_per_sequence": max_samples_per_sequence,
+        "repeat": repeat,
+    }
+    return _planned(
+        leaves,
+        tuple(weights),
+        FixedPlan(order, batch_size, drop_last=batch_drop_last, advance=True),
+        encoder,
+        worker_config,
+        Identity(settings, _with_settings(identities, [*zip(weights, copies, strict=True)])),
+        refill=True,
+        loop_length=virtual_epoch_length,
+    )
+
+
+def get_val_dataset(
+    path: PathOrDict,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+    dataset_config: str = "dataset.yaml",
+    split_config: str = "split.yaml",
+    trust_code: bool = False,
+    **kwargs: Any,
+) -> PlannedDataset:
+    """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
+
+    All ranks make the same number of steps. In the last one, ranks that find no samples left get an empty batch (see
+    ``TaskEncoder.empty_batch``), so a loop with collectives in it does not hang, and nothing is counted twice.
+
+    Args:
+        limit: at most so many batches per rank in a loop.
+        batch_drop_last: leave out what does not fill a batch on every rank.
+
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights of a blend do not count here.
+    """
+    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
+    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
+    return _val_dataset(specs, split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code)
+
+
+def get_val_datasets(
+    path: PathOrDict,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+    dataset_config: str = "dataset.yaml",
+    split_config: str = "split.yaml",
+    trust_code: bool = False,
+    **kwargs: Any,
+) -> list[tuple[PlannedDataset, LeafSpec]]:
+    """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
+    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
+    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
+    return [
+        (
+            _val_dataset([spec], split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code),
+            spec,
+        )
+        for spec in specs
+    ]
+
+
+def get_loader(dataset: PlannedDataset, **kwargs: Any) -> DataLoader:
+    """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
+    return DataLoader(dataset, **_loader_arguments(kwargs))
+
+
+def get_savable_loader(dataset: PlannedDataset, **kwargs: Any) -> SavableDataLoader:
+    """A loader whose position can be saved and restored.
+
+    Args:
+        dataset: from :func:`get_train_dataset` or :func:`get_val_dataset`.
+        kwargs: ``prefetch_factor`` (2), ``start_method`` ("fork"), ``watchdog_timeout_seconds`` (60),
+            ``fail_on_timeout`` (False). Energon's keywords for its snapshots and its garbage collection are accepted
+            and have no effect: there are no snapshots.
+
+    Example:
+        >>> loader = get_savable_loader(dataset)
+        >>> state = loader.save_state_rank()
+    """
+    return SavableDataLoader(dataset, **_loader_arguments(kwargs))
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _val_dataset(
+    specs: Sequence[LeafSpec],
+    split_part: str,
+    worker_config: WorkerConfig,
+    batch_size: int | None,
+    drop_last: bool,
+    limit: int | None,
+    encoder: TaskEncoder,
+    trust_code: bool,
+) -> PlannedDataset:
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
+    leaves, identities = _open(specs, encoder, worker_config.seed_offset, trust_code)
+    length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
+    order: Order = ConcatOrder([len(leaf.source) for leaf in leaves], length=length)
+    settings = {
+        "kind": "val",
+        "split_part": split_part,
+        "batch_size": batch_size,
+        "batch_drop_last": drop_last,
+        "seed": worker_config.seed_offset,
+    }
+    return _planned(
+        leaves,
+        None,
+        FixedPlan(order, batch_size, drop_last=drop_last),
+        encoder,
+        worker_config,
+        Identity(settings, _with_settings(identities, [() for _ in identities])),
+        refill=False,
+    )
+
+
+def _planned(
+    leaves: tuple[Leaf, ...],
+    weights: tuple[float, ...] | None,
+    plan: FixedPlan,
+    encoder: TaskEncoder,
+    worker_config: WorkerConfig,
+    identity: Identity,
+    *,
+    refill: bool,
+    loop_length: int = 0,
+) -> PlannedDataset:
+    dataset = PlannedDataset(
+        leaves=leaves,
+        weights=weights,
+        plan=plan,
+        task_encoder=encoder,
+        worker_config=worker_config,
+        identity=identity,
+        seed=hash_ints(worker_config.seed_offset, _HOOKS),
+        refill=refill,
+        loop_length=loop_length,
+    )
+    samples, world = plan.order.length, worker_config.world_size
+    where = ", ".join(leaf.name for leaf in leaves[:3]) + (" and others" if len(leaves) > 3 else "")
+    if samples is not None and samples < world:
+        raise EmptyDatasetError(
+            f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
+            where=where,
+            fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
+        )
+    if dataset.count == 0:
+        raise EmptyDatasetError(
+            f"{samples} samples do not fill one batch of {plan.batch_size} on each of {world} ranks, and "
+            "batch_drop_last leaves out the rest",
+            where=where,
+            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
+        )
+    return dataset
+
+
+def _leaf_specs(
+    path: PathOrDict, split_part: str, dataset_config: str, split_config: str, subflavors: Mapping[str, Any] | None
+) -> list[LeafSpec]:
+    if is_metadataset(path):
+        specs = list(load_metadataset(path, split_part=split_part))
+    else:
+        folder = os.fspath(path)  # type: ignore[arg-type]
+        if folder.endswith(".jsonl"):
+            raise UsageError("JSONL data sets are not supported yet", where=folder, fix="write tar shards")
+        folder = folder if "://" in folder else os.path.abspath(folder)
+        specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
+    return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
+
+
+def _open(
+    specs: Sequence[LeafSpec], encoder: TaskEncoder, seed: int, trust_code: bool
+) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
+    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go."""
+    seen: Counter[str] = Counter()
+    leaves, identities = [], []
+    for spec in specs:
+        source = _open_source(spec)
+        loader, cooker = _sample_loader(spec, encoder, trust_code)
+        key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
+        seen[source.fingerprint] += 1
+        name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
+        leaves.append(Leaf(name, source, loader, key, cooker))
+        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint))
+    return tuple(leaves), identities
+
+
+def _open_source(spec: LeafSpec) -> WebdatasetSource:
+    read_info(spec.path)  # before anything else: a folder that is not prepared has none of the other files either
+    split = load_split_config(os.path.join(spec.path, ".nv-meta", spec.split_config))
+    return WebdatasetSource.open(
+        spec.path,
+        shards=split.shards(spec.split_part),
+        excluded_samples=split.excluded_samples,
+        split_part=spec.split_part,
+    )
+
+
+def _sample_loader(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> tuple[SampleLoader, Cooker | None]:
+    folder = os.path.join(spec.path, ".nv-meta")
+    config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
+    subflavors = config.subflavors | spec.subflavors
+    loader = SampleLoader(
+        sample_type=_sample_type(config),
+        field_map=compile_field_map(config.field_map) if config.field_map else None,
+        part_filter=frozenset(config.part_filter) if isinstance(config.part_filter, list) else None,
+        subflavors=subflavors,
+        decoder=encoder.decoder,
+        sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
+    )
+    if config.kind != "crude" or not encoder.cookers:
+        return loader, None
+    cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
+    if cooker is None:
+        raise UsageError(
+            f"none of the {len(encoder.cookers)} cookers of {type(encoder).__name__} is for a data set with subflavors "
+            f"{subflavors}",
+            where=spec.path,
+            fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
+        )
+    return loader, cooker
+
+
+def _sample_type(config: DatasetConfig) -> type[Sample] | None:
+    return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
+
+
+def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:
+    return tuple(replace(one, settings=setting) for one, setting in zip(identities, settings, strict=True))
+
+
+def _multiply(outer: int | None, inner: int | None) -> int | None:
+    """Combine ``shuffle_over_epochs_multiplier`` of the call and of the YAML: None beats -1 beats numbers."""
+    if outer is None or inner is None:
+        return None
+    return -1 if -1 in (outer, inner) else outer * inner
+
+
+def _checked(
+    encoder: TaskEncoder | None, packing_buffer_size: int | None, kwargs: Mapping[str, Any], function: Any
+) -> TaskEncoder:
+    encoder = DefaultTaskEncoder() if encoder is None else encoder
+    check_hooks(encoder)
+    if packing_buffer_size is not None:
+        raise UsageError("packing is not supported yet", fix="leave out packing_buffer_size")
+    _check_keywords(kwargs, function.__name__, _names_of(function))
+    return encoder
+
+
+def _names_of(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "kwargs"]
+
+
+def _loader_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [name for name in _names_of(DataLoader) if name != "dataset"]
+    if kwargs.get("worker_config") is not None:
+        raise UsageError("worker_config belongs to the data set", fix="give it to get_train_dataset or get_val_dataset")
+    _check_keywords({k: v for k, v in kwargs.items() if k not in (*names, "worker_config")}, "a loader", names)
+    return {name: value for name, value in kwargs.items() if name in names}
+
+
+def _check_keywords(kwargs: Mapping[str, Any], function: str, names: Sequence[str]) -> None:
+    for name in kwargs:
+        if name in _WITHOUT_EFFECT:
+            logger.debug("%s=... is accepted for Energon's sake and has no effect", name)
+            continue
+        guess = nearest(name, names)
+        raise UsageError(
+            f"{function} has no argument {name!r}",
+            fix=f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(names),
+        )
