@@ -1,0 +1,113 @@
+"""Shared by all tests: tiny data sets, made by hand, and hypothesis' settings."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "50")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+)
+settings.register_profile("nightly", parent=settings.get_profile("default"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+Parts = dict[str, bytes]
+
+
+def write_tar(path: Path, samples: Sequence[tuple[str, Parts]]) -> None:
+    """A tar of ``(key, {part: bytes})``, byte for byte the same each time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, parts in samples:
+            for name, data in parts.items():
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+TEXT_YAML = """\
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type:
+  __module__: megatron.energon
+  __class__: TextSample
+field_map:
+  text: txt
+"""
+
+
+def write_dataset(
+    path: Path,
+    shards: dict[str, Sequence[tuple[str, Parts]]],
+    *,
+    splits: dict[str, list[str]] | None = None,
+    dataset_yaml: str = TEXT_YAML,
+    exclude: Sequence[str] = (),
+) -> Path:
+    """A prepared folder: tars and the small files of ``.nv-meta`` (the index is built when it is opened)."""
+    for name, samples in shards.items():
+        write_tar(path / name, samples)
+    meta = path / ".nv-meta"
+    meta.mkdir(parents=True, exist_ok=True)
+    counts = {name: len(samples) for name, samples in shards.items()}
+    (meta / ".info.json").write_text(json.dumps({"energon_version": "7.4.1", "shard_counts": counts}))
+    split = {"split_parts": splits or {"train": list(shards), "val": list(shards)}, "exclude": list(exclude)}
+    (meta / "split.yaml").write_text(json.dumps(split))  # JSON is YAML
+    (meta / "dataset.yaml").write_text(dataset_yaml)
+    return path
+
+
+def text_dataset(path: Path, count: int, *, shards: int = 1, prefix: str = "") -> Path:
+    """``count`` text samples with keys ``{prefix}0, {prefix}1, ...`` whose text is their key."""
+    samples = [(f"{prefix}{number}", {"txt": f"{prefix}{number}".encode()}) for number in range(count)]
+    size = -(-count // shards)
+    return write_dataset(
+        path, {f"shard-{i:03d}.tar": samples[i * size : (i + 1) * size] for i in range(shards) if samples[i * size :]}
+    )
+
+
+def blend_yaml(path: Path, leaves: Sequence[tuple[str, float]], **splits: Any) -> Path:
+    """A MetadatasetV2 that blends ``(path, weight)``, for train; without weights in val."""
+    lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:"]
+    for split in ("train", "val"):
+        lines += [f"  {split}:", "    blend:"]
+        lines += [f"      - {{path: {leaf}, weight: {weight!r}}}" for leaf, weight in leaves]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(name="write_dataset", scope="session")
+def _write_dataset() -> Callable[..., Path]:
+    return write_dataset
+
+
+@pytest.fixture(scope="session")
+def text_yaml() -> str:
+    return TEXT_YAML
+
+
+@pytest.fixture(scope="session")
+def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``leaf_of(count, tag)``: a text data set of so many samples, made once a session; keys are ``{tag}-{number}``."""
+    root = tmp_path_factory.mktemp("leaves")
+    made: dict[tuple[int, str], Path] = {}
+
+    def make(count: int, tag: str = "a") -> Path:
+        if (count, tag) not in made:
+            path = root / f"{tag}-{count}"
+            made[count, tag] = text_dataset(path, count, shards=min(3, count), prefix=f"{tag}-")
+        return made[count, tag]
+
+    return make

@@ -1,0 +1,135 @@
+"""A cluster in one process: one loader a rank, stepped together. Worker processes, where asked for, are real."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
+
+
+class Cluster:
+    """All ranks of a run.
+
+    Args:
+        build: ``(worker_config) -> data set``.
+        world: number of data-parallel ranks.
+        workers: worker processes of each rank.
+        state: to be restored on every rank.
+    """
+
+    def __init__(self, build: Callable[[WorkerConfig], Any], world: int, workers: int, state: Any = None):
+        self.loaders: list[SavableDataLoader] = [
+            get_savable_loader(build(WorkerConfig(rank=rank, world_size=world, num_workers=workers)))
+            for rank in range(world)
+        ]
+        for loader in self.loaders:
+            loader.restore_state_rank(state)
+        self.iterators = [iter(loader) for loader in self.loaders]
+
+    def step(self) -> list[Any]:
+        """The micro-batches of one step, in the order of the ranks."""
+        return [next(iterator) for iterator in self.iterators]
+
+    def steps(self, count: int) -> list[Any]:
+        """The micro-batches of so many steps, one after the other."""
+        return [batch for _ in range(count) for batch in self.step()]
+
+    def state(self) -> Any:
+        """The state, which must be the same on all ranks."""
+        states = [loader.save_state_rank() for loader in self.loaders]
+        assert all(state == states[0] for state in states)
+        return states[0]
+
+    def close(self) -> None:
+        for loader in self.loaders:
+            loader.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@pytest.fixture
+def cluster() -> type[Cluster]:
+    return Cluster
+
+
+class Augment(TaskEncoder):
+    """Draws from every source of randomness that a hook may use."""
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        noise = [self.rng.random(), random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": sample.__restore_key__,
+            "noise": torch.tensor(noise, dtype=torch.float64),
+            "length": torch.zeros(len(sample.text)),
+        }
+
+    @stateless(restore_seeds=True)
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        batch = super().batch(samples)
+        batch["drawn"] = torch.rand(2) + self.rng.random()
+        return batch
+
+
+@pytest.fixture
+def augment() -> type[Augment]:
+    return Augment
+
+
+@pytest.fixture
+def same() -> Callable[[Any, Any], bool]:
+    """Equality of batches, bit for bit."""
+
+    def equal(one: Any, other: Any) -> bool:
+        if isinstance(one, torch.Tensor):
+            return one.dtype == other.dtype and torch.equal(one, other)
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+        if isinstance(one, (list, tuple)):
+            return len(one) == len(other) and all(map(equal, one, other))
+        if hasattr(one, "__dataclass_fields__"):
+            return all(equal(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+        return bool(one == other)
+
+    return equal
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level("ERROR", logger="energon_lite")
+    yield
+
+
+Leaves = Sequence[tuple[int, float]]
+
+
+@pytest.fixture(scope="session")
+def write_blend(
+    leaf_of: Callable[[int, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Leaves], Any]:
+    """A blend of text leaves as a metadataset dict."""
+
+    def write(leaves: Leaves) -> dict[str, Any]:
+        blend = [
+            {"path": str(leaf_of(count, "abcdef"[number])), "weight": weight}
+            for number, (count, weight) in enumerate(leaves)
+        ]
+        return {
+            "__module__": "megatron.energon",
+            "__class__": "MetadatasetV2",
+            "splits": {"train": {"blend": blend}, "val": {"blend": blend}},
+        }
+
+    return write

@@ -1,0 +1,199 @@
+"""Law 8: reading data or state never runs code that came with it. And what is refused when a state does not fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import (
+    FatalSampleError,
+    SavableDataLoader,
+    StateError,
+    StateMismatchError,
+    TrustError,
+    UsageError,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+class _Bomb:
+    """Unpickling this creates a folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "pth"])
+def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, text_yaml: str, name: str) -> None:
+    bomb = tmp_path / "bomb"
+    samples = [(str(number), {name: pickle.dumps(_Bomb(bomb))}) for number in range(3)]
+    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=text_yaml.replace("txt", name))
+    with pytest.raises(FatalSampleError, match="is a pickle, which can run code"):
+        list(get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE)))
+    assert not bomb.exists()
+
+
+@pytest.mark.parametrize(
+    "yaml",
+    [
+        "__module__: os\n__class__: system\n",
+        "sample_type: {__module__: evil, __class__: Sample}\nfield_map: {text: txt}\n",
+        "sample_type: TextSample\nsample_loader: evil.py\npart_filter: [txt]\n",
+        "sample_type: !!python/object/apply:os.mkdir [bomb]\nfield_map: {text: txt}\n",
+    ],
+)
+def test_yaml_runs_nothing(tmp_path: Path, write_dataset: Any, monkeypatch: pytest.MonkeyPatch, yaml: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, dataset_yaml=yaml)
+    (path / ".nv-meta" / "evil.py").write_text("import os\nos.mkdir('bomb')\ndef sample_loader(s): return {}\n")
+    with pytest.raises((TrustError, UsageError, ValueError), match=r"dataset\.yaml"):
+        get_val_dataset(path, batch_size=1, worker_config=ALONE)
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_trusted_code_is_run_when_the_caller_says_so(tmp_path: Path, write_dataset: Any) -> None:
+    yaml = "sample_type: TextSample\nsample_loader: mine.py:load\npart_filter: [txt]\n"
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
+    (path / ".nv-meta" / "mine.py").write_text("def load(raw): return {'text': raw['txt'] * 2}\n")
+    with pytest.raises(TrustError, match="trust_code=True"):
+        get_val_dataset(path, batch_size=1, worker_config=ALONE)
+    dataset = get_val_dataset(path, batch_size=1, worker_config=ALONE, trust_code=True)
+    assert [batch.text for batch in get_loader(dataset)] == [["xx"]]
+
+
+# -- states that do not fit -----------------------------------------------------------------------------------------
+
+
+def _loader(path: Any, **kwargs: Any) -> SavableDataLoader:
+    return get_savable_loader(get_train_dataset(path, **({"batch_size": 2, "worker_config": ALONE} | kwargs)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"batch_size": 3}, "batch_size: 2 in the state, 3 here"),
+        ({"shuffle_buffer_size": 10}, "shuffle_buffer_size: None in the state, 10 here"),
+        ({"max_samples_per_sequence": 5}, "max_samples_per_sequence: None in the state, 5 here"),
+        ({"worker_config": WorkerConfig(rank=0, world_size=1, seed_offset=7)}, "seed: 0 in the state, 7 here"),
+        ({"split_part": "val"}, "split_part: 'train' in the state, 'val' here"),
+        ({"repeat": False}, "repeat: True in the state, False here"),
+        ({"shuffle_over_epochs_multiplier": 2}, r"data set 0 \(.*a-20, 20 samples"),
+    ],
+)
+def test_another_configuration_is_named(leaf_of: Any, changed: dict[str, Any], words: str) -> None:
+    state = _loader(leaf_of(20, "a")).save_state_rank()
+    with pytest.raises(StateMismatchError, match=words):
+        _loader(leaf_of(20, "a"), **changed).restore_state_rank(state)
+
+
+def test_other_data_is_named(leaf_of: Any, write_blend: Callable[..., Any]) -> None:
+    state = _loader(leaf_of(20, "a")).save_state_rank()
+    with pytest.raises(StateMismatchError, match="samples in all data sets: 20 in the state, 21 here"):
+        _loader(leaf_of(21, "a")).restore_state_rank(state)
+    with pytest.raises(StateMismatchError, match="number of data sets: 1 in the state, 2 here"):
+        _loader(write_blend([(20, 1.0), (5, 1.0)])).restore_state_rank(state)
+
+
+def test_the_leaf_that_differs_is_named(write_blend: Callable[..., Any]) -> None:
+    leaves = [(5, 1.0)] * 6
+    state = _loader(write_blend(leaves)).save_state_rank()
+    changed = [*leaves[:3], (6, 1.0), *leaves[4:]]
+    with pytest.raises(StateMismatchError, match=r"data set 3 \(.*d-6, 6 samples") as caught:
+        _loader(write_blend(changed)).restore_state_rank(state)
+    assert "data set 2" not in str(caught.value)
+    with pytest.raises(StateMismatchError, match=r"data set 0 \("):  # all of the shares change with one weight
+        _loader(write_blend([(5, 2.0), *leaves[1:]])).restore_state_rank(state)
+
+
+def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
+    state = _loader(leaf_of(20, "a")).save_state_rank()
+    config = WorkerConfig(rank=3, world_size=5, num_workers=2)
+    _loader(leaf_of(20, "a"), worker_config=config, virtual_epoch_length=7).restore_state_rank(state)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda state: state | {"version": 99}, "format version 99.*reads version 1"),
+        (lambda state: state | {"version": None}, "format version None"),
+        (lambda state: state | {"order_version": 2}, "order version 2.*other samples"),
+        (lambda state: state | {"position": -1}, "damaged: position is -1"),
+        (lambda state: state | {"position": "7"}, "damaged: position is '7'"),
+        (lambda state: state | {"pass_number": None}, "damaged: pass_number"),
+        (lambda state: {k: v for k, v in state.items() if k != "identity"}, "does not say what it belongs to"),
+        (lambda state: state | {"identity": {"fingerprint": 5}}, "does not say what it belongs to"),
+        (lambda state: {"model": 1}, "not a loader state"),
+        (lambda state: [state, state], "not a loader state"),
+        (lambda state: "state", "not a loader state"),
+    ],
+)
+def test_damaged_and_future_states_are_refused(leaf_of: Any, edit: Callable[[Any], Any], words: str) -> None:
+    loader = _loader(leaf_of(20, "a"))
+    next(iter(loader))
+    before = loader.save_state_rank()
+    with pytest.raises(StateError, match=words) as caught:
+        loader.restore_state_rank(edit(copy.deepcopy(before)))
+    assert caught.value.fix
+    assert loader.save_state_rank() == before  # a refusal changes nothing
+
+
+@given(data=st.data())
+def test_any_change_to_a_state_is_noticed_or_harmless(leaf_of: Any, data: st.DataObject) -> None:
+    """Fuzzing: whatever is put into a state, it is a StateError or a valid place; never another exception."""
+    loader = _loader(leaf_of(20, "a"))
+    state = loader.save_state_rank()
+    assert state is not None
+    junk = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=2), st.floats())
+    target = data.draw(st.sampled_from(["top", "identity", "settings"]))
+    place = {"top": state, "identity": state["identity"], "settings": state["identity"]["settings"]}[target]
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(junk)
+    try:
+        loader.restore_state_rank(state)
+    except StateError:
+        return
+    position = loader.save_state_rank()
+    assert position is not None and position["position"] >= 0
+    json.dumps(position)
+
+
+def test_states_of_many_ranks(leaf_of: Any) -> None:
+    loader = _loader(leaf_of(20, "a"))
+    iterator = iter(loader)
+    next(iterator)
+    one = loader.save_state_rank()
+    next(iterator)
+    two = loader.save_state_rank()
+    loader.restore_state_global([one, None, one])
+    assert loader.save_state_rank() == one
+    with pytest.raises(
+        StateMismatchError, match=r"not at the same step:\n    rank 0: pass 0, micro-batch 1\n    rank 1"
+    ):
+        loader.restore_state_global([one, two])
+    with pytest.raises(StateError, match="not a loader state"):
+        loader.restore_state_global("x")  # type: ignore[arg-type]
+    assert loader.save_state_global() == one
+
+
+def test_torch_save_keeps_a_state_loadable_without_pickles(leaf_of: Any, tmp_path: Path) -> None:
+    loader = _loader(leaf_of(20, "a"))
+    torch.save({"loader": loader.state_dict(), "step": 3}, tmp_path / "c.pt")
+    loader.load_state_dict(torch.load(tmp_path / "c.pt", weights_only=True)["loader"])

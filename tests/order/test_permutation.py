@@ -1,0 +1,144 @@
+"""The keyed permutation: a bijection at every size, the same in both forms, and as random as numpy's."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.order import permutation
+from energon_lite.order.hashing import hash_ints, hash_text, mix64, mix64_array
+from energon_lite.order.permutation import permute, permute_array, unpermute, unpermute_array
+
+keys = st.integers(0, 2**64 - 1)
+sizes = st.one_of(st.integers(1, 200), st.integers(1, 200_000), st.integers(1, 2**62))
+
+
+@pytest.mark.parametrize("start", range(1, 3001, 500))
+def test_bijection_at_every_small_size(start: int) -> None:
+    for n in range(start, start + 500):
+        assert np.array_equal(np.sort(permute_array(np.arange(n), n, n * 31)), np.arange(n)), n
+
+
+@given(n=st.integers(3_000, 300_000), key=keys)
+def test_bijection_at_any_size(n: int, key: int) -> None:
+    there = permute_array(np.arange(n), n, key)
+    assert np.bincount(there, minlength=n).tolist() == [1] * n
+
+
+@given(n=sizes, key=keys, data=st.data())
+def test_twins_and_inverse(n: int, key: int, data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
+    there = permute_array(np.array(index), n, key)
+    assert there.tolist() == [permute(i, n, key) for i in index]
+    assert all(0 <= i < n for i in there.tolist())
+    assert unpermute_array(there, n, key).tolist() == index
+    assert [unpermute(i, n, key) for i in there.tolist()] == index
+
+
+@given(cases=st.lists(st.tuples(sizes, keys, st.integers(0, 2**62)), min_size=1, max_size=40))
+def test_sizes_and_keys_of_their_own(cases: list[tuple[int, int, int]]) -> None:
+    n = np.array([case[0] for case in cases])
+    key = np.array([case[1] for case in cases], dtype=np.uint64)
+    index = np.array([i % size for size, _, i in cases])
+    there = permute_array(index, n, key)
+    assert there.tolist() == [permute(int(i), size, k) for i, (size, k, _) in zip(index, cases, strict=True)]
+    assert unpermute_array(there, n, key).tolist() == index.tolist()
+
+
+def test_every_key_its_own_order() -> None:
+    for n in (10, 5_000, 100_000):
+        orders = {permute_array(np.arange(n), n, key).tobytes() for key in range(200)}
+        assert len(orders) == 200
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_small_permutations_are_uniform(n: int) -> None:
+    """Where each element goes, and the parity, over many keys."""
+    trials = 4000
+    rows = np.array([permute_array(np.arange(n), n, hash_ints(key)) for key in range(trials)])
+    for place in range(n):
+        assert abs(_z(np.bincount(rows[:, place], minlength=n))) < 4.5
+    odd = sum(_is_odd(row.tolist()) for row in rows)
+    assert abs(odd - trials / 2) < 4.5 * np.sqrt(trials) / 2
+
+
+def _is_odd(order: list[int]) -> bool:
+    return sum(a > b for i, a in enumerate(order) for b in order[i + 1 :]) % 2 == 1
+
+
+# -- statistics of long permutations: the same for ours, for numpy's, and for variants that must fail ----------------
+
+
+def _z(counts: np.ndarray) -> float:
+    """How many standard deviations a chi-square is off, for counts that should be equal."""
+    expected = counts.sum() / len(counts)
+    chi2 = float(((counts - expected) ** 2).sum() / expected)
+    freedom = len(counts) - 1
+    return (chi2 - freedom) / float(np.sqrt(2 * freedom))
+
+
+def _worst(orders: list[np.ndarray], n: int) -> float:
+    """The largest z over places, low digits, differences at several lags, and pairs of neighbours."""
+    found = []
+    for order in orders:
+        half = order[: min(len(order), n // 2)]
+        if len(half) < n // 4:
+            found.append(_z(np.bincount(half * 64 // n, minlength=64)))
+        found.append(_z(np.bincount(half % 61, minlength=61)))
+        found += [_z(np.bincount((order[lag:] - order[:-lag]) % n * 64 // n, minlength=64)) for lag in (1, 2, 64, 1024)]
+        found.append(_z(np.bincount(order[:-1] * 16 // n * 16 + order[1:] * 16 // n, minlength=256)))
+    return max(found)
+
+
+@pytest.mark.parametrize("n", [2_000, 30_000, 65_536, 1 << 20, 10**6 + 3, 10**9, 2**62 // 64])
+def test_indistinguishable_from_numpy(n: int) -> None:
+    index = np.arange(min(n, 1 << 17))
+    assert _worst([permute_array(index, n, hash_ints(key)) for key in range(5)], n) < 5
+    if n <= 1 << 20:
+        rng = np.random.default_rng(0)
+        assert _worst([rng.permutation(n)[: 1 << 17] for _ in range(5)], n) < 5
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_fewer_rounds_would_be_seen(rounds: int) -> None:
+    """The statistics have teeth: 2 and 3 rounds fail them (3 rounds at a lag equal to the radix)."""
+    n = 1 << 20
+    orders = [permutation._walk_array(np.arange(1 << 18), n, hash_ints(key), rounds, 1) for key in range(5)]
+    assert _worst(orders, n) > 6
+
+
+# -- hashes ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_mixer_twins(values: list[int]) -> None:
+    assert mix64_array(np.array(values, dtype=np.uint64)).tolist() == [mix64(value) for value in values]
+
+
+def test_hashes_tell_apart() -> None:
+    assert len({hash_ints(a, b) for a in range(100) for b in range(100)}) == 10_000
+    assert hash_ints(-1) == hash_ints(2**64 - 1)
+    assert hash_ints(0) != hash_ints(0, 0)
+
+
+def test_golden() -> None:
+    """Values for ever. If one changes, so must ORDER_VERSION."""
+    assert mix64(0) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 from state 0, as published
+    assert hash_ints(1, 2, 3) == 0x882D1ACC8D6C3B48
+    assert hash_text("energon") == int.from_bytes(hashlib.sha256(b"energon").digest()[:8], "little")
+    digests = {n: _digest(permute_array(np.arange(min(n, 5000)), n, 42)) for n in (10, 1024, 1025, 65_536, 10**12)}
+    assert digests == {
+        10: "b899a7f8b21ab866",
+        1024: "3a8380afec8990f3",
+        1025: "e35e61bf64470bbe",
+        65536: "2bfb47cd5cf46a93",
+        1000000000000: "014915a863f4b0ff",
+    }
+
+
+def _digest(order: np.ndarray) -> str:
+    return hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()[:16]

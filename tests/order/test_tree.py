@@ -1,0 +1,55 @@
+"""Positions to addresses, for training and for validation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import UsageError
+from energon_lite.order import BlendOrder, ConcatOrder
+from energon_lite.order.shuffle import LeafOrder
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=6))
+def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
+    order = ConcatOrder(lengths)
+    assert order.length == sum(lengths)
+    expected = [(leaf, index, 0) for leaf, length in enumerate(lengths) for index in range(length)]
+    assert order.lookup(np.arange(sum(lengths))).rows() == expected
+
+
+def test_concatenation_can_end_early() -> None:
+    assert ConcatOrder([3, 3], length=4).length == 4
+    assert ConcatOrder([3, 3], length=9).length == 6
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+    epochs=st.integers(1, 3),
+)
+def test_each_leaf_of_a_blend_finishes_an_epoch_before_the_next(lengths: list[int], seed: int, epochs: int) -> None:
+    weights = [1.0 + leaf for leaf in range(len(lengths))]
+    order = BlendOrder([LeafOrder(length, seed + leaf) for leaf, length in enumerate(lengths)], weights, key=seed)
+    found = order.lookup(np.arange(5000))
+    for leaf, length in enumerate(lengths):
+        here = found.leaf == leaf
+        whole = np.count_nonzero(here) // length
+        for epoch in range(min(epochs, whole)):
+            part = slice(epoch * length, (epoch + 1) * length)
+            assert np.array_equal(np.sort(found.index[here][part]), np.arange(length))
+            assert set(found.epoch[here][part].tolist()) == {epoch}
+
+
+def test_one_leaf_needs_no_blend() -> None:
+    order = BlendOrder([LeafOrder(4, key=1)], [0.3], key=0, length=4)
+    found = order.lookup(np.arange(4))
+    assert sorted(found.index.tolist()) == [0, 1, 2, 3]
+    assert order.length == 4
+
+
+def test_leaves_and_weights_must_match() -> None:
+    with pytest.raises(UsageError, match="2 leaves, but 1 weights"):
+        BlendOrder([LeafOrder(4, key=1)] * 2, [1.0], key=0)
