@@ -128,6 +128,8 @@ class ConfigError(EnergonLiteError, ValueError):
             fix = f"did you mean {self.suggestion!r}?"
         elif fix is None and choices:
             fix = "use one of: " + ", ".join(str(choice) for choice in choices)
+        elif fix is None and expected is not None:
+            fix = f"write {expected}"
         where = ":".join(str(part) for part in (self.file, line, column) if part is not None) or None
         if at:
             where = f"{where} at {at}" if where else at

@@ -14,7 +14,7 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
-from energon_lite.errors import EmptyDatasetError, UsageError, nearest
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, nearest
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
 from energon_lite.loading.loader import DataLoader
@@ -24,7 +24,7 @@ from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, Order
 from energon_lite.samples import SAMPLE_TYPES, Sample
-from energon_lite.sources.field_map import compile_field_map
+from energon_lite.sources.field_map import FieldMap, compile_field_map
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.trusted_code import load_function
@@ -360,7 +360,7 @@ def _sample_loader(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> tu
     subflavors = config.subflavors | spec.subflavors
     loader = SampleLoader(
         sample_type=_sample_type(config),
-        field_map=compile_field_map(config.field_map) if config.field_map else None,
+        field_map=_field_map(config),
         part_filter=frozenset(config.part_filter) if isinstance(config.part_filter, list) else None,
         subflavors=subflavors,
         decoder=encoder.decoder,
@@ -381,6 +381,15 @@ def _sample_loader(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> tu
 
 def _sample_type(config: DatasetConfig) -> type[Sample] | None:
     return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
+
+
+def _field_map(config: DatasetConfig) -> FieldMap | None:
+    if not config.field_map:
+        return None
+    try:
+        return compile_field_map(config.field_map)
+    except ConfigError as error:  # it knows the field, we know the file
+        raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
 
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:

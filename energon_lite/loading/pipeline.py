@@ -88,6 +88,7 @@ class Failure:
     reason: str
     skipped: bool
     details: str = ""
+    fix: str = ""
 
 
 @dataclass
@@ -270,7 +271,8 @@ class Pipeline:
             reason = error.what if isinstance(error, EnergonLiteError) else str(error)
             kind = type(error).__name__
             details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            failure = Failure(leaf, key, stage, f"{kind}: {reason}" if reason else kind, False, details)
+            fix = (error.fix or "") if isinstance(error, EnergonLiteError) else ""
+            failure = Failure(leaf, key, stage, f"{kind}: {reason}" if reason else kind, False, details, fix)
             raise _Rejected(failure) from error
 
 
@@ -280,7 +282,8 @@ def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
     return FatalSampleError(
         f"{count} samples in a row were skipped or failed{last}",
         where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
-        fix="mend the hook or the data; to allow more in a row, raise failure_tolerance of the task encoder (0: any)",
+        fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
+        + "; to allow more in a row, raise failure_tolerance of the task encoder (0: any number)",
     )
 
 

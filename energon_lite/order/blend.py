@@ -119,6 +119,10 @@ class Blend:
 
     def _descend(self, block: int) -> _Range:
         """The range of one block. Ranges that it shares with the block asked for last are not computed again."""
+        if block >> _LEVELS:
+            raise UsageError(
+                f"block {block} of a blend: positions end at 2**62", fix="look at where the position comes from"
+            )
         shared = _LEVELS - (block ^ self._path_block).bit_length()
         path = self._path[: shared + 1]
         for level in range(len(path), _LEVELS + 1):

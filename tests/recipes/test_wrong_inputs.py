@@ -1,0 +1,293 @@
+"""What a person sees who got something wrong: the message says what, where, and what to do. From the outermost call."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import (
+    EnergonLiteError,
+    FatalSampleError,
+    TaskEncoder,
+    WorkerConfig,
+    cooker,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.task_encoder import Cooker
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+CAPTIONING = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
+
+
+def _png(value: int) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), value, dtype=np.uint8)).save(out, format="PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def images(tmp_path: Path, write_dataset: Any) -> Path:
+    """A captioning set of 12 images in two shards; number 5 is broken, number 8 has no caption."""
+    samples: list[tuple[str, dict[str, bytes]]] = [
+        (str(number), {"png": _png(number), "txt": b"a square"}) for number in range(12)
+    ]
+    samples[5][1]["png"] = samples[5][1]["png"][:40]
+    del samples[8][1]["txt"]
+    return write_dataset(tmp_path / "images", {"a.tar": samples[:6], "b.tar": samples[6:]}, dataset_yaml=CAPTIONING)
+
+
+Spoil = Callable[[Path], Any]
+
+
+def _edit(name: str, old: str, new: str) -> Spoil:
+    def spoil(path: Path) -> None:
+        file = path / ".nv-meta" / name
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    return spoil
+
+
+def _truncate(path: Path) -> None:
+    data = (path / "a.tar").read_bytes()
+    (path / "a.tar").write_bytes(data[: len(data) // 2 + 100])
+
+
+def _indexed_then(spoil: Spoil) -> Spoil:
+    """Open it once, so that the index is there, before something happens to it."""
+
+    def both(path: Path) -> None:
+        get_val_dataset(path, split_part="train", batch_size=2, worker_config=ALONE)
+        spoil(path)
+
+    return both
+
+
+WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
+    "not prepared": (lambda path: shutil.rmtree(path / ".nv-meta"), ["images", "energon-lite prepare"]),
+    "half prepared": (lambda path: (path / ".nv-meta" / ".info.json").unlink(), ["images", "energon-lite prepare"]),
+    "no folder": (lambda path: shutil.rmtree(path), ["images"]),
+    "no split.yaml": (lambda path: (path / ".nv-meta" / "split.yaml").unlink(), ["split.yaml", "prepare"]),
+    "no dataset.yaml": (lambda path: (path / ".nv-meta" / "dataset.yaml").unlink(), ["dataset.yaml", "prepare"]),
+    "missing shard": (lambda path: (path / "b.tar").unlink(), ["b.tar", "energon-lite prepare"]),
+    "missing shard, indexed": (
+        _indexed_then(lambda path: (path / "b.tar").unlink()),
+        ["b.tar", "energon-lite prepare"],
+    ),
+    "truncated tar": (_truncate, ["a.tar", "byte"]),
+    "truncated tar, indexed": (_indexed_then(_truncate), ["a.tar", "energon-lite prepare"]),
+    "no tar at all": (lambda path: (path / "a.tar").write_bytes(b"hello" * 500), ["a.tar"]),
+    "unknown split": (_edit("split.yaml", '"train"', '"training"'), ["split.yaml", "'train'", "training"]),
+    "empty split": (_edit("split.yaml", '"train": ["a.tar", "b.tar"]', '"train": []'), ["train", "split.yaml"]),
+    "everything excluded": (
+        _edit("split.yaml", '"exclude": []', '"exclude": ["a.tar", "b.tar"]'),
+        ["train", "split.yaml", "exclude"],
+    ),
+    "unknown shard": (_edit("split.yaml", '["a.tar"', '["x.tar"'), ["x.tar"]),
+    "unknown sample type": (
+        _edit("dataset.yaml", "CaptioningSample", "CaptioningSampel"),
+        ["dataset.yaml:1", "CaptioningSampel", "CaptioningSample"],
+    ),
+    "unknown key": (_edit("dataset.yaml", "field_map", "field_mapp"), ["dataset.yaml:2", "field_mapp", "'field_map'"]),
+    "unknown field": (_edit("dataset.yaml", "caption", "captoin"), ["dataset.yaml:2", "captoin", "caption"]),
+    "missing field": (_edit("dataset.yaml", ", caption: txt", ""), ["dataset.yaml", "caption"]),
+    "bad field map": (_edit("dataset.yaml", "txt", "'json[text'"), ["dataset.yaml", "json[text"]),
+    "no YAML": (_edit("dataset.yaml", "field_map:", "field_map: ["), ["dataset.yaml:3"]),
+    "damaged info": (lambda path: (path / ".nv-meta" / ".info.json").write_text("{"), [".info.json", "prepare"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOLDERS)
+def test_a_folder_that_is_not_as_it_should_be(images: Path, case: str) -> None:
+    spoil, words = WRONG_FOLDERS[case]
+    spoil(images)
+    with pytest.raises(EnergonLiteError) as caught:
+        get_train_dataset(images, batch_size=2, worker_config=ALONE)
+    text = str(caught.value)
+    for word in words:
+        assert word in text, text
+    assert caught.value.where and caught.value.fix, text
+
+
+REFERENCE = "splits:\n  train:\n    blend:\n      - path: images\n        weight: 1\n"
+
+WRONG_BLENDS: dict[str, tuple[str, str, list[str]]] = {
+    "weight 0": ("weight: 1", "weight: 0", ["blend.yaml:5", "blend[0].weight", "0"]),
+    "negative weight": ("weight: 1", "weight: -2", ["blend.yaml:5", "-2"]),
+    "weight is a word": ("weight: 1", "weight: much", ["blend.yaml:5", "number", "much"]),
+    "misspelt weight": ("weight: 1", "weigth: 1", ["blend.yaml:5", "weigth", "'weight'"]),
+    "misspelt splits": ("splits:", "splitz:", ["blend.yaml:1", "splitz", "'splits'"]),
+    "no such folder": ("path: images", "path: imagse", ["blend.yaml:4", "imagse", "images"]),
+    "no such split": ("  train:", "  training:", ["blend.yaml", "'train'", "training"]),
+    "nested in itself": ("path: images", "path: blend.yaml", ["blend.yaml:4"]),
+    "split of a leaf": ("path: images", "path: images\n        split_part: trian", ["'trian'", "train"]),
+    "not YAML": ("blend:", "blend: {", ["blend.yaml"]),
+    "join": ("blend:\n", "join:\n", ["blend.yaml:3", "join"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BLENDS)
+def test_a_metadataset_that_is_not_as_it_should_be(images: Path, case: str) -> None:
+    old, new, words = WRONG_BLENDS[case]
+    path = images.parent / "blend.yaml"
+    assert old in REFERENCE
+    path.write_text(REFERENCE.replace(old, new))
+    with pytest.raises(EnergonLiteError) as caught:
+        get_train_dataset(path, batch_size=2, worker_config=ALONE)
+    text = str(caught.value)
+    for word in words:
+        assert word in text, text
+    assert caught.value.fix, text
+
+
+def _call(images: Path, **kwargs: Any) -> Any:
+    return get_train_dataset(images, **({"batch_size": 2, "worker_config": ALONE} | kwargs))
+
+
+WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
+    "misspelt keyword": (
+        lambda path: _call(path, shufle_buffer_size=5),
+        ["shufle_buffer_size", "'shuffle_buffer_size'"],
+    ),
+    "packing": (lambda path: _call(path, packing_buffer_size=5), ["packing is not supported yet"]),
+    "negative window": (lambda path: _call(path, shuffle_buffer_size=-5), ["shuffle_buffer_size is -5"]),
+    "virtual epochs of one pass": (
+        lambda path: _call(path, repeat=False, virtual_epoch_length=5),
+        ["virtual_epoch_length is 5"],
+    ),
+    "JSONL": (lambda path: _call(path / "x.jsonl"), ["JSONL", "not supported yet"]),
+    "no encoder": (lambda path: _call(path, task_encoder=object()), ["task_encoder is a object", "TaskEncoder"]),
+    "class, not instance": (lambda path: _call(path, task_encoder=TaskEncoder), ["task_encoder is a type"]),
+    "rank out of range": (lambda path: WorkerConfig(rank=4, world_size=4), ["rank 4 of 4"]),
+    "negative workers": (lambda path: WorkerConfig(rank=0, world_size=4, num_workers=-1), ["num_workers is -1"]),
+    "loader of a path": (lambda path: get_loader(path), ["a loader of a"]),  # type: ignore[arg-type]
+    "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
+    "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
+    "limit 0": (
+        lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0),
+        ["limit is 0"],
+    ),
+    "more ranks than samples": (
+        lambda path: get_val_dataset(path, batch_size=2, worker_config=WorkerConfig(rank=0, world_size=99)),
+        ["12 samples for 99 data-parallel ranks", "images[val]", "at most 12"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_a_call_that_cannot_work(images: Path, case: str) -> None:
+    call, words = WRONG_CALLS[case]
+    with pytest.raises(EnergonLiteError) as caught:
+        call(images)
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.fix
+
+
+def test_hooks_that_are_not_called_yet_are_refused(images: Path) -> None:
+    class Packs(TaskEncoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return [samples]
+
+    class Yields(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            yield sample
+
+    with pytest.raises(EnergonLiteError, match=r"Packs\.select_samples_to_pack is not supported yet"):
+        _call(images, task_encoder=Packs())
+    with pytest.raises(EnergonLiteError, match=r"Yields\.encode_sample is a generator"):
+        _call(images, task_encoder=Yields())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_samples_are_skipped_counted_and_reported(
+    images: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    with (
+        caplog.at_level(logging.WARNING),
+        get_loader(get_val_dataset(images, batch_size=4, worker_config=config)) as loader,
+    ):
+        keys = [key for batch in loader for key in batch.__key__]
+        stats = loader.stats()
+    assert keys == [str(number) for number in range(12) if number not in (5, 8)]
+    assert stats["failed"] == 2 and stats["samples"] == 10
+    reasons = {reason["stage"] + " " + reason["reason"] for reason in stats["reasons"]}
+    assert any("DecodeError" in reason and "png" in reason for reason in reasons)
+    assert any("FieldAccessError" in reason and "txt" in reason for reason in reasons)
+    assert "2 failed" in caplog.text and "a.tar" in caplog.text and "'5'" in caplog.text
+
+
+def test_a_field_that_no_sample_has_ends_the_run_with_a_short_message(images: Path) -> None:
+    _edit("dataset.yaml", "image: png", "image: jpg")(images)
+    with pytest.raises(FatalSampleError) as caught:
+        next(iter(_loader(images)))
+    text = str(caught.value)
+    assert "jpg" in text and "png" in text and "images[train]" in text
+    assert len(text.splitlines()) < 10
+
+
+def _loader(path: Path, **kwargs: Any) -> Any:
+    return get_savable_loader(_call(path, **kwargs))
+
+
+def test_a_shard_that_goes_away_while_reading(images: Path) -> None:
+    loader = get_loader(get_val_dataset(images, batch_size=2, worker_config=ALONE))
+    iterator = iter(loader)
+    next(iterator)
+    data = (images / "b.tar").read_bytes()
+    (images / "b.tar").write_bytes(data[:1024])
+    keys = [key for batch in iterator for key in batch.__key__]
+    assert keys == ["2", "3", "4"]
+    assert loader.stats()["failed"] == 7  # number 5, and all of the second shard
+    assert any("b.tar" in reason["reason"] or "changed" in reason["reason"] for reason in loader.stats()["reasons"])
+
+
+def test_crude_data_is_cooked(tmp_path: Path, write_dataset: Any) -> None:
+    path = write_dataset(
+        tmp_path / "crude",
+        {"a.tar": [("0", {"txt": b"hello", "json": json.dumps({"n": 1}).encode()})]},
+        dataset_yaml="__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {kind: greeting}\n",
+    )
+
+    @cooker
+    def cook(sample: Any) -> Any:
+        return {"__key__": sample["__key__"], "said": sample["txt"], "n": sample["json"]["n"]}
+
+    class Cooks(TaskEncoder):
+        cookers = [Cooker(cook, has_subflavors={"kind": "other"}), Cooker(cook, has_subflavors={"kind": "greeting"})]
+
+    class CooksOthers(TaskEncoder):
+        cookers = [Cooker(cook, has_subflavors={"kind": "other"})]
+
+    def build(encoder: TaskEncoder) -> Any:
+        return get_val_dataset(path, split_part="train", batch_size=1, task_encoder=encoder, worker_config=ALONE)
+
+    (batch,) = get_loader(build(Cooks()))
+    assert batch == {"__key__": ["0"], "said": ["hello"], "n": [1]}
+    (crude,) = get_loader(build(TaskEncoder()))
+    assert crude["txt"] == ["hello"]
+    with pytest.raises(EnergonLiteError, match="none of the 1 cookers of CooksOthers"):
+        build(CooksOthers())
+
+
+def test_energons_other_keywords_are_accepted(images: Path) -> None:
+    dataset = _call(images, parallel_shard_iters=4)
+    get_savable_loader(
+        dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
+    )
