@@ -334,7 +334,7 @@ def _open(
     leaves, identities = [], []
     for spec in specs:
         source = _open_source(spec)
-        loader, cooker = _sample_loader(spec, encoder, trust_code)
+        loader, cooker = _sample_loader(spec, source, encoder, trust_code)
         key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
         seen[source.fingerprint] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
@@ -354,13 +354,15 @@ def _open_source(spec: LeafSpec) -> WebdatasetSource:
     )
 
 
-def _sample_loader(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> tuple[SampleLoader, Cooker | None]:
+def _sample_loader(
+    spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
+) -> tuple[SampleLoader, Cooker | None]:
     folder = os.path.join(spec.path, ".nv-meta")
     config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
     subflavors = config.subflavors | spec.subflavors
     loader = SampleLoader(
         sample_type=_sample_type(config),
-        field_map=_field_map(config),
+        field_map=_field_map(config, source),
         part_filter=frozenset(config.part_filter) if isinstance(config.part_filter, list) else None,
         subflavors=subflavors,
         decoder=encoder.decoder,
@@ -383,13 +385,15 @@ def _sample_type(config: DatasetConfig) -> type[Sample] | None:
     return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
 
 
-def _field_map(config: DatasetConfig) -> FieldMap | None:
+def _field_map(config: DatasetConfig, source: WebdatasetSource) -> FieldMap | None:
     if not config.field_map:
         return None
     try:
-        return compile_field_map(config.field_map)
+        field_map = compile_field_map(config.field_map)
     except ConfigError as error:  # it knows the field, we know the file
         raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
+    field_map.check_parts(source.part_names, config.origin)
+    return field_map
 
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:

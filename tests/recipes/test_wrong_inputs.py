@@ -105,6 +105,10 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
     "unknown key": (_edit("dataset.yaml", "field_map", "field_mapp"), ["dataset.yaml:2", "field_mapp", "'field_map'"]),
     "unknown field": (_edit("dataset.yaml", "caption", "captoin"), ["dataset.yaml:2", "captoin", "caption"]),
     "missing field": (_edit("dataset.yaml", ", caption: txt", ""), ["dataset.yaml", "caption"]),
+    "a part that no sample has": (
+        _edit("dataset.yaml", "image: png", "image: jpg"),
+        ["dataset.yaml", "field 'image'", "'jpg'", "it has: 'png', 'txt'"],
+    ),
     "bad field map": (_edit("dataset.yaml", "txt", "'json[text'"), ["dataset.yaml", "json[text"]),
     "no YAML": (_edit("dataset.yaml", "field_map:", "field_map: ["), ["dataset.yaml:3"]),
     "damaged info": (lambda path: (path / ".nv-meta" / ".info.json").write_text("{"), [".info.json", "prepare"]),
@@ -233,12 +237,14 @@ def test_broken_samples_are_skipped_counted_and_reported(
     assert "2 failed" in caplog.text and "a.tar" in caplog.text and "'5'" in caplog.text
 
 
-def test_a_field_that_no_sample_has_ends_the_run_with_a_short_message(images: Path) -> None:
-    _edit("dataset.yaml", "image: png", "image: jpg")(images)
+def test_an_entry_that_no_sample_has_ends_the_run_with_a_short_message(tmp_path: Path, write_dataset: Any) -> None:
+    samples = [(str(number), {"json": b'{"caption": "x"}'}) for number in range(5)]
+    yaml = "sample_type: TextSample\nfield_map: {text: 'json[captoin]'}\n"
     with pytest.raises(FatalSampleError) as caught:
-        next(iter(_loader(images)))
+        next(iter(_loader(write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml))))
     text = str(caught.value)
-    assert "jpg" in text and "png" in text and "images[train]" in text
+    for word in ("field 'text'", "'captoin'", "did you mean 'caption'?", "data[train]", "failure_tolerance"):
+        assert word in text
     assert len(text.splitlines()) < 10
 
 

@@ -1,0 +1,93 @@
+"""``energon-lite``: the group of commands.
+
+Commands are imported when they are called, so that ``--help`` and ``--version`` answer at once. Errors that the library
+raises on purpose are shown as their message, without a traceback, and end with exit code 1.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from energon_lite.errors import EnergonLiteError
+
+__all__ = ["COMMANDS", "main"]
+
+#: Name of a command: (module in this package, one line of help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("prepare", "Index a folder of tar shards, divide it into splits, say what a sample is."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command's module when the command is needed, not for listing it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"energon_lite.cli.{COMMANDS[cmd_name][0]}").command
+        assert isinstance(command, click.Command)  # ours, not the user's doing
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from energon_lite.errors import nearest
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = nearest(args[0], COMMANDS)
+            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"No such command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EnergonLiteError as error:
+            raise click.ClickException(str(error)) from None
+        except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+            raise click.ClickException(f"{error.strerror}: {error.filename}") from None
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"energon-lite {version('energon-lite')}")
+    except PackageNotFoundError:
+        click.echo("energon-lite (version unknown: the package is not installed)")
+    ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.option(
+    "--version",
+    "-V",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Prepare data sets for loading with energon_lite or Megatron-Energon."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""``energon-lite prepare``: from a folder of tar shards to a data set that can be loaded.
+
+The options are those of ``energon prepare``. What is not given is asked, unless ``--non-interactive``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from energon_lite.errors import UsageError
+from energon_lite.sources import nv_meta
+from energon_lite.sources.dataset_scan import DatasetScan, find_shards, scan_dataset
+from energon_lite.sources.prepare import PrepareReport, check_not_prepared, index_again, write_prepared
+from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.sources.splits import divide_by_patterns, divide_by_ratio, parse_pattern, parse_ratio
+
+__all__ = ["command"]
+
+
+@click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--non-interactive", is_flag=True, help="Ask nothing.")
+@click.option("--split-ratio", help="Shares of train, val and test in shards, such as 8,1,1.")
+@click.option(
+    "--split-parts",
+    multiple=True,
+    metavar="NAME:REGEX",
+    help="A split and a regular expression for the names of its shards (repeatable), instead of a ratio.",
+)
+@click.option("--exclude", metavar="REGEX", help="Leave out shards in whose relative path this is found.")
+@click.option("--num-workers", type=click.IntRange(min=1), help="Processes that read shards.  [default: one per core]")
+@click.option("--shuffle-tars", is_flag=True, help="Mix the shards before the ratio is applied.")
+@click.option("--force-overwrite", is_flag=True, help="Prepare a data set again that is prepared already.")
+@click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
+@click.option("--dataset-yaml-name", default=nv_meta.DATASET_YAML, show_default=True, help="Name of that file.")
+@click.option("--sample-type", help=f"Name of a sample class such as CaptioningSample, or {CRUDE} for dicts of parts.")
+@click.option(
+    "--field-map", metavar="JSON", help='Part of each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
+)
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar (on a terminal).")
+@click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
+@click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
+def command(
+    path: str,
+    non_interactive: bool,
+    split_ratio: str | None,
+    split_parts: tuple[str, ...],
+    exclude: str | None,
+    num_workers: int | None,
+    shuffle_tars: bool,
+    force_overwrite: bool,
+    skip_dataset_yaml: bool,
+    dataset_yaml_name: str,
+    sample_type: str | None,
+    field_map: str | None,
+    progress: bool,
+    tar_index_only: bool,
+    sqlite: bool,
+) -> None:
+    """Prepare the data set in the folder PATH.
+
+    Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
+    sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
+    themselves are only read. Megatron-Energon can load the result as well.
+
+    \b
+    Example without questions:
+      energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
+        --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
+    """
+    root = os.path.abspath(os.path.expanduser(path))
+    if tar_index_only:
+        with _progress(len(nv_meta.read_info(root)), progress) as tick:
+            _show_report(index_again(root, workers=num_workers, sqlite=sqlite, progress=tick), splits=False)
+        return
+    # All that can be wrong is found before shards are read, which may take long.
+    patterns = _check_options(split_ratio, split_parts, shuffle_tars, non_interactive)
+    fields = _parse_field_map(field_map)
+    if sample_type is not None and sample_type != CRUDE:
+        find_sample_type(sample_type)
+    shards = find_shards(root, exclude)
+    check_not_prepared(root, force_overwrite)
+    with _progress(len(shards), progress) as tick:
+        scan = scan_dataset(root, shards, workers=num_workers, progress=tick)
+    with _answers_expected(non_interactive):
+        from energon_lite.cli import prepare_dialogue as dialogue
+
+        dialogue.show_scan(scan)
+        if patterns:
+            splits = divide_by_patterns(scan.shard_names, patterns)
+        else:
+            splits = divide_by_ratio(scan.shard_names, split_ratio or dialogue.ask_split_ratio(), shuffle=shuffle_tars)
+        document = None
+        if not skip_dataset_yaml:
+            dialogue.show_samples(scan)
+            document = _dataset_document(scan, sample_type, fields, non_interactive)
+    report = write_prepared(scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite)
+    _show_report(report, splits=True)
+    _show_next_step(report, dataset_yaml_name)
+
+
+def _check_options(
+    split_ratio: str | None, split_parts: tuple[str, ...], shuffle_tars: bool, non_interactive: bool
+) -> list[tuple[str, str]]:
+    """Check what can be checked without the data; returns the patterns of the splits."""
+    patterns = [parse_pattern(text) for text in split_parts]
+    if patterns and (split_ratio is not None or shuffle_tars):
+        raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
+    if split_ratio is not None:
+        parse_ratio(split_ratio)
+    elif not patterns and non_interactive:
+        raise UsageError(
+            "--non-interactive needs --split-ratio or --split-parts",
+            fix="add --split-ratio 8,1,1 (train, val, test in shards)",
+        )
+    return patterns
+
+
+def _parse_field_map(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    cure = """write it like --field-map '{"image": "jpg,png", "caption": "txt"}', in single quotes"""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--field-map is not JSON: {error}", fix=cure) from None
+    if not isinstance(value, dict) or not all(isinstance(access, str) for access in value.values()):
+        raise UsageError("--field-map is not a JSON object of strings", fix=cure)
+    return value
+
+
+def _dataset_document(
+    scan: DatasetScan, sample_type: str | None, fields: dict[str, str] | None, non_interactive: bool
+) -> dict[str, Any] | None:
+    from energon_lite.cli import prepare_dialogue as dialogue
+
+    if fields is None and sample_type != CRUDE and not non_interactive:
+        return dialogue.ask_dataset_document(scan, sample_type)
+    return sample_document(scan, sample_type=sample_type, field_map=fields)
+
+
+@contextmanager
+def _answers_expected(non_interactive: bool) -> Iterator[None]:
+    """Say what to do when a question finds nobody to answer it."""
+    try:
+        yield
+    except click.Abort:
+        if non_interactive or sys.stdin.isatty():
+            raise
+        raise UsageError(
+            "a question was not answered, because the input has ended; the data set is not prepared",
+            fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
+        ) from None
+
+
+@contextmanager
+def _progress(shards: int, wanted: bool) -> Iterator[Callable[[str], None] | None]:
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=shards, unit="shard", desc="Indexing") as bar:
+
+        def tick(_: str) -> None:
+            bar.update(1)
+
+        yield tick
+
+
+def _show_report(report: PrepareReport, *, splits: bool) -> None:
+    for warning in report.warnings:
+        click.secho(f"Note: {warning}", fg="yellow", err=True)
+    if splits:
+        counted = [f"{name} {samples} samples in {shards} shards" for name, (shards, samples) in report.splits.items()]
+        click.echo(f"Splits: {'; '.join(counted)}")
+    click.echo(f"Wrote {report.shards} .tar.idx files and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:")
+    click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
+
+
+def _show_next_step(report: PrepareReport, dataset_yaml_name: str) -> None:
+    if not report.has_dataset_yaml:
+        click.echo(
+            f"There is no {dataset_yaml_name} yet, which says what a sample is. Write it by hand, or run\n"
+            f"  energon-lite prepare {shlex.quote(report.path)} --force-overwrite"
+        )
+        return
+    split = next((name for name, (shards, _) in report.splits.items() if shards), "train")
+    extra = "" if split == "train" else f", split_part={split!r}"
+    extra += "" if dataset_yaml_name == nv_meta.DATASET_YAML else f", dataset_config={dataset_yaml_name!r}"
+    click.echo("Next, in Python:\n")
+    click.echo("  from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset")
+    click.echo(f"  dataset = get_train_dataset({report.path!r}, batch_size=2, shuffle_buffer_size=None{extra},")
+    click.echo("      max_samples_per_sequence=None, worker_config=WorkerConfig.default_worker_config(num_workers=2))")
+    click.echo("  print(next(iter(get_savable_loader(dataset))))")

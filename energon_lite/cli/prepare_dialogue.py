@@ -1,0 +1,250 @@
+"""What ``energon-lite prepare`` shows and asks.
+
+Every question has a default where a sensible guess is possible, and is asked again, with the reason, after an answer
+that cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from energon_lite.errors import EnergonLiteError, UsageError, nearest
+from energon_lite.samples import SAMPLE_TYPES
+from energon_lite.sources.dataset_scan import DatasetScan
+from energon_lite.sources.decoding import IMAGE_EXTENSIONS, SampleDecoder
+from energon_lite.sources.field_map import compile_field_map
+from energon_lite.sources.sample_document import CRUDE, SampleField, sample_document, sample_fields
+from energon_lite.sources.splits import parse_ratio
+from energon_lite.sources.webdataset import RawSample
+
+__all__ = ["ask_dataset_document", "ask_split_ratio", "guess_access", "show_samples", "show_scan"]
+
+T = TypeVar("T")
+
+_TEXT_PARTS = ("txt", "text", "transcript")
+_LABEL_PARTS = ("cls", "cls2", "index", "id")
+_VIDEO_PARTS = ("mp4", "webm", "mkv", "mov", "avi")
+#: Names under which a field is often found: in the part's name, or as a key of a JSON part.
+_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "image": ("image", "img"),
+    "caption": ("caption", "text", "txt", "description"),
+    "context": ("context", "question", "prompt"),
+    "text": ("text", "txt", "content", "caption"),
+    "answers": ("answers", "answer"),
+    "label": ("label", "class", "cls", "target"),
+    "label_name": ("label_name", "class_name", "name"),
+}
+
+
+def show_scan(scan: DatasetScan) -> None:
+    """Shards, samples and parts."""
+    names = scan.shard_names
+    size = sum(shard.size for shard in scan.scans)
+    click.echo(f"Found {len(names)} shards with {scan.samples} samples ({_bytes(size)}) in {scan.root}")
+    click.echo(f"  first shard: {names[0]}")
+    click.echo(f"  last shard:  {names[-1]}")
+    listed = [f"{name} ({count})" for name, count in list(scan.parts.items())[:10]]
+    more = f" and {len(scan.parts) - 10} more" if len(scan.parts) > 10 else ""
+    click.echo(f"  parts:       {', '.join(listed)}{more}")
+
+
+def show_samples(scan: DatasetScan, count: int = 2) -> None:
+    """The first samples: their parts, sizes, and what can be read of them."""
+    for number, raw in enumerate(scan.read(range(min(count, scan.samples)))):
+        click.echo(f"Sample {number}, key {raw.key!r}:")
+        for name, data in raw.parts.items():
+            preview = _preview(name, data)
+            click.echo(f"  {name:<8} {_bytes(len(data)):>10}{preview}")
+
+
+def _preview(name: str, data: bytes) -> str:
+    value = _decoded(name, data)
+    if isinstance(value, str):
+        return f"  {_shorten(value)!r}"
+    if value is None or isinstance(value, bytes):
+        return ""
+    if isinstance(value, (dict, list, int, float)):
+        return "  " + json.dumps(_shorten(value), ensure_ascii=False, default=str)
+    return f"  {type(value).__name__}{list(getattr(value, 'shape', []))}"
+
+
+def _decoded(name: str, data: bytes) -> Any:
+    try:
+        return SampleDecoder(image_decode=None).decode(name, data)
+    except EnergonLiteError:
+        return None
+
+
+def _shorten(value: Any) -> Any:
+    """The gist of a nested value, on one line."""
+    if isinstance(value, dict):
+        return {key: _shorten(item) for key, item in list(value.items())[:8]} | (
+            {"...": "..."} if len(value) > 8 else {}
+        )
+    if isinstance(value, list):
+        return [_shorten(item) for item in value[:3]] + (["..."] if len(value) > 3 else [])
+    if isinstance(value, str) and len(value) > 60:
+        return value[:60] + "..."
+    return value
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _ask(question: str, use: Callable[[str], T], **options: Any) -> T:
+    """Ask until the answer can be used."""
+    while True:
+        answer = str(click.prompt(question, type=str, **options))
+        try:
+            return use(answer.strip())
+        except EnergonLiteError as error:
+            click.echo(f"  {error.what}" + (f" ({error.fix})" if error.fix else ""))
+
+
+def ask_split_ratio() -> str:
+    """Shares of train, val and test, as text."""
+
+    def use(answer: str) -> str:
+        parse_ratio(answer)
+        return answer
+
+    return _ask("Share of shards for train, val, test", use, default="8,1,1")
+
+
+def ask_dataset_document(scan: DatasetScan, sample_type: str | None = None) -> dict[str, Any] | None:
+    """Ask for the sample type, unless it is given, and the part of each field; None if no file is wanted."""
+    if sample_type is None and not click.confirm(
+        "Create a dataset.yaml, which says how a sample is made of these parts?", default=True
+    ):
+        return None
+    while True:
+        chosen = sample_type or _ask_sample_type(scan)
+        if chosen == CRUDE:
+            return sample_document(scan, sample_type=None, field_map=None, crude=True)
+        field_map = _ask_field_map(scan, chosen)
+        try:
+            return sample_document(scan, sample_type=chosen, field_map=field_map)
+        except EnergonLiteError as error:
+            click.echo(f"This does not work: {error}\nPlease answer again.")
+
+
+def _ask_sample_type(scan: DatasetScan) -> str:
+    names = [*SAMPLE_TYPES, CRUDE]
+    click.echo("Sample types:")
+    for number, name in enumerate(names):
+        fields = "a dict of all parts" if name == CRUDE else ", ".join(_field_label(f) for f in sample_fields(name))
+        click.echo(f"  {number:>2}. {name} ({fields})")
+
+    def use(answer: str) -> str:
+        if answer.isdecimal() and int(answer) < len(names):
+            return names[int(answer)]
+        if answer in names:
+            return answer
+        close = nearest(answer, names)
+        hint = f"did you mean {close!r}?" if close else f"give a number from 0 to {len(names) - 1} or a name"
+        raise UsageError(f"there is no sample type {answer!r}", fix=hint)
+
+    return _ask("Sample type (number or name)", use, default=_guess_sample_type(scan))
+
+
+def _field_label(field: SampleField) -> str:
+    return field.name if field.required else f"[{field.name}]"
+
+
+def _guess_sample_type(scan: DatasetScan) -> str:
+    image = any(name.lower() in IMAGE_EXTENSIONS for name in scan.parts)
+    text = any(name in _TEXT_PARTS for name in scan.parts)
+    if image and text:
+        return "CaptioningSample"
+    if image and any(name in _LABEL_PARTS for name in scan.parts):
+        return "ImageClassificationSample"
+    if text and len(scan.parts) == 1:
+        return "TextSample"
+    return CRUDE
+
+
+def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
+    click.echo(
+        f"Which part becomes which field of {sample_type}? Parts: {', '.join(list(scan.parts)[:20])}\n"
+        "  json[text][0] takes a value out of a part, jpg,png takes the first that a sample has, - leaves a field out."
+    )
+    first = scan.read([0])[0]
+    field_map: dict[str, str] = {}
+    for field in sample_fields(sample_type):
+        kind = "required" if field.required else "optional"
+        guess = guess_access(field.name, scan.parts, first)
+        default = guess if guess is not None else (None if field.required else "-")
+
+        def use(answer: str, field: SampleField = field) -> str | None:
+            return _check_access(answer, field, scan.parts)
+
+        access = _ask(f"  {field.name} ({field.type_name}, {kind})", use, default=default)
+        if access is not None:
+            field_map[field.name] = access
+    return field_map
+
+
+def _check_access(answer: str, field: SampleField, parts: Mapping[str, int]) -> str | None:
+    if answer == "-":
+        if field.required:
+            raise UsageError(f"{field.name} is required")
+        return None
+    wanted = compile_field_map({field.name: answer}).parts
+    if not wanted & parts.keys():
+        name = next(iter(wanted))
+        close = nearest(name, parts)
+        hint = f"did you mean {close!r}?" if close else f"parts are: {', '.join(list(parts)[:20])}"
+        raise UsageError(f"no sample has a part {name!r}", fix=hint)
+    return answer
+
+
+def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:
+    """A likely expression for a field, or None.
+
+    Args:
+        field: name of the field.
+        parts: part names of the data set.
+        first: a sample, whose JSON keys are looked at.
+
+    Example:
+        >>> guess_access("image", {"png": 3, "json": 3}, first)
+        'png'
+    """
+    if field in ("image", "images"):
+        images = [name for name in parts if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS]
+        if images:
+            return ",".join(images[:4])
+    if field == "video":
+        return next((name for name in parts if name in _VIDEO_PARTS), None)
+    names = _SYNONYMS.get(field, (field,))
+    for name in names:
+        if name in parts:
+            return name
+    inside = _json_access(names, first)
+    if inside is not None:
+        return inside
+    if field in ("caption", "text", "context"):
+        return next((name for name in _TEXT_PARTS if name in parts), None)
+    if field == "label":
+        return next((name for name in _LABEL_PARTS if name in parts), None)
+    return None
+
+
+def _json_access(names: tuple[str, ...], first: RawSample) -> str | None:
+    for part, data in first.parts.items():
+        if part.rpartition(".")[2] not in ("json", "jsn"):
+            continue
+        value = _decoded(part, data)
+        for name in names:
+            if isinstance(value, dict) and name in value:
+                return f"{part}[{name}]"
+    return None

@@ -1,0 +1,165 @@
+"""``field_map``: which part, or which value inside a part, becomes which field of a sample.
+
+The little language is Energon's: ``json[text][0]`` is an access into a decoded part, ``jpg,png`` means the first of
+the alternatives that the sample has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.errors import ConfigError, FieldAccessError, nearest
+
+__all__ = ["FieldMap", "compile_field_map"]
+
+_OPTION = re.compile(r"([^\[\],]+)((?:\[[^\[\],]+\])*)")
+_STEP = re.compile(r"\[([^\[\]]+)\]")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One way to a value: a part's name, then keys of mappings or positions in lists."""
+
+    part: str
+    steps: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.part + "".join(f"[{step}]" for step in self.steps)
+
+    def follow(self, decoded: Mapping[str, Any]) -> Any:
+        """The value in a sample's decoded parts.
+
+        Raises:
+            FieldAccessError: the part, a key or a position is not there.
+        """
+        if self.part not in decoded:
+            raise FieldAccessError(f"the sample has no part {self.part!r}", fix=_has(self.part, decoded))
+        value = decoded[self.part]
+        for depth, step in enumerate(self.steps):
+            reached = Access(self.part, self.steps[:depth])
+            if isinstance(value, Mapping):
+                if step not in value:
+                    raise FieldAccessError(f"{reached} has no key {step!r}", fix=_has(step, value))
+                value = value[step]
+            elif isinstance(value, list):
+                value = _element(value, step, reached)
+            else:
+                raise FieldAccessError(
+                    f"{reached} is of type {type(value).__name__}, so [{step}] cannot be taken of it",
+                    fix="only JSON objects, lists and the like can be accessed with [...]",
+                )
+        return value
+
+
+def _element(values: list[Any], step: str, reached: Access) -> Any:
+    try:
+        return values[int(step)]
+    except ValueError:
+        raise FieldAccessError(
+            f"{reached} is a list, so {step!r} must be a number", fix=f"use {reached}[0], for example"
+        ) from None
+    except IndexError:
+        raise FieldAccessError(f"{reached} has {len(values)} elements, there is no [{step}]") from None
+
+
+def _has(wanted: str, there: Mapping[str, Any]) -> str:
+    names = [str(name) for name in there]
+    close = nearest(wanted, names)
+    listed = ", ".join(repr(name) for name in names[:20]) + (", ..." if len(names) > 20 else "")
+    return (f"did you mean {close!r}? " if close else "") + f"it has: {listed or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class FieldMap:
+    """A compiled field map: per field the alternatives, in order.
+
+    Attributes:
+        fields: ``((field name, (access, ...)), ...)``.
+    """
+
+    fields: tuple[tuple[str, tuple[Access, ...]], ...]
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Names of all parts that the map can need."""
+        return frozenset(access.part for _, accesses in self.fields for access in accesses)
+
+    def check_parts(self, part_names: Collection[str], where: str) -> None:
+        """Refuse a map with a field that no sample can have, given the names of all parts in the data set.
+
+        Raises:
+            ConfigError: names the field, the part and the parts that there are.
+        """
+        for field, accesses in self.fields:
+            if not any(access.part in part_names for access in accesses):
+                wanted = " nor ".join(repr(access.part) for access in accesses)
+                raise ConfigError(
+                    f"field {field!r} is filled from a part that no sample of this data set has: {wanted}",
+                    file=where,
+                    at=f"field_map.{field}",
+                    fix=_has(accesses[0].part, dict.fromkeys(sorted(part_names))),
+                )
+
+    def apply(self, decoded: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a sample out of its decoded parts.
+
+        Raises:
+            FieldAccessError: a field's value is not there (with alternatives: none of them is).
+
+        Example:
+            >>> compile_field_map({"caption": "json[text][0]"}).apply({"json": {"text": ["hi"]}})
+            {'caption': 'hi'}
+        """
+        return {field: self._value(field, accesses, decoded) for field, accesses in self.fields}
+
+    def _value(self, field: str, accesses: tuple[Access, ...], decoded: Mapping[str, Any]) -> Any:
+        for access in accesses[:-1]:
+            try:
+                return access.follow(decoded)
+            except FieldAccessError:
+                continue
+        try:
+            return accesses[-1].follow(decoded)
+        except FieldAccessError as error:
+            others = f" (nor is there {', '.join(map(str, accesses[:-1]))})" if len(accesses) > 1 else ""
+            raise FieldAccessError(f"field {field!r}: {error.what}{others}", fix=error.fix) from None
+
+
+def compile_field_map(field_map: Mapping[str, str]) -> FieldMap:
+    """Parse a field map.
+
+    Args:
+        field_map: an expression per field: ``part``, ``part[key]``, ``part[key][0]``, alternatives separated by commas.
+
+    Raises:
+        ConfigError: an expression cannot be parsed.
+
+    Example:
+        >>> sorted(compile_field_map({"image": "jpg,png", "caption": "json[text]"}).parts)
+        ['jpg', 'json', 'png']
+    """
+    return FieldMap(tuple((str(field), _parse(str(field), text)) for field, text in field_map.items()))
+
+
+def _parse(field: str, text: object) -> tuple[Access, ...]:
+    if not isinstance(text, str):
+        raise _wrong(field, text)
+    accesses = []
+    for option in text.split(","):
+        match = _OPTION.fullmatch(option.strip())
+        if match is None:
+            raise _wrong(field, text)
+        accesses.append(Access(match[1].strip(), tuple(_STEP.findall(match[2]))))
+    return tuple(accesses)
+
+
+def _wrong(field: str, text: object) -> ConfigError:
+    return ConfigError(
+        "this is not a field access",
+        at=f"field_map.{field}",
+        expected="a part name such as 'jpg', with accesses as in 'json[text][0]', alternatives as in 'jpg,png'",
+        found=repr(text),
+    )

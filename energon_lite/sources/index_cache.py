@@ -1,0 +1,136 @@
+"""Find the packed index of a data set, or make it.
+
+``energon-lite prepare`` writes it into ``.nv-meta``. A folder that was prepared by Energon has none, or has an old one;
+then it is made from the tars when the data set is opened, and kept in ``.nv-meta`` or, where that cannot be written, in
+the user's cache (``$ENERGON_LITE_CACHE``, else ``~/.cache/energon_lite``). Many processes may do this at once: one
+makes it, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError
+from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_uuid
+from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.tar_scan import ShardScan, scan_shard
+
+__all__ = ["cache_folder", "find_or_make_index", "index_places"]
+
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> str:
+    """The folder for what cannot be kept beside the data."""
+    chosen = os.environ.get("ENERGON_LITE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.abspath(chosen) if chosen else os.path.join(base, "energon_lite")
+
+
+def index_places(root: str) -> tuple[str, str]:
+    """Where the packed index of a data set may be: beside the data, and in the user's cache."""
+    name = os.path.basename(os.path.normpath(root))
+    place = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return meta_path(root, PACKED_INDEX), os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+
+
+def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str]:
+    """The packed index of the data set ``root``, and the file it is mapped from.
+
+    Args:
+        root: the prepared folder.
+        shard_counts: the contents of its ``.info.json``.
+
+    Raises:
+        ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
+            should be.
+    """
+    uuid = read_uuid(root)
+    places = index_places(root)
+    for path in places:
+        index = _open_if_valid(path, shard_counts, uuid)
+        if index is not None:
+            return index, path
+    failures = []
+    for path in places:
+        try:
+            with _only_one(path):
+                # Another process may have made it while this one waited.
+                index = _open_if_valid(path, shard_counts, uuid)
+                if index is None:
+                    _make(root, shard_counts, uuid).write(path)
+                    index = PackedIndex.open(path)
+                return index, path
+        except OSError as error:
+            if isinstance(error, MissingShardError):
+                raise
+            failures.append(f"{os.path.dirname(path)} ({error.strerror or error})")
+    raise DataIndexError(
+        "the packed index cannot be written anywhere: " + ", ".join(failures),
+        where=root,
+        fix="set ENERGON_LITE_CACHE to a folder that can be written, or let the owner run `energon-lite prepare`",
+    )
+
+
+def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex | None:
+    try:
+        index = PackedIndex.open(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except DataIndexError as error:
+        _log.warning("%s (it will be made again)", error)
+        return None
+    # The order of shards counts as well: sample numbers depend on it.
+    if index.uuid != uuid or list(index.shard_counts.items()) != list(shard_counts.items()):
+        _log.info("%s is older than the data set's preparation, it will be made again", path)
+        return None
+    return index
+
+
+@contextmanager
+def _only_one(path: str) -> Iterator[None]:
+    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time."""
+    folder = os.path.dirname(path)
+    if os.path.basename(folder) != META_FOLDER:
+        os.makedirs(folder, exist_ok=True)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            _log.debug("no file locks in %s: several processes may index at the same time", folder)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make(root: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex:
+    _log.warning(
+        "%s has no packed index: reading the headers of its %d shards (`energon-lite prepare` does this once, in "
+        "parallel)",
+        root,
+        len(shard_counts),
+    )
+    scans: list[ShardScan] = []
+    start = shown = time.monotonic()
+    for name, count in shard_counts.items():
+        scan = scan_shard(root, name)
+        if scan.samples != count:
+            raise ShardChangedError(
+                f"the shard has {scan.samples} samples, but {count} when the data set was prepared",
+                where=os.path.join(root, name),
+                fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
+            )
+        scans.append(scan)
+        now = time.monotonic()
+        if now - shown > 10:
+            _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(shard_counts), now - start)
+            shown = now
+    return PackedIndex.from_scans(scans, uuid=uuid)

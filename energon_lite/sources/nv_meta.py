@@ -1,0 +1,188 @@
+"""The small files that describe a prepared data set, in the formats of Megatron-Energon 7.
+
+============================  =========================================================================================
+file                          contents
+============================  =========================================================================================
+``.nv-meta/.info.json``       the shards, in order, and their sample counts. Written last: with it, a folder is prepared
+``.nv-meta/split.yaml``       which shards belong to which split, and what is excluded
+``.nv-meta/dataset.yaml``     how a sample is made of its parts
+``.nv-meta/index.uuid``       changes with every indexing
+``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.sources.sqlite_index`)
+``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.sources.packed_index`)
+``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers
+============================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from energon_lite.errors import DataIndexError, NotPreparedError
+from energon_lite.sources.atomic_file import write_bytes
+from energon_lite.sources.tar_scan import ShardScan
+
+__all__ = [
+    "DATASET_YAML",
+    "INFO_JSON",
+    "INFO_YAML",
+    "META_FOLDER",
+    "PACKED_INDEX",
+    "SPLIT_YAML",
+    "SQLITE_INDEX",
+    "UUID_FILE",
+    "crude_dataset_document",
+    "is_prepared",
+    "meta_path",
+    "read_info",
+    "read_uuid",
+    "sample_dataset_document",
+    "write_info",
+    "write_split",
+    "write_tar_index",
+    "write_uuid",
+    "write_yaml",
+]
+
+META_FOLDER = ".nv-meta"
+INFO_JSON = ".info.json"
+INFO_YAML = ".info.yaml"
+SPLIT_YAML = "split.yaml"
+DATASET_YAML = "dataset.yaml"
+UUID_FILE = "index.uuid"
+SQLITE_INDEX = "index.sqlite"
+PACKED_INDEX = "energon_lite.idx"
+
+
+def meta_path(root: str, name: str) -> str:
+    """Path of a file in the ``.nv-meta`` folder of the data set ``root``."""
+    return os.path.join(root, META_FOLDER, name)
+
+
+def is_prepared(root: str) -> bool:
+    """Whether the folder was prepared, and to the end."""
+    return any(os.path.isfile(meta_path(root, name)) for name in (INFO_JSON, INFO_YAML))
+
+
+def read_info(root: str) -> dict[str, int]:
+    """Samples per shard, in the order of the data set.
+
+    Raises:
+        NotPreparedError: the folder does not exist, or was not prepared (to the end).
+        DataIndexError: the file is there, but damaged.
+    """
+    for name in (INFO_JSON, INFO_YAML):
+        path = meta_path(root, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            document = json.loads(text) if name == INFO_JSON else yaml.safe_load(text)
+            return {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+            raise DataIndexError(
+                f"the list of shards is damaged: {type(error).__name__}: {error}",
+                where=path,
+                fix=f"run `energon-lite prepare --force-overwrite {root}`",
+            ) from None
+    raise _not_prepared(root)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no number of samples")
+    return value
+
+
+def _not_prepared(root: str) -> NotPreparedError:
+    if not os.path.exists(root):
+        return NotPreparedError("there is no such data set", where=root, fix="check the path")
+    if not os.path.isdir(root):
+        return NotPreparedError(
+            "a data set is a folder of tar files, but this is a file", where=root, fix="give the folder that holds it"
+        )
+    cure = f"run `energon-lite prepare {root}`"
+    if os.path.isdir(os.path.join(root, META_FOLDER)):
+        missing = f"the data set was not prepared to the end ({META_FOLDER}/{INFO_JSON} is missing)"
+        return NotPreparedError(missing, where=root, fix=cure)
+    return NotPreparedError(f"the data set has not been prepared (no {META_FOLDER} folder)", where=root, fix=cure)
+
+
+def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
+    """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` that old versions read); returns its path."""
+    path = meta_path(root, INFO_JSON)
+    document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
+    write_bytes(path, json.dumps(document, indent=2).encode())
+    if legacy:
+        write_yaml(meta_path(root, INFO_YAML), document)
+    return path
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("energon_lite")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def read_uuid(root: str) -> str:
+    """The text of ``index.uuid``, empty if there is none."""
+    try:
+        with open(meta_path(root, UUID_FILE), encoding="utf-8") as file:
+            return file.read().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def write_uuid(root: str, uuid: str) -> str:
+    """Write ``index.uuid``; returns its path."""
+    path = meta_path(root, UUID_FILE)
+    write_bytes(path, uuid.encode())
+    return path
+
+
+def write_split(root: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> str:
+    """Write ``split.yaml``; returns its path.
+
+    Args:
+        root: the data set.
+        split_parts: per split, shard names or brace patterns such as ``"shards/{000..127}.tar"``.
+        exclude: shards, or samples as ``"shard/key"``.
+    """
+    path = meta_path(root, SPLIT_YAML)
+    parts = {name: list(patterns) for name, patterns in split_parts.items()}
+    write_yaml(path, {"split_parts": parts, "exclude": list(exclude)})
+    return path
+
+
+def write_yaml(path: str, document: Mapping[str, Any]) -> None:
+    """Write a document in the order of its keys."""
+    write_bytes(path, yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).encode())
+
+
+def crude_dataset_document() -> dict[str, Any]:
+    """``dataset.yaml`` of a data set whose samples are given to the user's code as they are."""
+    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> dict[str, Any]:
+    """``dataset.yaml`` of a data set with a sample type."""
+    # Energon does not export this one type at its top level.
+    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
+    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
+
+
+def write_tar_index(root: str, scan: ShardScan) -> str:
+    """Write ``<shard>.tar.idx``; returns its path."""
+    path = os.path.join(root, os.path.splitext(scan.name)[0] + ".tar.idx")
+    offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
+    write_bytes(path, offsets)
+    return path

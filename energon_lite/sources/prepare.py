@@ -1,0 +1,261 @@
+"""Prepare a folder of tar shards: index it, divide it into splits, say what a sample is.
+
+Three steps, which the command line takes one by one and :func:`prepare_dataset` in one go:
+
+1. :func:`scan_dataset` reads the headers of all shards (and writes each shard's ``.tar.idx``);
+2. splits and the description of samples are made and checked in memory;
+3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` last: a run that is interrupted leaves a folder that
+   is not prepared, and running again is all that is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
+from energon_lite.sources import nv_meta
+from energon_lite.sources.atomic_file import remove_if_there
+from energon_lite.sources.dataset_scan import DatasetScan, find_shards, scan_dataset
+from energon_lite.sources.sample_document import sample_document
+from energon_lite.sources.splits import collapse_names, divide_by_patterns, divide_by_ratio, parse_pattern, split_notes
+from energon_lite.sources.sqlite_index import find_duplicate_key, write_sqlite_index
+
+__all__ = [
+    "PrepareReport",
+    "check_not_prepared",
+    "index_again",
+    "prepare_dataset",
+    "write_prepared",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What preparing did.
+
+    Attributes:
+        path: the folder.
+        shards: number of shards with samples.
+        samples: number of samples.
+        parts: number of parts by part name.
+        splits: (shards, samples) by split.
+        written: the files in ``.nv-meta`` that were written.
+        warnings: what the user should know, in words.
+        has_dataset_yaml: whether the folder now says what a sample is.
+    """
+
+    path: str
+    shards: int
+    samples: int
+    parts: Mapping[str, int]
+    splits: Mapping[str, tuple[int, int]]
+    written: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    has_dataset_yaml: bool = False
+
+
+def write_prepared(
+    scan: DatasetScan,
+    splits: Mapping[str, Sequence[str]],
+    *,
+    dataset_document: Mapping[str, Any] | None = None,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    sqlite: bool = True,
+) -> PrepareReport:
+    """Write ``.nv-meta``. What an earlier preparation left there is replaced; exclusions in ``split.yaml`` are kept.
+
+    Args:
+        scan: what is in the folder.
+        splits: shard names by split.
+        dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
+        dataset_yaml_name: its name.
+        sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
+    """
+    root = scan.root
+    legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
+    os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
+    # From here until the new .info.json is there the folder counts as not prepared. The database goes first: Energon
+    # takes a folder with a database but without .info.json for something else altogether.
+    for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
+        remove_if_there(nv_meta.meta_path(root, name))
+    warnings = [*scan.notes, *split_notes(splits, scan.shard_names)]
+    written = _write_indexes(scan)
+    kept = _earlier_exclusions(root)
+    if kept:
+        warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
+    collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
+    written.append(nv_meta.write_split(root, collapsed, kept))
+    if dataset_document is not None:
+        path = nv_meta.meta_path(root, dataset_yaml_name)
+        nv_meta.write_yaml(path, dataset_document)
+        written.append(path)
+    if sqlite:
+        written += _write_sqlite(scan, warnings)
+    written.append(nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy))
+    counts = scan.index.shard_counts
+    return PrepareReport(
+        path=root,
+        shards=len(scan.scans),
+        samples=scan.samples,
+        parts=scan.parts,
+        splits={name: (len(shards), sum(counts[shard] for shard in shards)) for name, shards in splits.items()},
+        written=tuple(written),
+        warnings=tuple(warnings),
+        has_dataset_yaml=os.path.isfile(nv_meta.meta_path(root, dataset_yaml_name)),
+    )
+
+
+def _write_indexes(scan: DatasetScan) -> list[str]:
+    path = nv_meta.meta_path(scan.root, nv_meta.PACKED_INDEX)
+    uuid_path = nv_meta.write_uuid(scan.root, scan.index.uuid)
+    scan.index.write(path)
+    return [uuid_path, path]
+
+
+def _write_sqlite(scan: DatasetScan, warnings: list[str]) -> list[str]:
+    path = nv_meta.meta_path(scan.root, nv_meta.SQLITE_INDEX)
+    if write_sqlite_index(path, scan.scans):
+        return [path]
+    duplicate = find_duplicate_key(scan.scans)
+    if duplicate is None:
+        warnings.append("no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not")
+        return []
+    key, one, other = duplicate
+    place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
+    warnings.append(
+        f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
+        "look-ups by key (auxiliary data, joins) need unique keys"
+    )
+    return []
+
+
+def _earlier_exclusions(root: str) -> list[str]:
+    """``exclude`` of an existing split.yaml, which somebody has written by hand."""
+    try:
+        with open(nv_meta.meta_path(root, nv_meta.SPLIT_YAML), encoding="utf-8") as file:
+            document = yaml.safe_load(file)
+    except (FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    found = document.get("exclude") if isinstance(document, dict) else None
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def check_not_prepared(root: str, force_overwrite: bool) -> None:
+    """Refuse to prepare a folder twice by accident.
+
+    Raises:
+        UsageError: the folder is prepared already.
+    """
+    if nv_meta.is_prepared(root) and not force_overwrite:
+        raise UsageError(
+            "the data set has already been prepared",
+            where=os.path.join(root, nv_meta.META_FOLDER),
+            fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
+            "replaced",
+        )
+
+
+def index_again(
+    root: str, *, workers: int | None = None, sqlite: bool = True, progress: Callable[[str], None] | None = None
+) -> PrepareReport:
+    """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` stay as they are.
+
+    Raises:
+        NotPreparedError: the folder is not prepared.
+        ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
+    """
+    root = os.path.abspath(root)
+    counts = nv_meta.read_info(root)
+    names = [name for name in counts if counts[name]]
+    for name in names:
+        if not os.path.isfile(os.path.join(root, name)):
+            raise MissingShardError(
+                "a shard of the data set does not exist",
+                where=os.path.join(root, name),
+                fix="put it back, or prepare anew with --force-overwrite",
+            )
+    scan = scan_dataset(root, names, workers=workers, progress=progress)
+    for name, count in scan.index.shard_counts.items():
+        if counts[name] != count:
+            raise ShardChangedError(
+                f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
+                where=os.path.join(root, name),
+                fix="prepare anew with --force-overwrite",
+            )
+    written, warnings = _write_indexes(scan), list(scan.notes)
+    if sqlite:
+        written += _write_sqlite(scan, warnings)
+    has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
+    return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: str | Sequence[float] | None = None,
+    split_parts: Mapping[str, str] | Sequence[str] | None = None,
+    exclude: str | None = None,
+    shuffle_tars: bool = False,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    crude: bool = False,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    force_overwrite: bool = False,
+    sqlite: bool = True,
+    workers: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> PrepareReport:
+    """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
+
+    Args:
+        path: the folder. Shards are found in all of its subfolders.
+        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
+        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        exclude: regular expression; shards in whose name it is found are left out.
+        shuffle_tars: mix the shards before the ratio is applied.
+        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
+            ``dataset.yaml`` is written.
+        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
+        crude: samples are given to the user's code as dicts of their parts.
+        dataset_yaml_name: name of the ``dataset.yaml``.
+        force_overwrite: prepare a folder that is prepared already.
+        sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
+        workers: processes at most; None for one per core.
+        progress: called with the name of each shard that is done.
+
+    Raises:
+        UsageError: arguments that do not fit together, or the folder is prepared already.
+        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+        EmptyDatasetError: no shards, or no samples in them.
+
+    Example:
+        >>> report = prepare_dataset("data/coco", split_ratio="8,1,1", sample_type="CaptioningSample",
+        ...                          field_map={"image": "jpg", "caption": "txt"})
+        >>> report.splits["train"]
+        (16, 16000)
+    """
+    root = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    if (split_ratio is None) == (split_parts is None):
+        raise UsageError("either split_ratio or split_parts must be given", fix='split_ratio="8,1,1", for example')
+    shards = find_shards(root, exclude)
+    check_not_prepared(root, force_overwrite)
+    scan = scan_dataset(root, shards, workers=workers, progress=progress)
+    if split_parts is None:
+        splits = divide_by_ratio(scan.shard_names, split_ratio or "", shuffle=shuffle_tars)
+    else:
+        pairs = split_parts.items() if isinstance(split_parts, Mapping) else map(parse_pattern, split_parts)
+        splits = divide_by_patterns(scan.shard_names, list(pairs))
+    document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
+    report = write_prepared(scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite)
+    for warning in report.warnings:
+        _log.warning("%s: %s", root, warning)
+    return report

@@ -1,0 +1,160 @@
+"""Positioned reads from many shards with a bounded number of open files.
+
+``os.pread`` leaves no trace in the file's position, so one descriptor may be used by several threads, and by a forked
+child together with its parent, at the same time. There is no lock that a fork could leave held: the cache is a dict,
+of which only steps that cannot be interrupted are used (a file that another thread has taken out for a moment is opened
+a second time, no more), and a descriptor is closed when neither the cache nor a running read refers to it any more.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import NamedTuple
+
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources.tar_headers import BLOCK
+from energon_lite.sources.tar_scan import head_checksum
+
+__all__ = ["ShardIdentity", "ShardStore", "shared_store"]
+
+_PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
+#: Linux reads at most this much in one call; larger reads take several.
+_LARGEST_READ = 1 << 30
+
+
+class ShardIdentity(NamedTuple):
+    """By what a shard is recognised: its size, and the checksum of its first block."""
+
+    size: int
+    head: int
+
+
+class _OpenFile:
+    """A descriptor that is closed with its last reference."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str):
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class ShardStore:
+    """Read bytes of shards by position.
+
+    Args:
+        capacity: open files kept; the one unused for longest is closed when a further one is needed.
+
+    Example:
+        >>> store = ShardStore()
+        >>> store.read("data/s0.tar", ShardIdentity(10240, 1234), offset=512, size=3)
+        b'one'
+    """
+
+    def __init__(self, capacity: int = 64):
+        self.capacity = max(1, capacity)
+        #: The file unused for longest stands first.
+        self._files: dict[str, _OpenFile] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        """``size`` bytes at ``offset`` of the shard ``path``.
+
+        Raises:
+            MissingShardError: the shard does not exist any more.
+            ShardChangedError: it is not the shard that was indexed.
+            DatasetError: the storage failed.
+        """
+        file = self._files.pop(path, None)
+        if file is None:
+            file = self._open(path, identity)
+        self._files[path] = file
+        if len(self._files) > self.capacity:
+            self._evict()
+        try:
+            data = os.pread(file.fd, min(size, _LARGEST_READ), offset)
+            if len(data) < size:
+                data = self._read_on(file, data, path, identity, offset, size)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        return data
+
+    def close(self) -> None:
+        """Forget all open files. The store can be used again afterwards."""
+        self._files.clear()
+
+    def _open(self, path: str, identity: ShardIdentity) -> _OpenFile:
+        try:
+            file = _OpenFile(path)
+            size = os.fstat(file.fd).st_size
+            head = head_checksum(os.pread(file.fd, BLOCK, 0))
+        except FileNotFoundError:
+            raise MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN) from None
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        if size != identity.size:
+            raise changed_shard(path, identity.size, size)
+        if head != identity.head:
+            raise ShardChangedError(
+                "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
+            )
+        return file
+
+    def _evict(self) -> None:
+        while len(self._files) > self.capacity:
+            with suppress(RuntimeError, StopIteration):  # another thread was faster
+                self._files.pop(next(iter(self._files)), None)
+
+    def _read_on(
+        self, file: _OpenFile, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
+    ) -> bytes:
+        """Continue a read that gave fewer bytes than wanted: it was a very large one, or the file shrank."""
+        chunks = [data]
+        have = len(data)
+        while have < size:
+            data = os.pread(file.fd, min(size - have, _LARGEST_READ), offset + have)
+            if not data:
+                raise changed_shard(path, identity.size, os.fstat(file.fd).st_size)
+            chunks.append(data)
+            have += len(data)
+        return b"".join(chunks)
+
+
+def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
+    """The error for a shard of another size than the indexed one."""
+    return ShardChangedError(
+        f"the shard has changed since it was indexed: {found} bytes instead of {expected}",
+        where=path,
+        fix=_PREPARE_AGAIN,
+    )
+
+
+def _storage_error(path: str, error: OSError) -> DatasetError:
+    return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")
+
+
+_shared: ShardStore | None = None
+
+
+def shared_store() -> ShardStore:
+    """The store that all data sets of this process use, so that a blend of many stays below the limit of open files.
+
+    It keeps a quarter of what the system allows this process, at least 16 and at most 4096.
+    """
+    global _shared
+    if _shared is None:
+        try:
+            import resource
+
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        except (ImportError, OSError):
+            allowed = 256
+        _shared = ShardStore(4096 if allowed < 0 else min(4096, max(16, allowed // 4)))
+    return _shared

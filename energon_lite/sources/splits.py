@@ -1,0 +1,178 @@
+"""Which shard belongs to which split, and how a list of shards is written down.
+
+Splits are made of whole shards. The ratio is applied as Energon does (the n-th split ends at the integer part of its
+cumulated share), but with exact fractions: 0.7,0.2,0.1 of ten shards are seven, two and one.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from energon_lite.errors import UsageError
+
+__all__ = ["collapse_names", "divide_by_patterns", "divide_by_ratio", "parse_pattern", "parse_ratio", "split_notes"]
+
+RATIO_SPLITS = ("train", "val", "test")
+_NUMBER = re.compile(r"([0-9]+)")
+#: The seed with which Energon shuffles shards, so that both libraries make the same splits.
+_SHUFFLE_SEED = 42
+
+
+def parse_ratio(ratio: str | Sequence[float]) -> tuple[Fraction, ...]:
+    """Shares of train, val and test: ``"8,1,1"``, ``"0.8, 0.1, 0.1"`` or numbers.
+
+    Raises:
+        UsageError: not three numbers >= 0 with a sum > 0.
+    """
+    values = ratio.split(",") if isinstance(ratio, str) else list(ratio)
+    try:
+        shares = tuple(Fraction(str(value).strip()) for value in values)
+    except (ValueError, ZeroDivisionError):
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or not sum(shares):
+        raise UsageError(
+            f"{ratio!r} is not a ratio of train, val and test",
+            fix='give three numbers >= 0 like "8,1,1" or "0.9,0.1,0"; for other splits use --split-parts name:regex',
+        )
+    return shares
+
+
+def divide_by_ratio(
+    shards: Sequence[str], ratio: str | Sequence[float], *, shuffle: bool = False
+) -> dict[str, list[str]]:
+    """Divide shards among train, val and test.
+
+    Args:
+        shards: names, in order.
+        ratio: see :func:`parse_ratio`; counted in shards.
+        shuffle: mix the shards first (always in the same way).
+
+    Example:
+        >>> divide_by_ratio(["a", "b", "c", "d"], "2,1,1")
+        {'train': ['a', 'b'], 'val': ['c'], 'test': ['d']}
+    """
+    shares = parse_ratio(ratio)
+    order = list(shards)
+    if shuffle:
+        random.Random(_SHUFFLE_SEED).shuffle(order)
+    splits: dict[str, list[str]] = {}
+    start, until = 0, Fraction(0)
+    for name, share in zip(RATIO_SPLITS, shares, strict=True):
+        until += share / sum(shares)
+        stop = int(len(order) * until)
+        splits[name] = order[start:stop]
+        start = stop
+    return splits
+
+
+def parse_pattern(text: str) -> tuple[str, str]:
+    """``"name:regex"`` as (name, regex).
+
+    Raises:
+        UsageError: there is no name or no regex.
+    """
+    name, colon, pattern = text.partition(":")
+    if not name.strip() or not colon or not pattern.strip():
+        raise UsageError(
+            f"{text!r} is not of the form name:regex",
+            fix='write --split-parts "train:train/.*" --split-parts "val:val/.*"',
+        )
+    return name.strip(), pattern
+
+
+def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Divide shards by regular expressions that match from the start of their names.
+
+    Args:
+        shards: names, in order.
+        patterns: (split, regular expression); braces such as ``{00..12}`` are expanded. A split may appear repeatedly.
+
+    Raises:
+        UsageError: an expression is invalid, or matches no shard.
+
+    Example:
+        >>> divide_by_patterns(["a/0.tar", "b/0.tar"], [("train", "a/.*"), ("val", "b/.*")])
+        {'train': ['a/0.tar'], 'val': ['b/0.tar']}
+    """
+    from braceexpand import braceexpand
+
+    chosen: dict[str, set[str]] = {}
+    for split, pattern in patterns:
+        try:
+            expressions = [re.compile(text) for text in braceexpand(pattern)]
+        except (re.error, ValueError) as error:
+            raise UsageError(
+                f"{pattern!r} (for split {split!r}) is not a regular expression: {error}",
+                fix="a pattern is a regular expression, not a glob: write '.*' for any text, '\\.' for a dot",
+            ) from None
+        found = {name for name in shards if any(expression.match(name) for expression in expressions)}
+        if not found:
+            raise UsageError(
+                f"{pattern!r} (for split {split!r}) matches none of the {len(shards)} shards",
+                fix="it is a regular expression (not a glob) matched from the start of the name; shards are called "
+                + ", ".join(repr(name) for name in shards[:3]),
+            )
+        chosen[split] = chosen.get(split, set()) | found
+    return {split: [name for name in shards if name in found] for split, found in chosen.items()}
+
+
+def split_notes(splits: Mapping[str, Sequence[str]], shards: Sequence[str]) -> list[str]:
+    """What is odd about a division, in words: splits without shards, shards in two splits or in none."""
+    notes = []
+    empty = [name for name, chosen in splits.items() if not chosen]
+    if empty:
+        notes.append(
+            f"split {', '.join(map(repr, empty))} got no shard, because {len(shards)} whole shards are divided: write "
+            "more and smaller shards, or choose with --split-parts name:regex"
+        )
+    owner: dict[str, str] = {}
+    for name, chosen in splits.items():
+        shared = [(owner[shard], shard) for shard in chosen if shard in owner]
+        if shared:
+            notes.append(f"splits {shared[0][0]!r} and {name!r} share {len(shared)} shard(s), such as {shared[0][1]!r}")
+        owner |= dict.fromkeys(chosen, name)
+    unused = [shard for shard in shards if shard not in owner]
+    if unused:
+        notes.append(f"{len(unused)} shard(s) belong to no split, such as {unused[0]!r}")
+    return notes
+
+
+def collapse_names(names: Sequence[str]) -> list[str]:
+    """Write runs of names that count up in one place as brace patterns, keeping the order.
+
+    Example:
+        >>> collapse_names(["a/000.tar", "a/001.tar", "a/002.tar", "b.tar"])
+        ['a/{000..002}.tar', 'b.tar']
+    """
+    patterns: list[str] = []
+    start = 0
+    pieces = [_NUMBER.split(name) for name in names]
+    while start < len(names):
+        place, stop = None, start + 1
+        while stop < len(names):
+            changed = _counted_up(pieces[stop - 1], pieces[stop])
+            if changed is None or (place is not None and changed != place):
+                break
+            place, stop = changed, stop + 1
+        if place is None:
+            patterns.append(names[start])
+        else:
+            first, last = pieces[start], pieces[stop - 1]
+            run = f"{{{first[place]}..{last[place]}}}"
+            patterns.append("".join([*first[:place], run, *first[place + 1 :]]))
+        start = stop
+    return patterns
+
+
+def _counted_up(before: list[str], after: list[str]) -> int | None:
+    """The one place where ``after`` has the next number in the same width; None if there is no such place."""
+    if len(before) != len(after):
+        return None
+    places = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    if len(places) != 1 or places[0] % 2 == 0:  # text stands at even places, numbers at odd ones
+        return None
+    one, other = before[places[0]], after[places[0]]
+    return places[0] if len(one) == len(other) and int(other) == int(one) + 1 else None

@@ -1,0 +1,84 @@
+"""``index.sqlite``: samples by key, as Megatron-Energon 7.4 writes it.
+
+We do not read it. It is there for what Energon does with it (auxiliary stores, joins, mounting), so that a data set
+prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.tar_scan import ShardScan
+
+__all__ = ["find_duplicate_key", "write_sqlite_index"]
+
+_TABLES = """
+CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+                      byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+                           content_byte_size INTEGER);
+"""
+
+_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
+                                                   content_byte_size);
+"""
+
+
+def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | None:
+    """The first key that appears twice: (key, shard, other shard), or None."""
+    seen: dict[str, int] = {}
+    for number, scan in enumerate(scans):
+        for index in range(scan.samples):
+            key = scan.key(index)
+            if key in seen:
+                return key, scans[seen[key]].name, scan.name
+            seen[key] = number
+    return None
+
+
+def write_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
+    """Write the database, atomically.
+
+    Returns:
+        False, and no file, if keys are not unique (or are not text).
+    """
+    import sqlite3
+
+    try:
+        with replacing(path) as temporary:
+            with closing(sqlite3.connect(temporary)) as connection:
+                # The finished file is renamed, so a journal would protect nobody.
+                connection.execute("PRAGMA journal_mode = OFF")
+                connection.execute("PRAGMA synchronous = OFF")
+                connection.executescript(_TABLES)
+                for number, scan in enumerate(scans):
+                    connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", _sample_rows(number, scan))
+                    connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _part_rows(number, scan))
+                connection.commit()
+                connection.executescript(_INDEXES)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+    except (sqlite3.IntegrityError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _sample_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, str, int, int, int]]:
+    starts = scan.headers.tolist()
+    stops = [*starts[1:], scan.end]
+    for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        yield number, scan.key(index), index, start, stop - start
+
+
+def _part_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, int, str, int, int]]:
+    first = scan.first_part.tolist()
+    rows = scan.parts.tolist()
+    for index in range(scan.samples):
+        for offset, size, name in rows[first[index] : first[index + 1]]:
+            yield number, index, scan.part_names[name], offset, size

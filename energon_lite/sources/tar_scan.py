@@ -1,0 +1,162 @@
+"""What is in one shard: a header-only scan of a tar file into arrays.
+
+A pure function of one file, so shards can be scanned in any order, on any number of processes or machines.
+
+Which members make a sample is WebDataset's rule as Energon applies it: a member's key is its path up to the first dot
+of the last component, the rest is the part name; neighbours with equal keys are one sample; members whose path begins
+with a ``__name__`` component, and members without a part name, belong to no sample.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DatasetError, MissingShardError
+from energon_lite.sources.tar_headers import BLOCK, TarHeaders
+
+__all__ = ["ShardScan", "head_checksum", "scan_shard", "split_member_name"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardScan:
+    """The contents of one shard.
+
+    Attributes:
+        name: the shard's path relative to the data set, with forward slashes.
+        size: bytes in the file.
+        head: checksum of the first block (see :func:`head_checksum`).
+        end: byte after the last member.
+        headers: ``[samples]``, byte at which each sample's first header starts.
+        first_part: ``[samples + 1]``, row of each sample's first part in ``parts``.
+        parts: ``[parts, 3]``: payload offset, payload size, number of the part's name.
+        part_names: the names those numbers stand for.
+        key_offsets: ``[samples + 1]``, where each key starts in ``keys``.
+        keys: all keys in UTF-8, without separator.
+        notes: what looked odd, in words.
+    """
+
+    name: str
+    size: int
+    head: int
+    end: int
+    headers: Int64
+    first_part: Int64
+    parts: Int64
+    part_names: tuple[str, ...]
+    key_offsets: Int64
+    keys: bytes
+    notes: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.headers)
+
+    def key(self, index: int) -> str:
+        """The key of the ``index``-th sample."""
+        return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
+
+
+def split_member_name(name: str) -> tuple[str, str] | None:
+    """Split the name of a tar member into (key, part name); None if it belongs to no sample.
+
+    Example:
+        >>> split_member_name("a.b/0001.seg.png")
+        ('a.b/0001', 'seg.png')
+        >>> split_member_name("__meta__/x.txt") is None
+        True
+    """
+    if name.startswith("__"):
+        top = name.partition("/")[0]
+        if len(top) >= 4 and top.endswith("__"):
+            return None
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if dot < 0:
+        return None
+    if dot == start:  # a hidden file: Energon takes the folder, slash included, as its key if that has no dot
+        folder = name[:start]
+        above = folder[:-1].rfind("/") + 1
+        if not folder or "." in folder[above:]:
+            return None
+    return name[:dot], name[dot + 1 :]
+
+
+def head_checksum(block: bytes) -> int:
+    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
+    that happen to have the same size."""
+    return zlib.crc32(block[:BLOCK])
+
+
+def scan_shard(root: str, name: str) -> ShardScan:
+    """Scan the shard ``name`` in the folder ``root``.
+
+    Raises:
+        ShardFormatError: the file is truncated, damaged, compressed or sparse.
+        MissingShardError: there is no such file.
+    """
+    path = os.path.join(root, name)
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError:
+        raise MissingShardError(
+            "the shard does not exist",
+            where=path,
+            fix="put it back, or leave it out with `energon-lite prepare --force-overwrite`",
+        ) from None
+    except OSError as error:
+        raise DatasetError(
+            f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
+        ) from error
+    try:
+        size = os.fstat(fd).st_size
+        head = head_checksum(os.pread(fd, BLOCK, 0))
+        return _collect(TarHeaders(fd, size, path), name, size, head)
+    finally:
+        os.close(fd)
+
+
+def _collect(headers: TarHeaders, name: str, size: int, head: int) -> ShardScan:
+    """Collect members into samples."""
+    sample_headers, first_part, parts, key_ends = array("q"), array("q"), array("q"), array("q", [0])
+    keys = bytearray()
+    numbers: dict[str, int] = {}
+    last_key = None
+    for header, member, offset, length in headers:
+        split = split_member_name(member)
+        if split is None:
+            continue
+        key, part = split
+        if key != last_key:
+            sample_headers.append(header)
+            first_part.append(len(parts) // 3)
+            keys += key.encode("utf-8", "surrogateescape")
+            key_ends.append(len(keys))
+            last_key = key
+        parts.extend((offset, length, numbers.setdefault(part, len(numbers))))
+    first_part.append(len(parts) // 3)
+    return ShardScan(
+        name=name,
+        size=size,
+        head=head,
+        end=headers.end,
+        headers=_int64(sample_headers),
+        first_part=_int64(first_part),
+        parts=_int64(parts).reshape(-1, 3),
+        part_names=tuple(numbers),
+        key_offsets=_int64(key_ends),
+        keys=bytes(keys),
+        notes=tuple(headers.notes),
+    )
+
+
+def _int64(values: array[int]) -> Int64:
+    return np.array(values, dtype=np.int64)

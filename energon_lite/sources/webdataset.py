@@ -1,0 +1,332 @@
+"""A prepared folder of tar shards, seen as a numbered list of samples."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from energon_lite.errors import (
+    DataIndexError,
+    DatasetError,
+    EmptyDatasetError,
+    MissingShardError,
+    ShardChangedError,
+    nearest,
+)
+from energon_lite.samples import SourceInfo
+from energon_lite.sources.index_cache import find_or_make_index
+from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
+
+__all__ = ["RawSample", "WebdatasetSource"]
+
+_log = logging.getLogger(__name__)
+
+#: Bytes between two wanted parts that are rather read than skipped: about what a disk streams during one seek.
+_GAP = 1 << 20
+
+
+class RawSample(NamedTuple):
+    """A sample as it is in its shard.
+
+    Attributes:
+        key: the sample's key.
+        parts: bytes by part name, in the order of the tar.
+        source: where they were read.
+    """
+
+    key: str
+    parts: dict[str, bytes]
+    source: SourceInfo
+
+
+class WebdatasetSource:
+    """The samples of some shards of a prepared folder, by number. Make one with :meth:`open`.
+
+    The object can be pickled (small: no samples, no file handles) and used after a fork; copies share the memory of
+    the index and, in one process, the open files.
+
+    Attributes:
+        path: the folder, absolute.
+        split_part: the name of the split, for messages.
+        fingerprint: identifies shards (name, size, number of samples, in order) and exclusions, wherever the folder is.
+        shard_names: the chosen shards, in order.
+
+    Example:
+        >>> source = WebdatasetSource.open("data/coco", shards=["s000.tar", "s001.tar"])
+        >>> sample = source.read(len(source) - 1, parts={"jpg", "txt"})
+        >>> sample.key, sample.parts["txt"]
+        ('000412', b'a red bicycle')
+    """
+
+    def __init__(
+        self,
+        index: PackedIndex,
+        *,
+        path: str,
+        index_path: str,
+        shards: Sequence[str],
+        excluded: Sequence[int],
+        split_part: str,
+        store: ShardStore | None = None,
+    ):
+        self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
+        self._index, self._index_path, self._store = index, index_path, store or shared_store()
+        self._excluded = list(excluded)
+        numbers = {name: number for number, name in enumerate(index.shard_names)}
+        self._shards = [numbers[name] for name in shards]
+        table = index.shards.tolist()
+        self._first = [table[number][3] for number in self._shards]
+        self._paths = [os.path.join(path, name) for name in shards]
+        self._identities = [ShardIdentity(table[number][0], table[number][1]) for number in self._shards]
+        counts = [table[number + 1][3] - table[number][3] for number in self._shards]
+        self._starts = [0]
+        for count in counts:
+            self._starts.append(self._starts[-1] + count)
+        self._length = self._starts[-1] - len(self._excluded)
+        # The i-th sample that is left stands behind as many excluded ones as have a smaller shifted position.
+        self._shifted = [position - number for number, position in enumerate(self._excluded)]
+        self.fingerprint = _fingerprint(self.shard_names, self._identities, counts, self._excluded)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: Sequence[str] | None = None,
+        excluded_samples: Sequence[tuple[str, str]] = (),
+        split_part: str = "",
+        store: ShardStore | None = None,
+    ) -> WebdatasetSource:
+        """Open a prepared folder; every shard is checked to be there with the size it was indexed with.
+
+        Args:
+            path: the folder that holds ``.nv-meta``.
+            shards: names of the wanted shards relative to the folder, in the wanted order; None for all.
+            excluded_samples: (shard, key) of samples to leave out.
+            split_part: the name of the split, for messages.
+            store: the store to read with; None for the one that all data sets of this process share.
+
+        Raises:
+            NotPreparedError: the folder does not exist or was not prepared.
+            MissingShardError, ShardChangedError: a shard is gone, or not the one that was indexed.
+            ShardFormatError: the index had to be made, and a shard cannot be parsed.
+            EmptyDatasetError: nothing is left to read.
+        """
+        root = _local_path(path)
+        counts = read_info(root)
+        chosen = list(counts if shards is None else shards)
+        _check_known(root, chosen, counts, split_part)
+        index, index_path = find_or_make_index(root, counts)
+        _check_files(root, chosen, index)
+        excluded = _excluded_positions(index, chosen, excluded_samples)
+        source = cls(
+            index,
+            path=root,
+            index_path=index_path,
+            shards=chosen,
+            excluded=excluded,
+            split_part=split_part,
+            store=store,
+        )
+        if not len(source):
+            raise EmptyDatasetError(
+                f"there are no samples in {_split_words(split_part)}",
+                where=root,
+                fix="check split_parts and exclude in .nv-meta/split.yaml",
+            )
+        return source
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __str__(self) -> str:
+        split = f" [{self.split_part}]" if self.split_part else ""
+        return f"{self.path}{split}: {self._length} samples in {len(self._shards)} shards"
+
+    @property
+    def part_names(self) -> frozenset[str]:
+        """The names of all parts that any sample of the folder has."""
+        return frozenset(self._index.part_names)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(position among the chosen shards, number of the sample over all shards of the folder)."""
+        if not 0 <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length} in {self.path}")
+        if self._shifted:
+            index += bisect_right(self._shifted, index)
+        place = bisect_right(self._starts, index) - 1
+        return place, self._first[place] + index - self._starts[place]
+
+    def key(self, index: int) -> str:
+        """The key of a sample, without reading it."""
+        return self._index.key(self.locate(index)[1])
+
+    def read(self, index: int, parts: Container[str] | None = None) -> RawSample:
+        """Read one sample, with one positioned read (several if unwanted bytes of more than 1 MiB lie between).
+
+        Args:
+            index: 0 .. len - 1.
+            parts: names of the wanted parts; None for all. Names that the sample does not have are ignored.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: the shard changed after opening, or the storage failed.
+        """
+        place, sample = self.locate(index)
+        packed = self._index
+        key, rows, names = packed.key(sample), packed.part_rows(sample), packed.part_names
+        shard = self.shard_names[place]
+        wanted = [
+            (rows[row], rows[row + 1], names[rows[row + 2]])
+            for row in range(0, len(rows), 3)
+            if parts is None or names[rows[row + 2]] in parts
+        ]
+        found: dict[str, bytes] = {}
+        if len(wanted) == 1:
+            offset, size, name = wanted[0]
+            found[name] = self._store.read(self._paths[place], self._identities[place], offset, size)
+        elif wanted:
+            for run in _runs(wanted):
+                start = run[0][0]
+                span = run[-1][0] + run[-1][1] - start
+                data = self._store.read(self._paths[place], self._identities[place], start, span)
+                for offset, size, name in run:
+                    found[name] = data[offset - start : offset - start + size]
+        source = SourceInfo(
+            dataset_path=self.path,
+            index=index,
+            shard_name=shard,
+            file_names=tuple([f"{key}.{name}" for _, _, name in wanted]),
+        )
+        return RawSample(key, found, source)
+
+    def column(self, name: str) -> Any:
+        """Values of an optional column of the index for these samples: an array of length ``len(self)``.
+
+        Raises:
+            DataIndexError: the index has no such column.
+        """
+        import numpy as np
+
+        values = self._index.columns.get(name)
+        if values is None:
+            raise DataIndexError(f"the index has no column {name!r}", where=self._index_path)
+        counts = np.diff(self._starts)
+        chosen = [values[first : first + count] for first, count in zip(self._first, counts, strict=True)]
+        return np.delete(np.concatenate(chosen), self._excluded)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "index_path": self._index_path,
+            "digest": self._index.digest,
+            "shards": None if self.shard_names == self._index.shard_names else self.shard_names,
+            "excluded": self._excluded,
+            "split_part": self.split_part,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        index = PackedIndex.open(state["index_path"])
+        if index.digest != state.pop("digest"):
+            raise ShardChangedError(
+                "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
+            )
+        shards = state.pop("shards")
+        self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
+
+
+def _local_path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    if "://" in text:
+        raise DatasetError(
+            "only local folders can be read yet", where=text, fix="copy the data set to a file system of this machine"
+        )
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def _split_words(split_part: str) -> str:
+    return f"split {split_part!r}" if split_part else "the data set"
+
+
+def _check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_part: str) -> None:
+    if not shards:
+        raise EmptyDatasetError(
+            f"there are no shards in {_split_words(split_part)}",
+            where=root,
+            fix="check split_parts and exclude in .nv-meta/split.yaml, or give --split-ratio another division",
+        )
+    for name in shards:
+        if name not in counts:
+            close = nearest(name, counts)
+            hint = f"did you mean {close!r}? " if close else ""
+            raise MissingShardError(
+                f"{_split_words(split_part)} lists shard {name!r}, which the data set does not have",
+                where=root,
+                fix=f"{hint}correct .nv-meta/split.yaml, or run `energon-lite prepare --force-overwrite {root}`",
+            )
+
+
+def _check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
+    sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))
+    for name in shards:
+        path = os.path.join(root, name)
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            raise MissingShardError(
+                "a shard of the data set does not exist",
+                where=path,
+                fix=f"put it back, or leave it out with `energon-lite prepare --force-overwrite {root}`",
+            ) from None
+        if size != sizes[name]:
+            raise changed_shard(path, sizes[name], size)
+
+
+def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> list[int]:
+    """Positions, among the samples of ``shards``, of the samples to leave out."""
+    wanted: dict[str, set[str]] = {}
+    for shard, key in excluded:
+        wanted.setdefault(shard, set()).add(key)
+    rows = {name: number for number, name in enumerate(index.shard_names)}
+    for shard in wanted.keys() - rows.keys():
+        _log.warning("exclude names samples of shard %r, which the data set does not have", shard)
+    positions: list[int] = []
+    start = 0
+    for name in shards:
+        first, stop = index.shards[rows[name], 3], index.shards[rows[name] + 1, 3]
+        keys = wanted.get(name)
+        if keys:
+            hits = [number for number, key in enumerate(index.keys(first, stop)) if key in keys]
+            positions += [start + number for number in hits]
+            for key in keys - {index.key(int(first) + number) for number in hits}:
+                _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
+        start += int(stop - first)
+    return positions
+
+
+def _runs(wanted: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, str]]]:
+    """Neighbouring parts that are read together."""
+    run = wanted[:1]
+    for part in wanted[1:]:
+        if part[0] - (run[-1][0] + run[-1][1]) > _GAP:
+            yield run
+            run = []
+        run.append(part)
+    yield run
+
+
+def _fingerprint(
+    names: Sequence[str], identities: Sequence[ShardIdentity], counts: Sequence[int], excluded: Sequence[int]
+) -> str:
+    digest = hashlib.sha256()
+    for name, identity, count in zip(names, identities, counts, strict=True):
+        digest.update(f"{name}\0{identity.size}\0{count}\n".encode("utf-8", "surrogateescape"))
+    digest.update(("excluded " + " ".join(map(str, excluded))).encode())
+    return digest.hexdigest()

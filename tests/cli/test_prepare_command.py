@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from PIL import Image
+
+from energon_lite.cli.main import main
+from energon_lite.cli.prepare_dialogue import guess_access
+from energon_lite.samples import SourceInfo
+from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.webdataset import RawSample, WebdatasetSource
+
+FIELDS = '{"image": "png", "caption": "json[text]"}'
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Four shards of two samples: a PNG, a JSON and a label."""
+    picture = io.BytesIO()
+    Image.new("RGB", (2, 2), "red").save(picture, "png")
+    for shard in range(4):
+        with tarfile.open(tmp_path / f"s{shard}.tar", "w") as tar:
+            for number in (2 * shard, 2 * shard + 1):
+                about = json.dumps({"text": f"caption {number}", "long": "x" * 200, "list": list(range(9))}).encode()
+                for part, content in (("png", picture.getvalue()), ("json", about), ("cls", b"1")):
+                    info = tarfile.TarInfo(f"{number:03d}.{part}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return tmp_path
+
+
+def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["prepare", str(data), *options], input=answers)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
+
+
+def document(data: Path, name: str = "dataset.yaml") -> object:
+    return yaml.safe_load((data / ".nv-meta" / name).read_text())
+
+
+class TestWithoutQuestions:
+    def test_everything_by_options(self, data: Path) -> None:
+        code, output = run(
+            data,
+            *("--non-interactive", "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample"),
+            *("--field-map", FIELDS, "--num-workers", "2", "--no-progress"),
+        )
+        assert code == 0
+        assert "Found 4 shards with 8 samples" in output and "png (8), json (8), cls (8)" in output
+        assert "Splits: train 4 samples in 2 shards; val 2 samples in 1 shards; test 2 samples in 1 shards" in output
+        for name in (".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"):
+            assert name in output and (data / ".nv-meta" / name).exists()
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+        assert "Sample 1, key '001':" in output and '"text": "caption 1"' in output and "x" * 60 + "..." in output
+
+    def test_the_printed_next_step_runs(self, data: Path) -> None:
+        options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
+        _, output = run(data, "--non-interactive", *options)
+        lines = output.partition("Next, in Python:\n")[2].strip("\n").splitlines()
+        assert len(lines) == 4
+        (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
+        done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
+        assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
+
+    def test_splits_by_pattern(self, data: Path) -> None:
+        code, output = run(
+            data, "--non-interactive", "--split-parts", "a:s[01]", "--split-parts", "b:s2", "--skip-dataset-yaml"
+        )
+        assert code == 0 and "1 shard(s) belong to no split, such as 's3.tar'" in output
+        assert document(data, "split.yaml") == {"split_parts": {"a": ["s{0..1}.tar"], "b": ["s2.tar"]}, "exclude": []}
+
+    def test_crude(self, data: Path) -> None:
+        code, _ = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+        assert code == 0
+        assert document(data) == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+    def test_without_a_sample_type_no_dataset_yaml(self, data: Path) -> None:
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 0 and "There is no dataset.yaml yet" in output and "--force-overwrite" in output
+        assert not (data / ".nv-meta/dataset.yaml").exists()
+
+    def test_another_name_for_it(self, data: Path) -> None:
+        options = ["--non-interactive", "--split-ratio", "0,1,0", "--sample-type", "CrudeWebdataset"]
+        _, output = run(data, *options, "--dataset-yaml-name", "crude.yaml", "--no-sqlite")
+        assert "crude.yaml" in output and "dataset_config='crude.yaml'" in output and "split_part='val'" in output
+        assert not (data / ".nv-meta/index.sqlite").exists()
+
+    def test_excluded_and_shuffled_shards(self, data: Path) -> None:
+        code, _ = run(data, "--non-interactive", "--split-ratio", "1,1,1", "--exclude", "s0", "--shuffle-tars")
+        assert code == 0 and list(read_info(str(data))) == ["s1.tar", "s2.tar", "s3.tar"]
+        split = document(data, "split.yaml")
+        assert [split["split_parts"][name] for name in ("train", "val", "test")] != [["s1.tar"], ["s2.tar"], ["s3.tar"]]  # type: ignore
+
+    def test_overwriting(self, data: Path) -> None:
+        options = ["--non-interactive", "--split-ratio", "1,0,0"]
+        assert run(data, *options)[0] == 0
+        code, output = run(data, *options)
+        assert code == 1 and "already been prepared" in output and "--force-overwrite" in output
+        code, _ = run(data, *options, "--force-overwrite", "--exclude", "s3")
+        assert code == 0 and len(read_info(str(data))) == 3
+
+    def test_tar_index_only(self, data: Path) -> None:
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        for path in (data / "s0.tar.idx", data / ".nv-meta/energon_lite.idx"):
+            path.unlink()
+        code, output = run(data, "--tar-index-only")
+        assert code == 0 and "Wrote 4 .tar.idx files" in output
+        assert (data / "s0.tar.idx").exists() and len(WebdatasetSource.open(data)) == 8
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "messages"),
+        [
+            ([], ["--non-interactive needs --split-ratio"]),
+            (["--split-ratio", "8;1;1"], ["'8;1;1' is not a ratio", '"8,1,1"']),
+            (["--split-parts", "train"], ["'train' is not of the form name:regex"]),
+            (["--split-parts", "train:x.*"], ["'x.*'", "matches none of the 4 shards", "'s0.tar'"]),
+            (["--split-ratio", "1,0,0", "--split-parts", "a:."], ["--split-parts goes together neither"]),
+            (["--split-ratio", "1,0,0", "--exclude", "("], ["--exclude '('", "regular expression"]),
+            (["--split-ratio", "1,0,0", "--sample-type", "CaptionSample"], ["did you mean 'CaptioningSample'"]),
+            (["--split-ratio", "1,0,0", "--sample-type", "TextSample"], ["needs a field map", "png, json, cls"]),
+            (["--split-ratio", "1,0,0", "--field-map", "{}"], ["a field map needs a sample type"]),
+        ],
+    )
+    def test_options(self, data: Path, options: list[str], messages: list[str]) -> None:
+        code, output = run(data, "--non-interactive", *options)
+        assert code == 1
+        for message in messages:
+            assert message in output
+        assert not (data / ".nv-meta").exists()
+
+    @pytest.mark.parametrize(
+        ("field_map", "message"),
+        [
+            ("image=png", "--field-map is not JSON"),
+            ("[1]", "not a JSON object of strings"),
+            ('{"image": "png"}', "CaptioningSample needs 'caption'"),
+            ('{"image": "png", "captoin": "json[text]"}', "did you mean 'caption'"),
+            ('{"image": "pgn", "caption": "json[text]"}', "did you mean 'png'"),
+            ('{"image": "png", "caption": "json[txt]"}', "did you mean 'text'"),
+            ('{"image": "png", "caption": "json["}', "not a field access"),
+        ],
+    )
+    def test_field_maps(self, data: Path, field_map: str, message: str) -> None:
+        options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", field_map]
+        code, output = run(data, "--non-interactive", *options)
+        assert code == 1 and message in output and not (data / ".nv-meta").exists()
+
+    def test_broken_shards(self, data: Path) -> None:
+        os.truncate(data / "s1.tar", 3000)
+        (data / "s2.tar").write_bytes(b"")
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "2 of 4 shards cannot be indexed" in output
+        assert "s1.tar: the tar file is truncated" in output and "s2.tar: the shard is an empty file" in output
+
+    def test_no_such_folder(self, data: Path) -> None:
+        code, output = run(data / "nowhere", "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "no such folder" in output
+
+    def test_a_folder_that_cannot_be_written(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: str, **_: object) -> None:
+            raise PermissionError(13, "Permission denied", path)
+
+        monkeypatch.setattr(os, "makedirs", refuse)
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "Permission denied: " in output and ".nv-meta" in output
+
+    def test_index_only_of_an_unprepared_folder(self, data: Path) -> None:
+        code, output = run(data, "--tar-index-only")
+        assert code == 1 and "has not been prepared" in output
+
+
+class TestQuestions:
+    def test_accepting_every_guess(self, data: Path) -> None:
+        # ratio, create a dataset.yaml, sample type, image, label, label_name
+        code, output = run(data, answers="\n\n\n\n\n\n")
+        assert code == 0
+        assert document(data, "split.yaml")["split_parts"] == {"train": ["s{0..2}.tar"], "val": [], "test": ["s3.tar"]}  # type: ignore
+        assert document(data) == {
+            "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
+            "field_map": {"image": "png", "label": "cls"},
+        }
+        assert "[8,1,1]" in output and "label (int | None, optional) [cls]" in output
+
+    def test_own_answers(self, data: Path) -> None:
+        code, output = run(data, answers="2,1,1\ny\n0\npng\njson[text]\n")
+        assert code == 0 and "  0. CaptioningSample (image, caption)" in output
+        assert "caption (str, required) [json[text]]" in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_wrong_answers_are_asked_again(self, data: Path) -> None:
+        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample pgn png - json[ json[text] "
+        code, output = run(data, answers=answers.replace(" ", "\n"))
+        assert code == 0
+        for message in (
+            "'eight' is not a ratio",
+            "there is no sample type '99' (give a number from 0 to",
+            "did you mean 'CaptioningSample'?",
+            "no sample has a part 'pgn' (did you mean 'png'?)",
+            "caption is required",
+            "this is not a field access",
+        ):
+            assert message in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_a_map_that_fits_no_sample_is_asked_again(self, data: Path) -> None:
+        answers = "1,0,0 y CaptioningSample png json[txet] CaptioningSample png json[text] "
+        code, output = run(data, answers=answers.replace(" ", "\n"))
+        assert code == 0 and "json has no key 'txet'" in output and "Please answer again" in output
+
+    def test_crude(self, data: Path) -> None:
+        code, _ = run(data, answers="1,0,0\ny\nCrudeWebdataset\n")
+        assert code == 0 and document(data)["__class__"] == "CrudeWebdataset"  # type: ignore[index]
+
+    def test_no_dataset_yaml(self, data: Path) -> None:
+        code, output = run(data, answers="1,0,0\nn\n")
+        assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
+
+    def test_only_what_the_options_leave_open(self, data: Path) -> None:
+        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n")
+        assert code == 0 and "Sample types" not in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_when_nobody_answers(self, data: Path) -> None:
+        code, output = run(data, answers="8,1,1\n")
+        assert code == 1 and "a question was not answered" in output and "--non-interactive" in output
+        assert not (data / ".nv-meta").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "parts", "expected"),
+    [
+        ("image", ["json", "jpg", "png"], "jpg,png"),
+        ("image", ["txt"], None),
+        ("caption", ["jpg", "caption"], "caption"),
+        ("caption", ["jpg", "txt"], "txt"),
+        ("caption", ["jpg", "json", "txt"], "txt"),
+        ("text", ["json"], "json[text]"),
+        ("label", ["cls"], "cls"),
+        ("answers", ["json"], "json[answers]"),
+        ("answer_weights", ["json"], None),
+        ("video", ["txt", "mp4"], "mp4"),
+    ],
+)
+def test_guesses(field: str, parts: list[str], expected: str | None) -> None:
+    about = json.dumps({"text": "a", "answers": ["b"]}).encode()
+    source = SourceInfo(dataset_path="", index=0, shard_name="", file_names=())
+    first = RawSample("0", {name: about if name == "json" else b"" for name in parts}, source)
+    assert guess_access(field, dict.fromkeys(parts, 1), first) == expected

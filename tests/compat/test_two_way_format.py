@@ -1,0 +1,160 @@
+"""What one library prepared, the other one reads: the same samples, to the last bit, in the same order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Prepare = Callable[..., str]
+
+FIELD_MAPS = {
+    "CaptioningSample": {"image": "jpg,png", "caption": "json[text][0]"},
+    "TextSample": {"text": "txt"},
+    "ImageClassificationSample": {"image": "seg.png", "label": "cls", "label_name": "json[meta][title]"},
+    "VQASample": {"image": "npy", "context": "mp[n]", "answers": "json[text]", "answer_weights": "bin"},
+}
+
+
+@pytest.fixture(params=["prepared by energon", "prepared by us"])
+def prepare(request: pytest.FixtureRequest, tools: Any) -> Prepare:
+    prepare: Prepare = tools.energon_prepare if request.param == "prepared by energon" else tools.lite_prepare
+    return prepare
+
+
+def compare(tools: Any, root: Path, split: str, count: int, **options: Any) -> list[dict[str, Any]]:
+    ours = tools.lite_samples(root, split, **options)
+    assert len(ours) == count
+    tools.assert_same(ours, tools.energon_samples(root, split, **options))
+    return list(ours)
+
+
+@pytest.mark.parametrize("sample_type", FIELD_MAPS)
+def test_sample_types(shards: Path, prepare: Prepare, tools: Any, sample_type: str) -> None:
+    field_map = json.dumps(FIELD_MAPS[sample_type])
+    prepare(shards, "--split-ratio", "4,0,1", "--sample-type", sample_type, "--field-map", field_map)
+    for split, count in (("train", 12), ("test", 3)):
+        for sample in compare(tools, shards, split, count):
+            assert sample["__type__"] == sample_type
+
+
+def test_crude_data_with_all_parts(shards: Path, prepare: Prepare, tools: Any) -> None:
+    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+    samples = compare(tools, shards, "train", 15)
+    assert {name for sample in samples for name in sample} >= {"jpg", "png", "json", "mp", "npy", "bin", "__shard__"}
+
+
+def test_crude_data_with_some_parts_and_subflavors(shards: Path, prepare: Prepare, tools: Any) -> None:
+    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt", "cls"]}
+    tools.write_meta(shards, "dataset.yaml", document | {"subflavors": {"source": "web", "stage": 2}})
+    for sample in compare(tools, shards, "train", 15, subflavors={"stage": 3}):
+        assert sample["__subflavors__"] == {"source": "web", "stage": 3} and "json" not in sample
+
+
+def test_splits_by_regular_expression(shards: Path, prepare: Prepare, tools: Any) -> None:
+    prepare(
+        shards,
+        *("--split-parts", "train:train/part-{000..001}", "--split-parts", "val:(held|train/.*-002)"),
+        *("--sample-type", "TextSample", "--field-map", '{"text": "txt"}'),
+    )
+    compare(tools, shards, "train", 6)
+    compare(tools, shards, "val", 6)
+
+
+def test_exclusions_and_brace_patterns(shards: Path, prepare: Prepare, tools: Any) -> None:
+    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
+    split_parts = {"val": ["train/part-{002..000}.tar", "{x.0,held/out}.tar"]}
+    excluded = ["train/part-001.tar", "train/part-000.tar/deep.er/long/0001", "x.0.tar/deep.er/long/00{12,13}"]
+    tools.write_meta(shards, "split.yaml", {"split_parts": split_parts, "exclude": excluded})
+    samples = compare(tools, shards, "val", 15 - 3 - 1 - 2)
+    assert [sample["__key__"][-2:] for sample in samples] == ["06", "07", "08", "00", "02", "14", "09", "10", "11"]
+
+
+def test_other_names_for_the_configuration(shards: Path, prepare: Prepare, tools: Any) -> None:
+    options = ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--dataset-yaml-name", "text.yaml"]
+    prepare(shards, "--split-ratio", "1,0,0", *options)
+    (shards / ".nv-meta/split.yaml").rename(shards / ".nv-meta/all.yaml")
+    compare(tools, shards, "train", 15, dataset_config="text.yaml", split_config="all.yaml")
+
+
+def test_raw_bytes(shards: Path, prepare: Prepare, tools: Any) -> None:
+    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+    from energon_lite.sources.webdataset import WebdatasetSource
+
+    source = WebdatasetSource.open(shards)
+    theirs = tools.energon_samples(shards, "train", decode=False)
+    assert len(source) == len(theirs)
+    for number, sample in enumerate(theirs):
+        raw = source.read(number)
+        assert raw.parts == {name: value for name, value in sample.items() if not name.startswith("__")}
+        assert (raw.source.shard_name, raw.source.file_names) == sample["__sources__"][0]
+
+
+@pytest.mark.parametrize("options", [["--split-ratio", "8,1,1"], ["--split-ratio", "1,1,1", "--shuffle-tars"]])
+def test_both_write_the_same_files(shards: Path, tools: Any, options: list[str]) -> None:
+    """Byte for byte, where bytes matter; else the same document."""
+    sample = ["--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png", "caption": "txt"}']
+    found = {}
+    for name, prepare in (("energon", tools.energon_prepare), ("ours", tools.lite_prepare)):
+        root = Path(shutil.copytree(shards, shards.parent / name))
+        prepare(root, *options, *sample)
+        info = json.loads((root / ".nv-meta/.info.json").read_text())
+        found[name] = {
+            "counts": list(info["shard_counts"].items()),
+            "split": yaml.safe_load((root / ".nv-meta/split.yaml").read_text()),
+            "dataset": yaml.safe_load((root / ".nv-meta/dataset.yaml").read_text()),
+            "indexes": {path.name: path.read_bytes() for path in root.rglob("*.tar.idx")},
+            "database": database(root / ".nv-meta/index.sqlite"),
+        }
+    assert found["ours"] == found["energon"]
+    assert len(found["ours"]["indexes"]) == 5
+
+
+def database(path: Path) -> dict[str, Any]:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(path)) as connection:
+        tables = {
+            name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall()) for name in ("samples", "sample_parts")
+        }
+        kinds = connection.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall()
+        columns = {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in tables}
+        return tables | {"kinds": kinds, "columns": columns}
+
+
+def test_energon_finds_our_samples_by_key(shards: Path, tools: Any) -> None:
+    """``index.sqlite`` is what Energon uses for auxiliary data."""
+    tools.lite_prepare(shards, "--split-ratio", "1,0,0")
+    from megatron.energon.cache.file_store import WebdatasetFileStore
+    from megatron.energon.epathlib import EPath
+
+    data, source = WebdatasetFileStore(EPath(str(shards)))["deep.er/long/0004.txt"]
+    assert (data, source.shard_name) == ("text 4 ü".encode(), "train/part-001.tar")
+
+
+def test_energon_takes_over_and_we_follow(shards: Path, tools: Any) -> None:
+    """Prepared here, data changed, prepared again by Energon: our old index must not be used."""
+    options = ["--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
+    tools.lite_prepare(shards, *options)
+    shutil.copy(shards / "x.0.tar", shards / "held/out.tar")  # other samples, the same number of them
+    (shards / "x.0.tar").unlink()
+    tools.energon_prepare(shards, *options, "--force-overwrite")
+    assert (shards / ".nv-meta/energon_lite.idx").exists()
+    samples = compare(tools, shards, "train", 12)
+    assert samples[0]["text"].startswith("text 12")
+
+
+def test_keys_that_appear_twice_and_no_database(shards: Path, tools: Any) -> None:
+    """Energon refuses to prepare such a folder, but loads it when it was prepared here."""
+    shutil.copy(shards / "x.0.tar", shards / "y.tar")
+    options = ["--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
+    assert "no index.sqlite: key 'deep.er/long/0012' appears twice" in tools.lite_prepare(shards, *options)
+    assert not (shards / ".nv-meta/index.sqlite").exists()
+    compare(tools, shards, "train", 18)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from energon_lite.errors import DecodeError, UsageError
+from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
+
+PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
+
+
+def png(pixels: Any = PIXELS) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def saved(function: Any, *values: Any, **named: Any) -> bytes:
+    buffer = io.BytesIO()
+    function(buffer, *values, **named)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("part", "data", "expected"),
+    [
+        ("txt", "grün".encode(), "grün"),
+        ("caption.text", b"x", "x"),
+        ("transcript", b"", ""),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("jsn", b"3", 3),
+        ("cls", b"7", 7),
+        ("cls2", b" 8\n", 8),
+        ("index", b"-1", -1),
+        ("inx", b"1", 1),
+        ("id", b"12", 12),
+        ("mp", msgpack.packb({"a": [1, b"x"]}), {"a": [1, b"x"]}),
+        ("msg", msgpack.packb(5), 5),
+        ("txt.gz", gzip.compress(b"packed"), "packed"),
+        ("gz", gzip.compress(b"packed"), b"packed"),
+        ("bin", b"\x00\x01", b"\x00\x01"),
+        ("TXT", b"x", b"x"),
+        ("mp4", b"video", b"video"),
+        ("", b"x", b"x"),
+    ],
+)
+def test_by_extension(part: str, data: bytes, expected: object) -> None:
+    assert SampleDecoder().decode(part, data) == expected
+
+
+def test_arrays() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    decoder = SampleDecoder()
+    np.testing.assert_array_equal(decoder.decode("npy", saved(np.save, array)), array)
+    decoded = decoder.decode("npz", saved(np.savez, a=array, b=array[0]))
+    assert decoded.keys() == {"a", "b"} and decoded["b"].tolist() == [0, 1, 2]
+
+
+def test_the_default_image() -> None:
+    image = SampleDecoder().decode("png", png())
+    assert image.dtype == torch.float32 and image.shape == (3, 1, 2) and image.is_contiguous()
+    torch.testing.assert_close(image[:, 0, 0], torch.tensor([0.0, 51 / 255, 1.0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", IMAGE_FORMS)
+def test_image_forms(form: str) -> None:
+    image = SampleDecoder(image_decode=form).decode("seg.PNG", png())
+    container, dtype, mode = IMAGE_FORMS[form]
+    channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
+    if container == "pil":
+        assert (image.mode, image.size) == (mode, (2, 1))
+        return
+    grey = mode == "L"
+    expected = (1, 2) if grey else ((channels, 1, 2) if container == "torch" else (1, 2, channels))
+    assert tuple(image.shape) == expected
+    assert str(image.dtype).rpartition(".")[2] == ("float32" if dtype == "float" else "uint8")
+    if not grey:
+        assert float(image.max()) == (255 if dtype == "uint8" else 1)
+
+
+def test_images_may_stay_bytes() -> None:
+    assert SampleDecoder(image_decode=None).decode("png", b"\x89PNG...") == b"\x89PNG..."
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(UsageError, match="did you mean 'torchrgb'"):
+        SampleDecoder(image_decode="torchrbg")
+
+
+@pytest.mark.parametrize(
+    ("part", "data", "message"),
+    [
+        (
+            "png",
+            b"\x89PNG not really",
+            r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* no image",
+        ),
+        ("jpg", png()[:40], "part 'jpg'"),
+        ("json", b"{", "part 'json'.*JSONDecodeError"),
+        ("txt", b"\xff\xfe", "part 'txt'.*UnicodeDecodeError"),
+        ("cls", b"cat", "part 'cls'.*ValueError"),
+        ("mp", b"\xc1", "part 'mp'"),
+        ("npy", b"no", "part 'npy'"),
+        ("txt.gz", b"no", "part 'txt.gz'"),
+        ("json.gz", gzip.compress(b"{"), "part 'json'"),
+    ],
+)
+def test_broken_parts(part: str, data: bytes, message: str) -> None:
+    with pytest.raises(DecodeError, match=message):
+        SampleDecoder().decode(part, data)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code that came with the data was run",))
+
+
+@pytest.mark.parametrize("part", ["pth", "pkl", "pickle", "pyd", "model.pth", "pkl.gz"])
+def test_pickles_are_refused(part: str) -> None:
+    data = pickle.dumps(Bomb())
+    with pytest.raises(DecodeError, match=r"is a pickle[\s\S]*trust_code=True"):
+        SampleDecoder().decode(part, gzip.compress(data) if part.endswith(".gz") else data)
+
+
+@pytest.mark.parametrize("part", ["npy", "npz"])
+def test_arrays_of_objects_are_refused(part: str) -> None:
+    array = np.array([Bomb()], dtype=object)
+    data = saved(np.save, array) if part == "npy" else saved(np.savez, a=array)
+    with pytest.raises(DecodeError, match="allow_pickle"):
+        SampleDecoder().decode(part, data)
+
+
+def test_postscript_is_refused() -> None:
+    with pytest.raises(DecodeError, match="PostScript"):
+        SampleDecoder().decode("eps", b"%!PS-Adobe-3.0 EPSF-3.0\n")
+
+
+def test_trusted_pickles() -> None:
+    decoder = SampleDecoder(trust_code=True)
+    assert decoder.decode("pkl", pickle.dumps({"a": 1})) == {"a": 1}
+    assert decoder.decode("pth", saved(lambda f, v: torch.save(v, f), torch.tensor([1, 2]))).tolist() == [1, 2]
+
+
+def test_own_handlers_come_first() -> None:
+    decoder = SampleDecoder(handlers={"txt": len, "tok": bytes.hex})
+    assert [decoder.decode("txt", b"four"), decoder.decode("a.tok", b"\x0f")] == [4, "0f"]
+    with pytest.raises(DecodeError, match=r"part 'bad' .* ZeroDivisionError"):
+        SampleDecoder(handlers={"bad": lambda data: 1 // 0}).decode("bad", b"")
+
+
+def test_decoders_compare_and_travel() -> None:
+    assert SampleDecoder() == pickle.loads(pickle.dumps(SampleDecoder())) != SampleDecoder(image_decode="pil")
+    assert {SampleDecoder(), SampleDecoder()} == {SampleDecoder()}

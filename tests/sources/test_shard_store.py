@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources.shard_store import ShardIdentity, ShardStore, shared_store
+from energon_lite.sources.tar_scan import head_checksum
+
+
+def shard(path: Path, data: bytes) -> tuple[str, ShardIdentity]:
+    path.write_bytes(data)
+    return str(path), ShardIdentity(len(data), head_checksum(data))
+
+
+def test_reads_by_position(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    assert [ShardStore().read(path, identity, offset, 3) for offset in (0, 7)] == [b"012", b"789"]
+
+
+def test_keeps_a_bounded_number_of_files_open(tmp_path: Path) -> None:
+    shards = [shard(tmp_path / str(i), bytes([i])) for i in range(10)]
+    before = len(os.listdir("/proc/self/fd"))
+    store = ShardStore(capacity=3)
+    for number in [*range(10), 7, 0, 7]:
+        assert store.read(*shards[number], 0, 1) == bytes([number])
+        assert len(store) <= 3 and len(os.listdir("/proc/self/fd")) <= before + 3
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert store.read(*shards[4], 0, 1) == b"\x04"
+
+
+def test_the_file_unused_for_longest_goes_first(tmp_path: Path) -> None:
+    (one, id1), (two, id2), (three, id3) = (shard(tmp_path / n, n.encode()) for n in "123")
+    store = ShardStore(capacity=2)
+    for path, identity in ((one, id1), (two, id2), (one, id1), (three, id3)):
+        store.read(path, identity, 0, 1)
+    os.unlink(one)
+    assert store.read(one, id1, 0, 1) == b"1"  # still open
+    os.unlink(two)
+    with pytest.raises(MissingShardError, match="/2"):
+        store.read(two, id2, 0, 1)
+
+
+def test_another_file_under_the_same_name(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"old text")
+    shard(tmp_path / "a", b"longer text")
+    with pytest.raises(ShardChangedError, match="11 bytes instead of 8"):
+        ShardStore().read(path, identity, 0, 3)
+    shard(tmp_path / "a", b"new text")
+    with pytest.raises(ShardChangedError, match="same size, other contents"):
+        ShardStore().read(path, identity, 0, 3)
+
+
+def test_a_file_that_shrinks_while_open(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+    os.truncate(path, 5)
+    assert store.read(path, identity, 0, 5) == b"01234"
+    with pytest.raises(ShardChangedError, match="5 bytes instead of 10"):
+        store.read(path, identity, 3, 4)
+
+
+def test_storage_errors_name_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+
+    def fails(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(DatasetError, match=r"Input/output error[\s\S]*/a"):
+        store.read(path, identity, 0, 1)
+
+
+def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_lite.sources.shard_store._LARGEST_READ", 4)
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    assert ShardStore().read(path, identity, 1, 9) == b"123456789"
+
+
+def test_threads_that_evict_each_others_files(tmp_path: Path) -> None:
+    shards = [shard(tmp_path / str(i), bytes([i]) * 100) for i in range(8)]
+    store = ShardStore(capacity=1)
+    wrong: list[object] = []
+
+    def run(seed: int) -> None:
+        try:
+            for step in range(400):
+                number = (seed + step * 3) % 8
+                if store.read(*shards[number], step % 90, 10) != bytes([number]) * 10:
+                    wrong.append(number)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", bytes(range(256)) * 40)
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+    child = os.fork()
+    good = all(store.read(path, identity, i, 1)[0] == i % 256 for i in range(2000))
+    if child == 0:
+        os._exit(0 if good else 1)
+    assert good and os.waitpid(child, 0)[1] == 0
+
+
+def test_all_data_sets_of_a_process_share_one_store() -> None:
+    assert shared_store() is shared_store()
+    assert 16 <= shared_store().capacity <= 4096
