@@ -13,7 +13,7 @@ txt text transcript                 str (UTF-8)
 json jsn                            what JSON says
 cls cls2 index inx id               int
 npy, npz                            numpy array, dict of numpy arrays (no object arrays)
-mp msg                              what msgpack says
+mp msg msgpack                      what msgpack says (Energon leaves ``msgpack`` as bytes)
 ten tb                              list of numpy arrays (WebDataset's tensor format)
 <any>.gz                            unpacked, then decoded as <any>
 pth pkl pickle pyd                  refused, see above
@@ -230,7 +230,7 @@ _BY_EXTENSION: dict[str, Decode] = {
     **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("mp", "msg"), _decode_msgpack),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
     **dict.fromkeys(("ten", "tb"), _decode_tenbin),
     "npy": _decode_array,
     "npz": _decode_arrays,

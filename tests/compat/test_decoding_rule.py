@@ -76,7 +76,6 @@ PARTS = {
     "id": b"12",
     "mp": msgpack.packb({"a": b"x", "b": [1]}),
     "msg": msgpack.packb([1, "x"]),
-    "msgpack": msgpack.packb(1),
     "npy": array(many=False),
     "npz": array(many=True),
     "txt.gz": gzip.compress(b"packed"),

@@ -44,6 +44,7 @@ def saved(function: Any, *values: Any, **named: Any) -> bytes:
         ("id", b"12", 12),
         ("mp", msgpack.packb({"a": [1, b"x"]}), {"a": [1, b"x"]}),
         ("msg", msgpack.packb(5), 5),
+        ("msgpack", msgpack.packb([1, {"b": 2}]), [1, {"b": 2}]),
         ("txt.gz", gzip.compress(b"packed"), "packed"),
         ("gz", gzip.compress(b"packed"), b"packed"),
         ("bin", b"\x00\x01", b"\x00\x01"),
