@@ -60,6 +60,8 @@ class FixedPlan:
 
     def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[Addresses]:
         """The addresses of micro-batches ``numbers`` of a pass. One look-up for all of them."""
+        if not len(numbers):
+            return []
         length = self.order.length
         starts = np.asarray(numbers, dtype=np.int64) * self.rows
         sizes = np.full(len(starts), self.rows) if length is None else np.minimum(self.rows, length - starts)

@@ -1,0 +1,167 @@
+"""Default collation, and batches without samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    Batch,
+    CaptioningSample,
+    DefaultTaskEncoder,
+    Sample,
+    TextSample,
+    UsageError,
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    edataclass,
+    generic_batch,
+)
+from energon_lite.batching.collate import empty_like
+
+
+@dataclass
+class Plain:
+    x: torch.Tensor
+    name: str
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+@edataclass
+class Images(Batch):
+    image: torch.Tensor
+    caption: list[str]
+
+
+def _caption(number: int) -> CaptioningSample:
+    return CaptioningSample(
+        __key__=str(number),
+        __restore_key__=("sample", 0, number, 0, 0),
+        __subflavors__={"n": number},
+        image=torch.full((1, number, 2), float(number)),
+        caption="x" * number,
+    )
+
+
+def test_padding() -> None:
+    out = batch_pad_stack([torch.ones(1, 2), torch.ones(2, 1)])
+    assert out.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+    assert batch_pad_stack([torch.arange(3, dtype=torch.int16)] * 2).dtype == torch.int16
+
+
+def test_stacking_and_listing() -> None:
+    assert batch_stack([1, 2]).tolist() == [1, 2]
+    assert batch_list((1, "a")) == [1, "a"]
+    with pytest.raises(RuntimeError):
+        batch_stack([torch.ones(1), torch.ones(2)])
+
+
+@pytest.mark.parametrize("kind", [dict, Plain, Named])
+def test_collation_keeps_the_type(kind: Any) -> None:
+    made = [kind(x=torch.ones(n), name=f"n{n}") for n in (1, 2)]
+    batch = generic_batch(made)
+    assert type(batch) is kind
+    x, name = (batch["x"], batch["name"]) if kind is dict else (batch.x, batch.name)
+    assert x.tolist() == [[1, 0], [1, 1]] and name == ["n1", "n2"]
+
+
+def test_other_values_become_lists() -> None:
+    assert generic_batch([1, 2]) == [1, 2]
+    assert [type(value) for value in generic_batch([np.ones(1), np.ones(2)])] == [np.ndarray] * 2
+    mixed = [torch.ones(1), torch.ones(1, 1)]
+    assert generic_batch(mixed) == mixed
+
+
+def test_samples_become_one_of_their_type_with_lists_of_base_fields() -> None:
+    batch = DefaultTaskEncoder().batch([_caption(1), _caption(2)])
+    assert isinstance(batch, CaptioningSample)
+    assert batch.__key__ == ["1", "2"] and batch.__subflavors__ == [{"n": 1}, {"n": 2}]
+    assert batch.image.shape == (2, 1, 2, 2) and batch.caption == ["x", "xx"]
+
+
+@pytest.mark.parametrize("kind", [dict, Plain, Named])
+def test_fields_are_copied_into_the_types_that_are_asked_for(kind: Any) -> None:
+    class Source(NamedTuple):
+        x: torch.Tensor
+        name: str
+        more: int
+
+    encoder = DefaultTaskEncoder(encoded_sample_type=kind, raw_batch_type=dict, batch_type=kind)
+    encoded = [encoder.encode_sample(Source(torch.ones(n), f"n{n}", 5)) for n in (1, 2)]
+    raw = encoder.batch(encoded)
+    assert type(encoded[0]) is kind and type(raw) is dict
+    batch = encoder.encode_batch(raw)
+    assert type(batch) is kind
+
+
+def test_batch_from_samples() -> None:
+    batch = Images.from_samples([_caption(1), _caption(2)], caption=["given"])
+    assert batch.image.shape == (2, 1, 2, 2) and batch.caption == ["given"]
+    assert batch.__key__ == ["1", "2"] and len(batch.__restore_key__) == 2
+
+    @edataclass
+    class Scaled(Images):
+        scale: float
+
+    assert Scaled.derive_from(batch, image=batch.image, caption=[], scale=2.0).__key__ == ["1", "2"]
+    assert Scaled.extend(batch, scale=2.0).image is batch.image
+    with pytest.raises(UsageError, match="Images does not extend Scaled"):
+        Images.extend(Scaled.extend(batch, scale=2.0))
+    encoder = DefaultTaskEncoder(raw_batch_type=Images)
+    assert isinstance(encoder.batch([_caption(1)]), Images)
+
+
+def test_joining_samples() -> None:
+    text = TextSample(__key__="t", __restore_key__=(), text="hello")
+
+    @edataclass
+    class Both(Sample):
+        image: torch.Tensor
+        caption: str
+        text: str
+
+    joined = Both.from_joined(_caption(1), None, text)
+    assert (joined.__key__, joined.caption, joined.text) == ("1", "x", "hello")
+    with pytest.raises(UsageError, match="first of the joined samples"):
+        Both.from_joined(None, text)
+
+
+def test_empty_batches_keep_their_form() -> None:
+    batch = Images.from_samples([_caption(1), _caption(2)])
+    empty = empty_like(batch, 2)
+    assert isinstance(empty, Images)
+    assert empty.image.shape == (0, 1, 2, 2) and empty.caption == [] and empty.__key__ == []
+    assert batch.image.shape[0] == 2  # the example stays as it is
+    plain = empty_like({"x": torch.ones(2, 3), "scale": torch.tensor(2.0), "names": ("a", "b"), "n": 7}, 2)
+    assert plain["x"].shape == (0, 3) and plain["scale"] == 2.0 and plain["names"] == () and plain["n"] == 7
+    assert empty_like(Named(torch.ones(2), "ab"), 2).x.shape == (0,)
+    assert empty_like(Plain(torch.ones(2), "ab"), 2).name == "ab"
+
+
+def test_pinning_copies_nested_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)  # there may be no CUDA here
+
+    @edataclass
+    class Nested(Batch):
+        parts: dict[str, Any]
+        named: Named
+        plain: Plain
+
+    nested = Nested(
+        __key__=["a"],
+        __restore_key__=(),
+        parts={"x": [torch.zeros(1), "text"]},
+        named=Named(torch.zeros(1), "n"),
+        plain=Plain(torch.zeros(1), "p"),
+    ).pin_memory()
+    assert nested.parts["x"][0] == 100 and nested.named.x == 100 and nested.plain.x == 100
+    assert nested.parts["x"][1] == "text" and nested.__key__ == ["a"]
