@@ -23,12 +23,14 @@ import numpy as np
 
 from energon_lite.batching.collate import empty_like, generic_batch
 from energon_lite.errors import UsageError
+from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample
 from energon_lite.sources.decoding import SampleDecoder
 
 __all__ = [
     "Cooker",
     "DefaultTaskEncoder",
+    "HookContext",
     "TaskEncoder",
     "basic_sample_keys",
     "cooker",
@@ -43,21 +45,28 @@ class HookContext:
     """What a running hook can ask about where it is: indices and its own randomness.
 
     Args:
-        seed: 64 bits, a hash of (seed of the run, leaf, epoch, index) or of (seed of the run, batch).
+        origin: integers that tell this sample (or batch) from all others: the seed of the run, the leaf, the epoch,
+            the index. Their hash seeds all of the hook's randomness; it is made when first asked for.
         sample_index: number of the sample in its leaf's stream (epoch * length + index), in sample hooks.
         batch_index: number of the micro-batch in its pass, counted over all ranks.
     """
 
-    __slots__ = ("_rng", "batch_index", "sample_index", "seed")
+    __slots__ = ("_origin", "_rng", "batch_index", "sample_index")
 
-    def __init__(self, seed: int, sample_index: int | None = None, batch_index: int | None = None):
-        self.seed = seed
+    def __init__(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None):
+        self._origin = origin
         self.sample_index = sample_index
         self.batch_index = batch_index
         self._rng: np.random.Generator | None = None
 
     @property
+    def seed(self) -> int:
+        """64 bits."""
+        return hash_ints(*self._origin)
+
+    @property
     def rng(self) -> np.random.Generator:
+        """Made at the first call; goes on from there within one hook's run."""
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(key=self.seed))
         return self._rng
@@ -66,19 +75,25 @@ class HookContext:
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
 
 
-@contextmanager
-def hook_context(context: HookContext) -> Iterator[HookContext]:
+class hook_context:
     """Run hooks as the loader does; tests of task encoders may use it too.
 
     Example:
-        >>> with hook_context(HookContext(seed=1)):
+        >>> with hook_context(HookContext(1)):
         ...     encoded = encoder.encode_sample(sample)
     """
-    token = _context.set(context)
-    try:
-        yield context
-    finally:
-        _context.reset(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: HookContext):
+        self._context = context
+
+    def __enter__(self) -> HookContext:
+        self._token = _context.set(self._context)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        _context.reset(self._token)
 
 
 def _current(what: str) -> HookContext:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SkipSample
@@ -61,6 +62,11 @@ class Leaf:
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
+
+    @cached_property
+    def parts(self) -> frozenset[str] | None:
+        """The parts of a sample to be read; None: all."""
+        return self.loader.parts
 
 
 @dataclass(frozen=True)
@@ -181,10 +187,10 @@ class Pipeline:
         length = len(leaf.source)
         if attempt:
             index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % length
-        context = HookContext(hash_ints(self.seed, _SAMPLE, leaf.key, epoch, index), epoch * length + index)
+        context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=epoch * length + index)
         key = ("sample", leaf_number, *address[1:], attempt)
         with hook_context(context):
-            raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.loader.parts)
+            raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.parts)
             name = raw.key
             sample = self._guarded("decode", leaf.name, name, raw.source, leaf.loader.load, raw, key)
             if leaf.cooker is not None:
@@ -215,13 +221,12 @@ class Pipeline:
                     raise too_many_failures(attempt - start, rejected.failure) from rejected.__cause__
 
     def _batch(self, samples: list[Any], job: Job) -> Any:
-        context = HookContext(hash_ints(self.seed, _BATCH, job.pass_number, job.number), batch_index=job.number)
+        origin = (self.seed, _BATCH, job.pass_number, job.number)
         names = f"{len(samples)} samples"
-        with hook_context(context):
+        with hook_context(HookContext(*origin, batch_index=job.number)):
             batch = self._guarded("batch", "*", names, samples, self.encoder.batch, samples)
         # A context of its own for each hook: what one draws must not depend on how much the other drew.
-        context = HookContext(hash_ints(context.seed, 1), batch_index=job.number)
-        with hook_context(context):
+        with hook_context(HookContext(*origin, 1, batch_index=job.number)):
             batch = self._guarded("encode_batch", "*", names, batch, self.encoder.encode_batch, batch)
         _set_restore_key(batch, _key(job))
         return batch
