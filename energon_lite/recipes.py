@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from energon_lite.batching.plan import FixedPlan
-from energon_lite.config.dataset import DatasetConfig, load_dataset_config
-from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.split import load_split_config
-from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, nearest
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.errors import EmptyDatasetError, UsageError, nearest
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
+from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, Order
-from energon_lite.samples import SAMPLE_TYPES, Sample
-from energon_lite.sources.field_map import FieldMap, compile_field_map
-from energon_lite.sources.nv_meta import read_info
-from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.sources.trusted_code import load_function
-from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import Cooker, DefaultTaskEncoder, TaskEncoder, check_hooks
+from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
 logger = logging.getLogger(__name__)
 
-PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
-
 #: Tags that keep the hashes for different purposes apart.
-_LEAF, _BLEND, _HOOKS = 21, 22, 23
+_BLEND, _HOOKS = 22, 23
 
 #: Keywords of Energon that tune machinery which does not exist here.
 _WITHOUT_EFFECT = frozenset(
@@ -109,8 +98,8 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
-    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
-    leaves, identities = _open(specs, encoder, worker_config.seed_offset, trust_code)
+    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
+    leaves, identities = open_leaves(specs, encoder, trust_code)
     copies = [_multiply(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
     weights = [spec.weight for spec in specs]
     if not repeat and len(leaves) > 1:
@@ -182,7 +171,7 @@ def get_val_dataset(
 
     The other arguments and errors are those of :func:`get_train_dataset`. Weights of a blend do not count here.
     """
-    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
+    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
     return _val_dataset(specs, split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code)
 
@@ -204,7 +193,7 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[PlannedDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
-    specs = _leaf_specs(path, split_part, dataset_config, split_config, subflavors)
+    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
     return [
         (
@@ -251,7 +240,7 @@ def _val_dataset(
 ) -> PlannedDataset:
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
-    leaves, identities = _open(specs, encoder, worker_config.seed_offset, trust_code)
+    leaves, identities = open_leaves(specs, encoder, trust_code)
     length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
     order: Order = ConcatOrder([len(leaf.source) for leaf in leaves], length=length)
     settings = {
@@ -310,90 +299,6 @@ def _planned(
             fix="use smaller batches, fewer ranks, or batch_drop_last=False",
         )
     return dataset
-
-
-def _leaf_specs(
-    path: PathOrDict, split_part: str, dataset_config: str, split_config: str, subflavors: Mapping[str, Any] | None
-) -> list[LeafSpec]:
-    if is_metadataset(path):
-        specs = list(load_metadataset(path, split_part=split_part))
-    else:
-        folder = os.fspath(path)  # type: ignore[arg-type]
-        if folder.endswith(".jsonl"):
-            raise UsageError("JSONL data sets are not supported yet", where=folder, fix="write tar shards")
-        folder = folder if "://" in folder else os.path.abspath(folder)
-        specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
-    return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
-
-
-def _open(
-    specs: Sequence[LeafSpec], encoder: TaskEncoder, seed: int, trust_code: bool
-) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
-    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go."""
-    seen: Counter[str] = Counter()
-    leaves, identities = [], []
-    for spec in specs:
-        source = _open_source(spec)
-        loader, cooker = _sample_loader(spec, source, encoder, trust_code)
-        key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
-        seen[source.fingerprint] += 1
-        name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
-        leaves.append(Leaf(name, source, loader, key, cooker))
-        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint))
-    return tuple(leaves), identities
-
-
-def _open_source(spec: LeafSpec) -> WebdatasetSource:
-    read_info(spec.path)  # before anything else: a folder that is not prepared has none of the other files either
-    split = load_split_config(os.path.join(spec.path, ".nv-meta", spec.split_config))
-    return WebdatasetSource.open(
-        spec.path,
-        shards=split.shards(spec.split_part),
-        excluded_samples=split.excluded_samples,
-        split_part=spec.split_part,
-    )
-
-
-def _sample_loader(
-    spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
-) -> tuple[SampleLoader, Cooker | None]:
-    folder = os.path.join(spec.path, ".nv-meta")
-    config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
-    subflavors = config.subflavors | spec.subflavors
-    loader = SampleLoader(
-        sample_type=_sample_type(config),
-        field_map=_field_map(config, source),
-        part_filter=frozenset(config.part_filter) if isinstance(config.part_filter, list) else None,
-        subflavors=subflavors,
-        decoder=encoder.decoder,
-        sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
-    )
-    if config.kind != "crude" or not encoder.cookers:
-        return loader, None
-    cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
-    if cooker is None:
-        raise UsageError(
-            f"none of the {len(encoder.cookers)} cookers of {type(encoder).__name__} is for a data set with subflavors "
-            f"{subflavors}",
-            where=spec.path,
-            fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
-        )
-    return loader, cooker
-
-
-def _sample_type(config: DatasetConfig) -> type[Sample] | None:
-    return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
-
-
-def _field_map(config: DatasetConfig, source: WebdatasetSource) -> FieldMap | None:
-    if not config.field_map:
-        return None
-    try:
-        field_map = compile_field_map(config.field_map)
-    except ConfigError as error:  # it knows the field, we know the file
-        raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
-    field_map.check_parts(source.part_names, config.origin)
-    return field_map
 
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:

@@ -1,0 +1,125 @@
+"""From a path to leaves: the documents are read, the shards are found, and every leaf is ready to be read from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config
+from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.split import load_split_config
+from energon_lite.errors import ConfigError, UsageError
+from energon_lite.loading.identity import LeafIdentity
+from energon_lite.loading.pipeline import Leaf
+from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.sources.field_map import FieldMap, compile_field_map
+from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.trusted_code import load_function
+from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.task_encoder import Cooker, TaskEncoder
+
+__all__ = ["PathOrDict", "find_leaves", "open_leaves"]
+
+PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
+
+#: Keeps the hashes for different purposes apart.
+_LEAF = 21
+
+
+def find_leaves(
+    path: PathOrDict, split_part: str, dataset_config: str, split_config: str, subflavors: Mapping[str, Any] | None
+) -> list[LeafSpec]:
+    """The leaves that a folder or a metadataset means; nothing is opened yet.
+
+    Raises:
+        ConfigError: a mistake in a metadataset.
+    """
+    if is_metadataset(path):
+        specs = list(load_metadataset(path, split_part=split_part))
+    else:
+        folder = os.fspath(path)  # type: ignore[arg-type]
+        if folder.endswith(".jsonl"):
+            raise UsageError("JSONL data sets are not supported yet", where=folder, fix="write tar shards")
+        folder = folder if "://" in folder else os.path.abspath(folder)
+        specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
+    return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
+
+
+def open_leaves(
+    specs: Sequence[LeafSpec], encoder: TaskEncoder, trust_code: bool
+) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
+    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go.
+
+    Raises:
+        ConfigError, DatasetError: something is wrong with a leaf's files.
+        UsageError: the encoder has cookers, but none for a leaf.
+    """
+    seen: Counter[str] = Counter()
+    leaves, identities = [], []
+    for spec in specs:
+        source = _open_source(spec)
+        loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+        key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
+        seen[source.fingerprint] += 1
+        name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
+        leaves.append(Leaf(name, source, loader, key, cooker))
+        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint))
+    return tuple(leaves), identities
+
+
+def _open_source(spec: LeafSpec) -> WebdatasetSource:
+    read_info(spec.path)  # before anything else: a folder that is not prepared has none of the other files either
+    split = load_split_config(os.path.join(spec.path, ".nv-meta", spec.split_config))
+    return WebdatasetSource.open(
+        spec.path,
+        shards=split.shards(spec.split_part),
+        excluded_samples=split.excluded_samples,
+        split_part=spec.split_part,
+    )
+
+
+def _sample_loader(
+    spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
+) -> tuple[SampleLoader, Cooker | None]:
+    folder = os.path.join(spec.path, ".nv-meta")
+    config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
+    subflavors = config.subflavors | spec.subflavors
+    loader = SampleLoader(
+        sample_type=_sample_type(config),
+        field_map=_field_map(config, source),
+        part_filter=frozenset(config.part_filter) if isinstance(config.part_filter, list) else None,
+        subflavors=subflavors,
+        decoder=encoder.decoder,
+        sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
+    )
+    if config.kind != "crude" or not encoder.cookers:
+        return loader, None
+    cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
+    if cooker is None:
+        raise UsageError(
+            f"none of the {len(encoder.cookers)} cookers of {type(encoder).__name__} is for a data set with subflavors "
+            f"{subflavors}",
+            where=spec.path,
+            fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
+        )
+    return loader, cooker
+
+
+def _sample_type(config: DatasetConfig) -> type[Sample] | None:
+    return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
+
+
+def _field_map(config: DatasetConfig, source: WebdatasetSource) -> FieldMap | None:
+    if not config.field_map:
+        return None
+    try:
+        field_map = compile_field_map(config.field_map)
+    except ConfigError as error:  # it knows the field, we know the file
+        raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
+    field_map.check_parts(source.part_names, config.origin)
+    return field_map
