@@ -1,0 +1,67 @@
+"""The reference trainer: a small Llama with an image prefix, tensor and data parallel, exactly resumable.
+
+    with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
+        trainer.run()
+
+A way to read it: ``mesh`` (who is who), ``parameters`` and ``collectives`` (what is cut, and what is said between
+ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model), ``optimizer`` and
+``step`` (what is summed over what), ``checkpoint``, and ``loop``, which puts it all together.
+"""
+
+from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
+from energon_lite.training.config import (
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from energon_lite.training.config_file import config_from_dict, config_to_dict, load_config
+from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
+from energon_lite.training.data import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
+from energon_lite.training.generate import generate_captions, load_model
+from energon_lite.training.llama import LlamaModel
+from energon_lite.training.loop import Trainer
+from energon_lite.training.mesh import ParallelMesh, build_mesh
+from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.parameters import ParameterLayout, initialize_parameters
+from energon_lite.training.step import StepResult, evaluate, train_step
+from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+
+__all__ = [
+    "AdamW",
+    "ByteTokenizer",
+    "ColumnParallelLinear",
+    "DataConfig",
+    "LlamaModel",
+    "MeshConfig",
+    "ModelConfig",
+    "MultimodalBatch",
+    "MultimodalTaskEncoder",
+    "OptimizerConfig",
+    "ParallelMesh",
+    "ParameterLayout",
+    "RowParallelLinear",
+    "StepResult",
+    "TrainConfig",
+    "Trainer",
+    "TrainerConfig",
+    "VocabParallelEmbedding",
+    "build_mesh",
+    "config_from_dict",
+    "config_to_dict",
+    "evaluate",
+    "generate_captions",
+    "initialize_parameters",
+    "latest_checkpoint",
+    "learning_rate",
+    "load_checkpoint",
+    "load_config",
+    "load_model",
+    "read_state",
+    "resize_image",
+    "save_checkpoint",
+    "train_step",
+    "vocab_parallel_cross_entropy",
+]

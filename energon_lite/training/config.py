@@ -1,0 +1,222 @@
+"""What a run can be told, as frozen dataclasses. ``config_file.py`` fills them from YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from energon_lite.errors import ConfigError
+
+#: What a model may compute in.
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def _require(good: bool, what: str, at: str, fix: str) -> None:
+    if not good:
+        raise ConfigError(what, at=at, fix=fix)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the samples come from, and how many go into a step.
+
+    Args:
+        path: a prepared folder or a metadataset YAML; its ``train`` split is trained on.
+        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``.
+        micro_batch_size: samples in one forward and backward pass.
+        micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
+            gets its equal share, so a run on another layout takes the same steps.
+        workers: loader processes per rank; 0 loads in the training process.
+        shuffle_buffer_size: samples among which runs are mixed; None for a full permutation.
+        max_samples_per_sequence: neighbours on disk that stay together before mixing; None for single samples.
+        max_length: tokens of a row; a longer caption is cut, from a longer text a window is taken.
+    """
+
+    path: str
+    val_path: str | None = None
+    micro_batch_size: int = 8
+    micro_batches_per_step: int = 4
+    workers: int = 1
+    shuffle_buffer_size: int | None = None
+    max_samples_per_sequence: int | None = None
+    max_length: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch_size", "micro_batches_per_step", "max_length"):
+            _require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
+        _require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Sizes of the parallel axes; data parallelism takes the ranks they leave. See :func:`build_mesh`."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the model: a Llama decoder and, with ``image_size``, an image prefix.
+
+    Args:
+        hidden_size: width of the residual stream.
+        num_layers: number of decoder blocks.
+        num_heads: query heads; ``hidden_size / num_heads`` is the width of a head.
+        num_kv_heads: key and value heads, each shared by ``num_heads / num_kv_heads`` query heads; None for one each.
+        ffn_size: inner width of the feed-forward part.
+        vocab_size: number of tokens.
+        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
+        rope_theta: base of the rotary frequencies.
+        norm_eps: added to the mean square in RMSNorm.
+        tie_embeddings: use the embedding table as the output layer too.
+        image_size: height and width of the images, in pixels; 0 for a model without images.
+        patch_size: height and width of a patch, in pixels; each patch becomes one prefix token.
+        init_std: standard deviation of the initial weights.
+        dtype: ``float32`` or ``float64``.
+    """
+
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    ffn_size: int = 256
+    vocab_size: int = 259
+    vocab_multiple: int = 64
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    image_size: int = 0
+    patch_size: int = 2
+    init_std: float = 0.02
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "ffn_size",
+            "vocab_size",
+            "vocab_multiple",
+            "patch_size",
+        ):
+            _require(getattr(self, name) >= 1, f"{name} is below 1", f"model.{name}", "give a whole number >= 1")
+        _require(
+            self.hidden_size % (2 * self.num_heads) == 0,
+            f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width",
+            "model.hidden_size",
+            f"use a multiple of {2 * self.num_heads}",
+        )
+        _require(
+            self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0,
+            f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly",
+            "model.num_kv_heads",
+            f"use a divisor of {self.num_heads}",
+        )
+        _require(
+            self.image_size >= 0 and self.image_size % self.patch_size == 0,
+            f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}",
+            "model.patch_size",
+            "use a divisor of image_size",
+        )
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {self.dtype!r}", at="model.dtype", choices=list(DTYPES))
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of prefix tokens that an image becomes."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table. Not a function of the layout, so that checkpoints fit every layout."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its schedule: linear warm-up to ``lr``, then a half cosine down to ``min_lr`` at the last step.
+
+    Args:
+        lr: highest learning rate.
+        min_lr: learning rate at the end.
+        warmup: steps until ``lr`` is reached.
+        weight_decay: of matrices; norms and biases are not decayed.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        clip: largest global gradient norm; 0 for no clipping.
+    """
+
+    lr: float = 1e-3
+    min_lr: float = 1e-4
+    warmup: int = 10
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip"):
+            _require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
+        good = all(0 <= beta < 1 for beta in self.betas)
+        _require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, and what to do on the way.
+
+    Args:
+        steps: optimizer steps of the whole run, resumed parts included.
+        save_every: steps between checkpoints; 0 for one at the end only.
+        keep: number of checkpoints that are kept, the newest.
+        log_every: steps between progress lines when the output is not a terminal.
+        eval_every: steps between evaluations; 0 for none.
+        deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
+    """
+
+    steps: int = 100
+    save_every: int = 0
+    keep: int = 2
+    log_every: int = 10
+    eval_every: int = 0
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("keep", 1), ("log_every", 1), ("save_every", 0), ("eval_every", 0)):
+            good = getattr(self, name) >= least
+            _require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """A whole run. The same values give the same run.
+
+    Args:
+        data: what is trained on; the only section without defaults.
+        seed: of the initial weights and of the order of samples.
+        output: folder for metrics and checkpoints.
+    """
+
+    data: DataConfig
+    seed: int = 0
+    output: str = "output"
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,0 +1,69 @@
+"""Cross-entropy over a vocabulary that is cut over ranks: no rank ever holds a row of all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.training.mesh import ParallelMesh
+
+
+class _VocabParallelCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
+        # At least float32 for the exponentials and their sum, whatever the model computes in.
+        ctx.logits_dtype = logits.dtype
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        top = logits.amax(dim=-1)
+        if group is not None:
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        shifted = logits - top.unsqueeze(-1)
+
+        column = labels - first
+        mine = (column >= 0) & (column < logits.shape[-1])
+        column = column.masked_fill(~mine, 0)
+        picked = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
+        exponentials = shifted.exp_()
+        sums = torch.stack([exponentials.sum(dim=-1), picked])
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), column, mine)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        softmax, column, mine = ctx.saved_tensors
+        grad = softmax * grads[0].unsqueeze(-1)
+        # One entry per row, so plain indexing is exact and the same every time (scatter_add would not be, on a GPU).
+        rows = torch.arange(mine.numel(), device=grad.device)
+        flat, columns = grad.view(-1, grad.shape[-1]), column.reshape(-1)
+        flat[rows, columns] = flat[rows, columns] - (grads[0] * mine).reshape(-1)
+        return grad.to(ctx.logits_dtype), None, None, None
+
+
+def vocab_parallel_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, mesh: ParallelMesh, *, vocab_size: int | None = None
+) -> torch.Tensor:
+    """The loss of each token, in float32 (float64 for float64 logits).
+
+    Args:
+        logits: ``[..., vocabulary / tp]``, this rank's columns.
+        labels: ``[...]``, int64, the right tokens; equal on all tensor-parallel ranks.
+        mesh: the ranks.
+        vocab_size: number of real tokens. Columns from there on are padding: they are left out of the softmax, so that
+            padding the vocabulary changes no loss.
+
+    Returns:
+        ``[...]``, equal on all tensor-parallel ranks.
+    """
+    width = logits.shape[-1]
+    first = mesh.rank("tp") * width
+    if vocab_size is not None and first + width > vocab_size:
+        padding = torch.arange(first, first + width, device=logits.device) >= vocab_size
+        logits = logits.masked_fill(padding, float("-inf"))
+    loss: torch.Tensor = _VocabParallelCrossEntropy.apply(logits, labels, first, mesh.group("tp"))
+    return loss

@@ -1,0 +1,162 @@
+"""From samples to token rows: a byte tokenizer and the task encoder of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from energon_lite import (
+    Batch,
+    CaptioningSample,
+    Sample,
+    SampleDecoder,
+    SkipSample,
+    TaskEncoder,
+    TextSample,
+    edataclass,
+    stateless,
+)
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. Nothing to download, nothing unknown.
+
+    Example:
+        >>> ByteTokenizer().encode("Hi")
+        [256, 72, 105, 257]
+    """
+
+    bos, eos, pad = 256, 257, 258
+    vocab_size = 259
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, between begin and end."""
+        return [self.bos, *text.encode("utf-8"), self.eos]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text up to the first end token; other special tokens are left out, broken UTF-8 is marked."""
+        tokens = list(tokens)
+        if self.eos in tokens:
+            tokens = tokens[: tokens.index(self.eos)]
+        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+
+@edataclass
+class TokenSample(Sample):
+    """One row before padding.
+
+    Args:
+        tokens: int64 ``[length]``.
+        labels: int64 ``[length]``, the token that follows each.
+        image: ``[3, image_size, image_size]`` in [0, 1], or None for a row of text.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    image: torch.Tensor | None = None
+
+
+@edataclass
+class MultimodalBatch(Batch):
+    """Rows of tokens, some of which have an image before them.
+
+    Args:
+        tokens: int64 ``[rows, length]``, padded at the end.
+        labels: int64 ``[rows, length]``, the token that follows each.
+        loss_mask: float32 ``[rows, length]``, 1 where a label counts, 0 at padding.
+        image: float32 ``[images, 3, height, width]`` in [0, 1].
+        image_rows: int64 ``[images]``, the row each image belongs to.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    image: torch.Tensor
+    image_rows: torch.Tensor
+
+    def to(self, device: torch.device) -> MultimodalBatch:
+        """The batch with its tensors on ``device``."""
+        return MultimodalBatch.derive_from(
+            self,
+            tokens=self.tokens.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            loss_mask=self.loss_mask.to(device, non_blocking=True),
+            image=self.image.to(device, non_blocking=True),
+            image_rows=self.image_rows.to(device, non_blocking=True),
+        )
+
+
+class MultimodalTaskEncoder(TaskEncoder):
+    """Makes rows of captioned images (the caption follows the image) and of plain text.
+
+    Args:
+        max_length: most tokens of a row, the image's not counted.
+        image_size: height and width that images are brought to, in pixels; 0 refuses images.
+        training: take a random window of a text that is too long; otherwise, its start.
+    """
+
+    decoder = SampleDecoder(image_decode="torchrgb")
+
+    def __init__(self, *, max_length: int, image_size: int, training: bool):
+        super().__init__()
+        self.tokenizer = ByteTokenizer()
+        self.max_length, self.image_size, self.training = max_length, image_size, training
+
+    @stateless
+    def encode_sample(self, sample: CaptioningSample | TextSample) -> TokenSample:
+        """One row of a sample.
+
+        Raises:
+            SkipSample: neither a captioned image nor a text, or an image for a model without images.
+        """
+        if isinstance(sample, CaptioningSample):
+            if not self.image_size:
+                raise SkipSample("an image for a model that takes none")
+            # One token more than a row holds, because labels are the row moved by one.
+            tokens = self.tokenizer.encode(sample.caption)[: self.max_length + 1]
+            return self._row(sample, tokens, image=resize_image(sample.image, self.image_size))
+        if isinstance(sample, TextSample):
+            tokens = self.tokenizer.encode(sample.text)
+            surplus = len(tokens) - (self.max_length + 1)
+            # `rng` is the sample's own generator: the same window each time this sample is made.
+            start = int(self.rng.integers(surplus + 1)) if self.training and surplus > 0 else 0
+            return self._row(sample, tokens[start : start + self.max_length + 1])
+        raise SkipSample(f"cannot make a row of a {type(sample).__name__}")
+
+    def empty_batch(self, like: MultimodalBatch, rows: int) -> MultimodalBatch:
+        """A batch of no rows, for a rank that has run out of samples before the others."""
+        return self.batch([])
+
+    @stateless
+    def batch(self, samples: list[TokenSample]) -> MultimodalBatch:
+        """Pad rows to the longest one. No samples make a batch of no rows."""
+        rows, length = len(samples), max((len(sample.tokens) for sample in samples), default=0)
+        tokens = torch.full((rows, length), self.tokenizer.pad, dtype=torch.int64)
+        labels = torch.full((rows, length), self.tokenizer.pad, dtype=torch.int64)
+        loss_mask = torch.zeros(rows, length, dtype=torch.float32)
+        for row, sample in enumerate(samples):
+            here = slice(0, len(sample.tokens))
+            tokens[row, here], labels[row, here], loss_mask[row, here] = sample.tokens, sample.labels, 1.0
+        images = {row: sample.image for row, sample in enumerate(samples) if sample.image is not None}
+        size = self.image_size
+        return MultimodalBatch.from_samples(
+            samples,
+            tokens=tokens,
+            labels=labels,
+            loss_mask=loss_mask,
+            image=torch.stack(list(images.values())) if images else torch.zeros(0, 3, size, size),
+            image_rows=torch.tensor(list(images), dtype=torch.int64),
+        )
+
+    def _row(self, sample: Sample, tokens: list[int], image: torch.Tensor | None = None) -> TokenSample:
+        row = torch.tensor(tokens, dtype=torch.int64)
+        return TokenSample.derive_from(sample, tokens=row[:-1], labels=row[1:], image=image)
+
+
+def resize_image(image: torch.Tensor, size: int) -> torch.Tensor:
+    """Bring an image ``[3, height, width]`` in [0, 1] to ``[3, size, size]``, whatever its proportions were."""
+    if tuple(image.shape[-2:]) == (size, size):
+        return image
+    return F.interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)

@@ -1,0 +1,58 @@
+"""Reading images aloud: the likeliest next token, one after another."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from energon_lite.training.checkpoint import load_checkpoint, read_state
+from energon_lite.training.config_file import config_from_dict
+from energon_lite.training.data import ByteTokenizer
+from energon_lite.training.llama import LlamaModel
+from energon_lite.training.mesh import ParallelMesh, build_mesh
+
+
+def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> LlamaModel:
+    """The model of a checkpoint, whatever layout saved it.
+
+    Args:
+        checkpoint: a checkpoint's folder; :func:`latest_checkpoint` finds the newest of a run.
+        mesh: the ranks to cut it over; None for this process alone (or, under torchrun, a replica on each rank).
+
+    Raises:
+        StateError: not a checkpoint of this trainer.
+    """
+    mesh = build_mesh() if mesh is None else mesh
+    config = config_from_dict(read_state(checkpoint)["config"])
+    model = LlamaModel(config.model, mesh)
+    load_checkpoint(checkpoint, model, mesh)
+    return model
+
+
+@torch.no_grad()
+def generate_captions(model: LlamaModel, images: torch.Tensor, *, max_new_tokens: int = 40) -> list[str]:
+    """Greedy captions of a batch of images.
+
+    The whole row is computed anew for each token; there is no cache of keys and values.
+
+    Args:
+        model: a trained model with an image prefix.
+        images: float ``[n, 3, image_size, image_size]`` in [0, 1].
+        max_new_tokens: where a caption is cut that has not ended by itself.
+
+    Example:
+        >>> generate_captions(load_model(latest_checkpoint("output/checkpoints")), images)
+        ['a handwritten seven', 'a handwritten three']
+    """
+    tokenizer, device = ByteTokenizer(), model.mesh.device
+    images, rows = images.to(device), torch.arange(len(images), device=device)
+    tokens = torch.full((len(images), 1), tokenizer.bos, dtype=torch.int64, device=device)
+    ended = torch.zeros(len(images), dtype=torch.bool, device=device)
+    for _ in range(max_new_tokens):
+        following = model.all_logits(tokens, images, rows)[:, -1].argmax(dim=-1)
+        tokens = torch.cat([tokens, following[:, None]], dim=1)
+        ended |= following == tokenizer.eos
+        if bool(ended.all()):
+            break
+    return [tokenizer.decode(row) for row in tokens.tolist()]

@@ -1,0 +1,234 @@
+"""The training loop: fetch, step, report, evaluate, save; and resume from where the last run got to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import TopologyError
+from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from energon_lite.training.config import TrainerConfig
+from energon_lite.training.config_file import config_to_dict
+from energon_lite.training.data import MultimodalTaskEncoder
+from energon_lite.training.llama import LlamaModel
+from energon_lite.training.mesh import ParallelMesh, build_mesh
+from energon_lite.training.metrics import MetricsFile, Progress
+from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.step import evaluate, train_step
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """A run: a configuration made into a model, an optimizer and loaders, and the loop over them.
+
+    Everything a run leaves is under ``config.output``: ``metrics.jsonl`` (a line per step) and ``checkpoints/``. If
+    there is a checkpoint already, :meth:`run` goes on from it, in whatever layout it was saved.
+
+    Args:
+        config: the run.
+
+    Raises:
+        TopologyError: the layout does not fit the ranks, the model or the micro-batches of a step.
+
+    Example:
+        >>> with Trainer(load_config("run.yaml")) as trainer:
+        ...     trainer.run()
+        100
+    """
+
+    def __init__(self, config: TrainerConfig):
+        if config.train.deterministic:
+            make_deterministic()
+        self.config = config
+        self.mesh = build_mesh(pp=config.mesh.pp, cp=config.mesh.cp, tp=config.mesh.tp)
+        self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
+        self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
+        self.optimizer = AdamW(self.model, self.mesh, config.optimizer)
+        self.loader = get_savable_loader(self._dataset(training=True))
+        self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
+        self.checkpoints = Path(config.output) / "checkpoints"
+
+    def run(self) -> int:
+        """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
+
+        Returns:
+            The number of steps that are done.
+        """
+        start, total = self.resume(), self.config.train.steps
+        with ExitStack() as stack:
+            terminated = stack.enter_context(_until_sigterm())
+            metrics = self._metrics(stack, after=start)
+            visible = self.mesh.is_main
+            progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
+            stack.enter_context(closing(progress))
+            batches = iter(self.loader)
+            for step in range(start + 1, total + 1):
+                values = self.step(step, batches)
+                if metrics is not None:
+                    metrics.write(values)
+                progress.show(step, values)
+                # Signals arrive at different times; all ranks must take the same branch.
+                stopping = self.mesh.any_rank(terminated.is_set())
+                if stopping or step == total or _due(step, self.config.train.save_every):
+                    self.save(step)
+                if stopping:
+                    logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
+                    return step
+        return max(start, total)
+
+    def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
+        """One optimizer step, and the evaluation if it is due.
+
+        Args:
+            step: its number, counted from 1.
+            batches: this rank's micro-batches.
+
+        Returns:
+            The step's line of metrics.
+        """
+        began = time.perf_counter()
+        # All of the step's micro-batches first: the loss needs the number of tokens before the first backward pass.
+        micro_batches = [next(batches).to(self.mesh.device) for _ in range(self.micro_batches)]
+        fetched = time.perf_counter()
+        lr = learning_rate(step - 1, self.config.train.steps, self.config.optimizer)
+        result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr)
+        values: dict[str, Any] = {
+            "step": step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "tokens": result.tokens,
+            "lr": lr,
+            "seconds": time.perf_counter() - began,
+            "data_wait": fetched - began,
+        }
+        if self.val_loader is not None and _due(step, self.config.train.eval_every):
+            values["eval_loss"], values["eval_tokens"] = evaluate(self.model, self.val_loader, self.mesh)
+        return values
+
+    def save(self, step: int) -> Path:
+        """Write a checkpoint after ``step`` steps. Every rank must call it."""
+        state = {"loader": self.loader.save_state_rank(), "config": config_to_dict(self.config)}
+        keep = self.config.train.keep
+        return save_checkpoint(self.checkpoints, step, self.model, self.optimizer, self.mesh, state, keep=keep)
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint, if there is one. Every rank must call it.
+
+        Returns:
+            The number of steps that are done.
+        """
+        path = latest_checkpoint(self.checkpoints)
+        if path is None:
+            return 0
+        step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
+        self.loader.restore_state_rank(state["loader"])
+        if self.mesh.is_main:
+            logger.info("resumed from %s", path)
+            for change in _changes(state["config"], config_to_dict(self.config)):
+                logger.warning("resumed with another setting: %s", change)
+        return step
+
+    def close(self) -> None:
+        """End the loaders' workers; on ranks that torchrun started, also leave the process group."""
+        for loader in (self.loader, self.val_loader):
+            if loader is not None:
+                loader.close()
+        self.mesh.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _dataset(self, *, training: bool) -> Any:
+        data, mesh = self.config.data, self.mesh
+        if mesh.device_mesh is None:
+            workers = WorkerConfig(rank=0, world_size=1, num_workers=data.workers, seed_offset=self.config.seed)
+        else:
+            workers = WorkerConfig.from_mesh(mesh.device_mesh, num_workers=data.workers, seed_offset=self.config.seed)
+        encoder = MultimodalTaskEncoder(
+            max_length=data.max_length, image_size=self.config.model.image_size, training=training
+        )
+        if not training:
+            return get_val_dataset(
+                data.val_path or data.path,
+                split_part="val",
+                worker_config=workers,
+                batch_size=data.micro_batch_size,
+                task_encoder=encoder,
+            )
+        return get_train_dataset(
+            data.path,
+            split_part="train",
+            worker_config=workers,
+            batch_size=data.micro_batch_size,
+            shuffle_buffer_size=data.shuffle_buffer_size,
+            max_samples_per_sequence=data.max_samples_per_sequence,
+            task_encoder=encoder,
+        )
+
+    def _metrics(self, stack: ExitStack, *, after: int) -> MetricsFile | None:
+        if not self.mesh.is_main:
+            return None
+        return stack.enter_context(MetricsFile(Path(self.config.output) / "metrics.jsonl", after=after))
+
+
+def make_deterministic() -> None:
+    """Only kernels that give the same bits each time, and one thread per process."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(1)
+
+
+def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:
+    """Micro-batches of a step for each data-parallel rank."""
+    if micro_batches % mesh.dp:
+        sizes = ", ".join(str(dp) for dp in range(1, micro_batches + 1) if micro_batches % dp == 0)
+        raise TopologyError(
+            f"{micro_batches} micro-batches per step cannot be shared evenly by dp={mesh.dp} ranks",
+            fix=f"set data.micro_batches_per_step to a multiple of {mesh.dp}, or use dp of {sizes}",
+        )
+    return micro_batches // mesh.dp
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@contextmanager
+def _until_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, instead of ending the process on the spot."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # only the main thread may have signal handlers
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
+    """What differs between two configurations, but for settings that change no step."""
+    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path"}
+    harmless |= {f"train.{name}" for name in ("save_every", "keep", "log_every", "eval_every")}
+    for key in sorted(old.keys() | new.keys()):
+        path, before, now = f"{at}{key}", old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(now, dict) and path not in harmless:
+            yield from _changes(before, now, f"{path}.")
+        elif before != now and path not in harmless:
+            yield f"{path} was {before!r}, is {now!r}"

@@ -1,0 +1,102 @@
+"""What a run reports: one line of JSON per step in a file, and one line of progress for whoever looks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsFile:
+    """One JSON object per line and step. A resumed run goes on after the step it resumed from.
+
+    Args:
+        path: the file; made, with its folder, if it is not there.
+        after: the last step that counts. Lines of later steps, which the run is about to make again, and a line that a
+            crash has cut, are dropped.
+
+    Example:
+        >>> with MetricsFile("output/metrics.jsonl", after=0) as metrics:
+        ...     metrics.write({"step": 1, "loss": 5.5})
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, after: int):
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _drop_lines(path, after)
+        self._stream = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Add a line. Floats keep all their digits; those that are not finite become null, as JSON has none."""
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in values.items()
+        }
+        self._stream.write(json.dumps(plain, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _drop_lines(path: Path, after: int) -> None:
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if step <= after:
+            kept.append(line + "\n")
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as stream:
+        stream.writelines(kept)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+class Progress:
+    """A live line on a terminal; elsewhere, a logged line every so many steps.
+
+    Args:
+        total: steps of the run.
+        done: steps that are done already.
+        every: steps between logged lines.
+        visible: False on the ranks that stay silent.
+    """
+
+    def __init__(self, total: int, *, done: int, every: int, visible: bool):
+        self._total, self._every, self._visible, self._bar = total, every, visible, None
+        if visible and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+
+    def show(self, step: int, values: Mapping[str, Any]) -> None:
+        """Report a finished step."""
+        text = f"loss {values['loss']:.4f}, grad norm {values['grad_norm']:.3f}, {values['tokens']} tokens"
+        if "eval_loss" in values:
+            text += f", eval loss {values['eval_loss']:.4f}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update()
+        elif self._visible and (step % self._every == 0 or step == self._total or "eval_loss" in values):
+            logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values["seconds"])
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

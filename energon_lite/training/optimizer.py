@@ -1,0 +1,145 @@
+"""AdamW for a model whose gradients are spread over data- and tensor-parallel ranks.
+
+The trainer needs four things of an optimizer: gradients that add up over micro-batches, :meth:`AdamW.step`,
+:meth:`AdamW.moments` for checkpoints, and the number of updates done. An optimizer that overlaps its communication with
+the backward pass, or shards its state, fits behind the same four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from energon_lite.training.config import OptimizerConfig
+from energon_lite.training.mesh import ParallelMesh
+from energon_lite.training.parameters import layout_of
+
+
+def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
+    """The learning rate of a step.
+
+    Args:
+        step: the step, counted from 0.
+        total: number of steps of the run; the last one runs at ``config.min_lr``.
+        config: the schedule.
+
+    Example:
+        >>> [learning_rate(step, 3, OptimizerConfig(lr=1.0, min_lr=0.0, warmup=1)) for step in range(3)]
+        [1.0, 1.0, 0.0]
+    """
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    done = min(1.0, (step - config.warmup) / max(1, total - 1 - config.warmup))
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) on gradients summed over the data-parallel ranks.
+
+    Gradients live in one flat buffer per type, of which each ``parameter.grad`` is a view: micro-batches add to it in
+    place, and one all-reduce sums it over the ranks. It is a sum and not a mean, because the loss is divided by the
+    number of tokens of the whole step beforehand. A parameter that had no part in the step has a gradient of zero.
+
+    Args:
+        model: its trainable parameters have layouts (:func:`layout_of`).
+        mesh: the ranks.
+        config: AdamW's constants and the clipping norm.
+
+    Example:
+        >>> optimizer = AdamW(model, mesh, OptimizerConfig())
+        >>> loss.backward()
+        >>> grad_norm = optimizer.step(lr=1e-3)
+    """
+
+    def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
+        self.mesh, self.config = mesh, config
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.updates = 0
+        self._buffers = _flat_gradients(list(self.parameters.values()))
+        matrices = [p for p in self.parameters.values() if p.dim() > 1]
+        others = [p for p in self.parameters.values() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._inner = _fused_if_possible([group for group in groups if group["params"]], config)
+        for p in self.parameters.values():
+            # Made here, not at the first step, so that a checkpoint can be read into them.
+            self._inner.state[p] = {
+                "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+
+    def step(self, lr: float) -> float:
+        """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero.
+
+        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
+
+        Args:
+            lr: the learning rate.
+
+        Returns:
+            The global gradient norm before clipping.
+        """
+        for buffer in self._buffers:
+            self.mesh.sum_over_data(buffer)
+        norm = self._gradient_norm()
+        if math.isfinite(norm):
+            if self.config.clip and norm > self.config.clip:
+                for buffer in self._buffers:
+                    buffer.mul_(self.config.clip / norm)
+            for group in self._inner.param_groups:
+                group["lr"] = lr
+            self._inner.step()
+            self.updates += 1
+        for buffer in self._buffers:
+            buffer.zero_()
+        return norm
+
+    def moments(self) -> Iterator[tuple[str, nn.Parameter, dict[str, torch.Tensor]]]:
+        """Name, parameter and moments (``exp_avg``, ``exp_avg_sq``, cut like the parameter), to be saved or filled."""
+        for name, p in self.parameters.items():
+            state = self._inner.state[p]
+            yield name, p, {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+    def set_updates(self, updates: int) -> None:
+        """Say how many updates the moments have seen, after they were read from a checkpoint."""
+        self.updates = updates
+        for p in self.parameters.values():
+            self._inner.state[p]["step"].fill_(float(updates))
+
+    def _gradient_norm(self) -> float:
+        """The norm of the whole model's gradient, in float64: slices count on each rank, what all ranks have, once."""
+        squares = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        for p in self.parameters.values():
+            sharded = layout_of(p).sharded_dim is not None
+            squares[int(sharded)] += torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
+        group = self.mesh.group("tp")
+        if group is not None:
+            dist.all_reduce(squares[1:], group=group)
+        return math.sqrt(squares.sum().item())
+
+
+def _flat_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Give each parameter a gradient of zeros that is a view of one buffer per type; return the buffers."""
+    buffers = []
+    for dtype in sorted({p.dtype for p in parameters}, key=str):
+        alike = [p for p in parameters if p.dtype == dtype]
+        buffer = torch.zeros(sum(p.numel() for p in alike), dtype=dtype, device=alike[0].device)
+        for p, part in zip(alike, buffer.split([p.numel() for p in alike]), strict=True):
+            p.grad = part.view_as(p)
+        buffers.append(buffer)
+    return buffers
+
+
+def _fused_if_possible(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.AdamW:
+    """torch's AdamW as one kernel over all parameters, where this device and version have it."""
+    try:
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    except RuntimeError:
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)

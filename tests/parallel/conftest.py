@@ -1,0 +1,26 @@
+"""Process groups without start-up cost: ranks are forked from the test process, which has imported torch already."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+# Test folders are no packages; the helpers beside this file are imported by their plain names.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rank_processes import RunRanks
+from rank_processes import run_ranks as run
+
+# The first optimizer of a process imports torch's compiler, which takes a second or more: here once, not in each rank.
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+# A forked child cannot use threads its parent has started; with one thread, none are.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> RunRanks:
+    """``run_ranks(world, fn, timeout=60)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
+    return lambda world, fn, timeout=60.0: run(world, fn, folder=tmp_path, timeout=timeout)

@@ -1,0 +1,292 @@
+"""A checkpoint saved by one layout of ranks is read by every other, and is whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankFailure, RunRanks
+from test_parity import BASE, OPTIMIZER, gathered, make_steps
+
+from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.training import checkpoint
+from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
+from energon_lite.training.llama import LlamaModel
+from energon_lite.training.mesh import ParallelMesh, build_mesh
+from energon_lite.training.optimizer import AdamW
+from energon_lite.training.step import train_step
+
+LAYOUTS = [(1, 4), (2, 2), (4, 1), (1, 1)]
+STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1}}
+
+
+class Part:
+    """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
+
+    def __init__(self, dp: int, tp: int, *, seed: int = 5, dtype: str = "float64", **shape: Any):
+        self.mesh: ParallelMesh = build_mesh(dp=dp, tp=tp)
+        self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
+        self.optimizer = AdamW(self.model, self.mesh, OPTIMIZER)
+
+    def train(self, first: int, last: int) -> list[tuple[float, float]]:
+        """Losses and gradient norms of steps ``first..last-1``."""
+        results = []
+        for micro_batches in make_steps()[first:last]:
+            mine = micro_batches[self.mesh.rank("dp") :: self.mesh.dp]
+            results.append(train_step(self.model, self.optimizer, mine, self.mesh, lr=1e-2))
+        return [(result.loss, result.grad_norm) for result in results]
+
+    def save(self, root: Path, step: int, keep: int = 2) -> Path:
+        return save_checkpoint(root, step, self.model, self.optimizer, self.mesh, STATE, keep=keep)
+
+    def load(self, path: Path) -> tuple[int, dict[str, Any]]:
+        return load_checkpoint(path, self.model, self.mesh, self.optimizer)
+
+    def content(self) -> dict[str, torch.Tensor]:
+        """All parameters and moments, whole."""
+        found = gathered(self.model, self.mesh)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            # A second model of the same shape carries the moments through the same gathering.
+            carrier = LlamaModel(self.model.config, self.mesh)
+            parameters = dict(carrier.named_parameters())
+            for name, _, moments in self.optimizer.moments():
+                parameters[name].data.copy_(moments[kind])
+            found |= {f"{name}.{kind}": tensor for name, tensor in gathered(carrier, self.mesh).items()}
+        return found
+
+
+@pytest.mark.parametrize("saved", LAYOUTS, ids=str)
+def test_each_layout_reads_each_other(run_ranks: RunRanks, tmp_path: Path, saved: tuple[int, int]) -> None:
+    def save(rank: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+        part = Part(*saved)
+        part.train(0, 2)
+        part.save(tmp_path / "run", 2)
+        return part.content(), part.train(2, 5)
+
+    content, losses = run_ranks(saved[0] * saved[1], save)[0]
+    path = latest_checkpoint(tmp_path / "run")
+    assert path is not None and path.name == "step-00000002"
+    for layout in LAYOUTS:
+
+        def load(rank: int, layout: tuple[int, int] = layout) -> tuple[Any, ...]:
+            part = Part(*layout, seed=99)
+            got = part.load(path)
+            return got, part.optimizer.updates, part.content(), part.train(2, 5)
+
+        for got, updates, loaded, continued in run_ranks(layout[0] * layout[1], load):
+            assert (got, updates) == ((2, STATE), 2)
+            assert loaded.keys() == content.keys()
+            assert all(torch.equal(loaded[name], content[name]) for name in content)
+            if layout == saved:
+                assert continued == losses
+            torch.testing.assert_close(continued, losses, rtol=1e-10, atol=1e-10)
+
+
+def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def straight(rank: int) -> list[tuple[float, float]]:
+        part = Part(2, 2, dtype="float32")
+        losses = part.train(0, 3)
+        part.save(tmp_path, 3)
+        return losses + part.train(3, 5)
+
+    def resumed(rank: int) -> list[tuple[float, float]]:
+        part = Part(2, 2, dtype="float32", seed=99)
+        part.load(tmp_path / "step-00000003")
+        return part.train(3, 5)
+
+    assert run_ranks(4, straight)[0][3:] == run_ranks(4, resumed)[0]
+
+
+def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def save(rank: int) -> float:
+        torch.manual_seed(100 + rank)
+        part = Part(2, 1)
+        part.save(tmp_path, 1)
+        return torch.rand(()).item()
+
+    def load(rank: int) -> float:
+        part = Part(2, 1)
+        part.load(tmp_path / "step-00000001")
+        return torch.rand(()).item()
+
+    drawn = run_ranks(2, save)
+    assert drawn[0] != drawn[1] and run_ranks(2, load) == drawn
+
+
+def test_reading_state_needs_no_model(run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks(2, lambda rank: Part(1, 2).save(tmp_path, 7))
+    assert read_state(tmp_path / "step-00000007") == STATE
+
+
+def test_the_newest_are_kept(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def save(rank: int) -> None:
+        part = Part(1, 1)
+        for step in (1, 2, 3, 10):
+            part.save(tmp_path, step, keep=2)
+
+    run_ranks(1, save)
+    assert sorted(p.name for p in tmp_path.glob("[!r]*")) == ["latest", "step-00000003", "step-00000010"]
+    assert (tmp_path / "latest").read_text() == "step-00000010\n"
+
+
+def test_a_model_of_another_shape_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def save_and_load(rank: int) -> list[str]:
+        path = Part(1, 2).save(tmp_path, 1)
+        messages = []
+        shapes: list[dict[str, Any]] = [{"ffn_size": 32}, {"num_layers": 3}]
+        for shape in shapes:
+            with pytest.raises(StateMismatchError) as caught:
+                Part(1, 2, **shape).load(path)
+            messages.append(str(caught.value))
+        return messages
+
+    for wider, deeper in run_ranks(2, save_and_load):
+        assert "has shape [24, 32] for model.layers.0.mlp.gate_proj.weight" in wider
+        assert "has nothing for model.layers.2." in deeper
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def kill_instead(*args: Any, **kwargs: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_writing(write: Callable[..., Any]) -> Callable[..., Any]:
+    """The first file is on disk, then the process is gone."""
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        write(*args, **kwargs)
+        kill_instead()
+
+    return dying
+
+
+def die_when(condition: Callable[[Path], bool]) -> Callable[..., Any]:
+    """Dies at the first change of a folder after which ``condition`` holds."""
+
+    def wrap(change: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(folder: Path, *args: Any) -> Any:
+            change(folder, *args)
+            if condition(folder.parent if folder.name.startswith(("step", ".")) else folder):
+                kill_instead()
+
+        return dying
+
+    return wrap
+
+
+def named(folder: Path) -> bool:
+    return (folder / "step-00000002").exists()
+
+
+def without_name(folder: Path) -> bool:
+    return (folder / ".replaced-step-00000002").exists() and not named(folder)
+
+
+#: What rank 0 dies in, and how.
+CRASHES = {
+    "before anything is written": ("dcp.save", lambda _: kill_instead),
+    "after its data is written": ("dcp.FileSystemWriter.write_data", die_in_writing),
+    "before it has its name": ("_publish", lambda _: kill_instead),
+    "before it is the latest": ("_flush_folder", die_when(named)),
+    "while old ones are removed": ("_prune", lambda _: kill_instead),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first time", "over a finished one"])
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())
+def test_a_killed_save_leaves_the_former_checkpoint(
+    run_ranks: RunRanks, tmp_path: Path, crash: tuple[str, Any], again: bool
+) -> None:
+    where, how = crash
+
+    def die(rank: int) -> None:
+        part = Part(2, 1)
+        part.train(0, 1)
+        part.save(tmp_path, 1)
+        part.train(1, 2)
+        if again:
+            part.save(tmp_path, 2)
+            (tmp_path / "latest").write_text("step-00000001\n")
+        if part.mesh.is_main:
+            sabotage(where, how)
+        part.save(tmp_path, 2)
+
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(2, die)
+    assert "died without a word" in failure.value.by_rank[0]
+
+    def go_on(rank: int) -> tuple[int, list[str]]:
+        part = Part(1, 2)
+        path = latest_checkpoint(tmp_path)
+        assert path is not None
+        step, state = part.load(path)
+        assert state == STATE
+        part.save(tmp_path, 2, keep=1)
+        return step, sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("ranks-"))
+
+    for step, names in run_ranks(2, go_on):
+        # Both are whole; which of the two is the latest depends on whether `latest` was written already.
+        assert step == (2 if where == "_prune" else 1)
+        assert names == ["latest", "step-00000002"]
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def die(rank: int) -> None:
+        part = Part(1, 1)
+        part.save(tmp_path, 1)
+        part.save(tmp_path, 2)
+        sabotage("Path.rename", die_when(without_name))
+        part.save(tmp_path, 2)
+
+    with pytest.raises(RankFailure, match="died without a word"):
+        run_ranks(1, die)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
+
+
+def sabotage(where: str, wrap: Callable[[Any], Any]) -> None:
+    """Put ``wrap(f)`` in the place of a function ``f`` that the checkpoint module uses. For a process that will die."""
+    owner: Any = checkpoint
+    *path, name = where.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def test_without_latest_the_newest_finished_one_counts(tmp_path: Path) -> None:
+    for name in ("step-00000001", "step-00000002", ".saving-00000003", ".deleted-step-00000009"):
+        (tmp_path / name).mkdir()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
+    (tmp_path / "latest").write_text("step-00000001\n")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
+    (tmp_path / "latest").write_text("step-00000007\n")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
+    assert latest_checkpoint(tmp_path / "nothing") is None
+
+
+class Bomb:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    with pytest.raises(StateError, match=r"posix\.mkdir does not belong"):
+        read_state(tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="not a readable checkpoint"):
+        read_state(tmp_path)

@@ -1,0 +1,74 @@
+"""Ranks on a grid: who is whose peer, and which sizes fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import RankFailure, RunRanks
+
+from energon_lite.errors import TopologyError
+from energon_lite.training.mesh import build_mesh, fit_sizes
+
+
+def test_tensor_parallel_peers_are_neighbours(run_ranks: RunRanks) -> None:
+    def peers(rank: int) -> dict[str, list[int]]:
+        mesh = build_mesh(tp=2)
+        groups = {axis: mesh.group(axis) for axis in ("pp", "dp", "cp", "tp")}
+        return {axis: dist.get_process_group_ranks(group) for axis, group in groups.items() if group is not None}
+
+    assert run_ranks(4, peers) == [
+        {"dp": [0, 2], "tp": [0, 1]},
+        {"dp": [1, 3], "tp": [0, 1]},
+        {"dp": [0, 2], "tp": [2, 3]},
+        {"dp": [1, 3], "tp": [2, 3]},
+    ]
+
+
+def test_sums_go_over_the_ranks_that_hold_different_tokens(run_ranks: RunRanks) -> None:
+    def total(rank: int) -> float:
+        return build_mesh(tp=2).sum_over_data(torch.tensor(10.0**rank)).item()
+
+    assert run_ranks(4, total) == [101.0, 1010.0, 101.0, 1010.0]
+
+
+def test_one_rank_can_tell_all(run_ranks: RunRanks) -> None:
+    assert run_ranks(3, lambda rank: build_mesh().any_rank(rank == 1)) == [True] * 3
+    assert run_ranks(3, lambda rank: build_mesh().any_rank(False)) == [False] * 3
+
+
+def test_one_process_needs_no_group(run_ranks: RunRanks) -> None:
+    def alone(rank: int) -> tuple[object, ...]:
+        mesh = build_mesh()
+        return dist.is_initialized(), mesh.world_size, mesh.is_main, mesh.rank("tp"), mesh.group("dp")
+
+    assert run_ranks(1, alone) == [(False, 1, True, 0, None)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"tp": 3}, "tp can be 1, 2, 4, 8"),
+        ({"dp": 3, "tp": 2}, "dp can be 4; or"),
+        ({"dp": 3, "tp": 3}, "use sizes whose product divides the world size"),
+        ({"tp": 16}, "pp=1, cp=1, tp=16 do not fill a world of 8 ranks"),
+        ({"tp": 0}, "tp=0 is not a number of ranks"),
+        ({"pp": 2}, "pipeline parallelism is not supported yet"),
+        ({"cp": 2}, "context parallelism is not supported yet"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        fit_sizes(8, **sizes)
+
+
+@pytest.mark.parametrize(("world", "sizes", "dp"), [(1, {}, 1), (8, {"tp": 2}, 4), (8, {"tp": 4, "dp": 2}, 2)])
+def test_data_parallelism_takes_what_is_left(world: int, sizes: dict[str, int], dp: int) -> None:
+    assert fit_sizes(world, **sizes) == dp
+
+
+def test_all_ranks_refuse_together(run_ranks: RunRanks) -> None:
+    with pytest.raises(RankFailure, match="do not fill a world of 2 ranks") as failure:
+        run_ranks(2, lambda rank: build_mesh(tp=3))
+    assert failure.value.by_rank.keys() == {0, 1}

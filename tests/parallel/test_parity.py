@@ -1,0 +1,210 @@
+"""Every layout of ranks makes the run that one plain process makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import plain_llama
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from plain_llama import PlainRun, Rows, Shape, Weights
+from rank_processes import RunRanks
+
+from energon_lite.training.config import ModelConfig, OptimizerConfig
+from energon_lite.training.llama import LlamaModel
+from energon_lite.training.mesh import ParallelMesh, build_mesh
+from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.parameters import layout_of
+from energon_lite.training.step import train_step
+
+BASE = ModelConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    ffn_size=24,
+    vocab_size=29,
+    vocab_multiple=32,
+    image_size=4,
+    patch_size=2,
+    init_std=0.2,
+    dtype="float64",
+)
+# Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
+OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-6, clip=0.5)
+LAYOUTS = {"dp4": (4, 1), "tp2": (1, 2), "tp4": (1, 4), "tp2 dp2": (2, 2), "one process": (1, 1)}
+STEPS, MICRO_BATCHES = 5, 4
+
+
+def make_rows(generator: torch.Generator, kind: str) -> Rows:
+    """A micro-batch of random tokens: 'mixed', 'text' or 'image' rows, or one whose labels all do 'nothing'."""
+    rows, length = 3, int(torch.randint(4, 9, (), generator=generator))
+    lengths = torch.randint(2, length + 1, (rows,), generator=generator)
+    lengths[0] = length
+    mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
+    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1]}[kind]
+    return Rows(
+        tokens=torch.randint(0, 29, (rows, length), generator=generator),
+        labels=torch.randint(0, 29, (rows, length), generator=generator),
+        loss_mask=mask * 0 if kind == "nothing" else mask,
+        image=torch.rand(len(images), 3, 4, 4, generator=generator),
+        image_rows=torch.tensor(images, dtype=torch.int64),
+    )
+
+
+def make_steps(kinds: tuple[str, ...] = ("mixed", "text", "nothing", "image"), seed: int = 1) -> list[list[Rows]]:
+    """Micro-batches of each step; with four data-parallel ranks, the third has no token that counts in any step."""
+    generator = torch.Generator().manual_seed(seed)
+    return [[make_rows(generator, kind) for kind in kinds] for _ in range(STEPS)]
+
+
+def gathered(model: LlamaModel, mesh: ParallelMesh) -> Weights:
+    """All parameters, whole."""
+    weights = {}
+    for name, p in model.named_parameters():
+        dim, group = layout_of(p).sharded_dim, mesh.group("tp")
+        if dim is None or group is None:
+            weights[name] = p.detach().clone()
+            continue
+        parts = [torch.empty_like(p) for _ in range(mesh.tp)]
+        dist.all_gather(parts, p.detach().contiguous(), group=group)
+        weights[name] = torch.cat(parts, dim=dim)
+    return weights
+
+
+@dataclass
+class Run:
+    start: Weights
+    losses: list[float]
+    tokens: list[int]
+    norms: list[float]
+    end: Weights
+
+
+def train_on(config: ModelConfig, steps: list[list[Rows]], dp: int, tp: int) -> Run:
+    """The run of one rank."""
+    mesh = build_mesh(dp=dp, tp=tp)
+    model = LlamaModel(config, mesh, seed=5)
+    start = gathered(model, mesh)
+    optimizer = AdamW(model, mesh, OPTIMIZER)
+    results = []
+    for number, micro_batches in enumerate(steps):
+        mine = micro_batches[mesh.rank("dp") :: dp]
+        lr = learning_rate(number, len(steps), OPTIMIZER)
+        results.append(train_step(model, optimizer, mine, mesh, lr=lr))
+    return Run(
+        start,
+        [result.loss for result in results],
+        [result.tokens for result in results],
+        [result.grad_norm for result in results],
+        gathered(model, mesh),
+    )
+
+
+def plain_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]) -> PlainRun:
+    heads, tied = (config.num_heads, config.kv_heads), config.tie_embeddings
+    shape = Shape(config.num_layers, *heads, config.vocab_size, config.patch_size, tied=tied)
+    rates = [learning_rate(number, len(steps), OPTIMIZER) for number in range(len(steps))]
+    return plain_llama.train(start, shape, steps, rates, OPTIMIZER)
+
+
+def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
+    for run in runs:
+        torch.testing.assert_close(run.losses, plain.losses, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(run.norms, plain.norms, rtol=tolerance, atol=tolerance)
+        assert run.end.keys() == plain.weights.keys()
+        for name, weight in run.end.items():
+            torch.testing.assert_close(weight, plain.weights[name], rtol=tolerance, atol=tolerance)
+    # What ranks hold in common they hold to the last bit: a rounding error that differs would grow.
+    for run in runs[1:]:
+        assert run.losses == runs[0].losses and run.norms == runs[0].norms
+        assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
+
+
+@pytest.mark.parametrize("variant", [("float64", False), ("float64", True), ("float32", False)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layout_makes_the_plain_run(
+    run_ranks: RunRanks, layout: tuple[int, int], variant: tuple[str, bool], plain_runs: dict[ModelConfig, PlainRun]
+) -> None:
+    (dp, tp), (dtype, tied) = layout, variant
+    config = dataclasses.replace(BASE, tie_embeddings=tied, dtype=dtype)
+    steps = make_steps()
+    runs = run_ranks(dp * tp, lambda rank: train_on(config, steps, dp, tp))
+    if config not in plain_runs:
+        plain_runs[config] = plain_run_in_child(run_ranks, config, runs[0].start, steps)
+    assert_same(runs, plain_runs[config], 1e-10 if dtype == "float64" else 1e-5)
+    assert runs[0].tokens == [sum(int(rows.loss_mask.sum()) for rows in step) for step in steps]
+    assert max(runs[0].norms) > OPTIMIZER.clip > 0, "clipping was not tested"
+
+
+@pytest.fixture(scope="module")
+def plain_runs() -> dict[ModelConfig, PlainRun]:
+    """One plain run is enough for all layouts: they start from equal weights, which has a test of its own."""
+    return {}
+
+
+def test_layouts_start_from_equal_weights(run_ranks: RunRanks) -> None:
+    def start(dp: int, tp: int) -> Weights:
+        weights: Weights = run_ranks(dp * tp, lambda rank: train_on(BASE, [], dp, tp))[0].start
+        return weights
+
+    alone = start(1, 1)
+    for dp, tp in LAYOUTS.values():
+        assert all(torch.equal(weight, alone[name]) for name, weight in start(dp, tp).items())
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (2, 2), (4, 1)], ids=str)
+def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: tuple[int, int]) -> None:
+    config, (dp, tp) = dataclasses.replace(BASE, dtype="float32"), layout
+    one, two = (run_ranks(dp * tp, lambda rank: train_on(config, make_steps(), dp, tp))[0] for _ in range(2))
+    assert one.losses == two.losses and one.norms == two.norms
+    assert all(torch.equal(weight, two.end[name]) for name, weight in one.end.items())
+
+
+def test_text_only_model(run_ranks: RunRanks) -> None:
+    config = dataclasses.replace(BASE, image_size=0, num_kv_heads=None, tie_embeddings=True)
+    steps = make_steps(("text",) * MICRO_BATCHES)
+    runs = run_ranks(4, lambda rank: train_on(config, steps, 2, 2))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-10)
+
+
+def plain_run_in_child(run_ranks: RunRanks, config: ModelConfig, start: Weights, steps: list[list[Rows]]) -> PlainRun:
+    """Away from the test process: where there is a GPU, a process that has run autograd must not fork any more."""
+    return run_ranks(1, lambda rank: plain_run(config, start, steps))[0]
+
+
+def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunRanks) -> None:
+    steps = [[make_rows(torch.Generator().manual_seed(2), "nothing") for _ in range(MICRO_BATCHES)]]
+    for run in run_ranks(2, lambda rank: train_on(BASE, steps, 2, 1)):
+        assert (run.losses, run.tokens, run.norms) == ([0.0], [0], [0.0])
+        decayed = 1 - learning_rate(0, 1, OPTIMIZER) * OPTIMIZER.weight_decay
+        for name, weight in run.end.items():
+            factor = decayed if weight.dim() > 1 else 1.0
+            torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    layout=st.sampled_from([(4, 1), (1, 2), (1, 4), (2, 2), (2, 1)]),
+    kinds=st.tuples(*[st.sampled_from(["mixed", "text", "image", "nothing"])] * MICRO_BATCHES),
+    tied=st.booleans(),
+    kv_heads=st.sampled_from([4, 8]),
+    image_seed=st.integers(0, 1000),
+)
+def test_features_in_any_combination(
+    run_ranks: RunRanks, layout: tuple[int, int], kinds: tuple[str, ...], tied: bool, kv_heads: int, image_seed: int
+) -> None:
+    config = dataclasses.replace(BASE, tie_embeddings=tied, num_kv_heads=kv_heads)
+    dp, tp = layout
+    steps = make_steps(kinds, image_seed)[:2]
+    runs = run_ranks(dp * tp, lambda rank: train_on(config, steps, dp, tp))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-10)

@@ -1,0 +1,219 @@
+"""Whole runs over real shards: resumed, killed, laid out anew, evaluated."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rank_processes import RankFailure, RunRanks
+
+from energon_lite.errors import StateMismatchError, TopologyError
+from energon_lite.training import Trainer, TrainerConfig, config_from_dict, generate_captions, load_model
+from energon_lite.training.checkpoint import latest_checkpoint
+
+WriteDataset = Callable[..., Path]
+WORDS = ["black", "grey", "white"]
+VAL_SAMPLES, TRAIN_SAMPLES = 7, 24
+
+CAPTION_YAML = """\
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map: {image: png, caption: txt}
+"""
+
+
+def picture(number: int) -> tuple[str, dict[str, bytes]]:
+    """A 4x4 image of one shade, and its name."""
+    data = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), (number % 3) * 127, dtype=np.uint8)).save(data, "png")
+    return f"p{number:03d}", {"png": data.getvalue(), "txt": WORDS[number % 3].encode()}
+
+
+def line(number: int) -> tuple[str, dict[str, bytes]]:
+    return f"t{number:03d}", {"txt": f"line {number} of some text".encode()[: 8 + number % 9]}
+
+
+@pytest.fixture
+def blend(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+    """Pictures with captions, and text without pictures, half and half."""
+    splits = {"train": ["train.tar"], "val": ["val.tar"]}
+    for name, make, yaml in (("pictures", picture, CAPTION_YAML), ("lines", line, None)):
+        shards = {
+            "train.tar": [make(number) for number in range(TRAIN_SAMPLES)],
+            "val.tar": [make(number) for number in range(VAL_SAMPLES)],
+        }
+        write_dataset(tmp_path / name, shards, splits=splits, **({"dataset_yaml": yaml} if yaml else {}))
+    path = tmp_path / "blend.yaml"
+    parts = "\n".join(f"      - {{path: {name}, weight: 1}}" for name in ("pictures", "lines"))
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        f"  train:\n    blend:\n{parts}\n  val:\n    blend:\n{parts}\n"
+    )
+    return path
+
+
+def make_config(
+    blend: Path, output: Path, *, tp: int = 1, workers: int = 0, lr: float = 5e-3, **train: Any
+) -> TrainerConfig:
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_size": 48, "tie_embeddings": True}
+    return config_from_dict(
+        {
+            "seed": 3,
+            "output": str(output),
+            "data": {
+                "path": str(blend),
+                "micro_batch_size": 3,
+                "micro_batches_per_step": 4,
+                "workers": workers,
+                "max_length": 12,
+            },
+            "mesh": {"tp": tp},
+            "model": shape | {"image_size": 4},
+            "optimizer": {"lr": lr, "warmup": 2, "eps": 1e-6},
+            "train": {"steps": 6, "save_every": 2} | train,
+        }
+    )
+
+
+def train(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None = None) -> int:
+    """One rank's run. ``disturb(trainer, step)`` is called before each step."""
+    with Trainer(config) as trainer:
+        undisturbed = trainer.step
+
+        def disturbed(step: int, batches: Any) -> dict[str, Any]:
+            if disturb is not None:
+                disturb(trainer, step)
+            return undisturbed(step, batches)
+
+        trainer.step = disturbed  # type: ignore[method-assign]
+        return trainer.run()
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """The lines of a run's file, without those values that are times."""
+    lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if key not in ("seconds", "data_wait")} for entry in lines]
+
+
+def send(number: signal.Signals, *, to_rank: int, at: int) -> Callable[[Trainer, int], None]:
+    def disturb(trainer: Trainer, step: int) -> None:
+        if trainer.mesh.global_rank == to_rank and step == at:
+            os.kill(os.getpid(), number)
+
+    return disturb
+
+
+@pytest.fixture
+def straight(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    """The metrics of the run that nothing disturbs, as tp 2 x dp 2."""
+    assert run_ranks(4, lambda rank: train(make_config(blend, tmp_path / "straight", tp=2))) == [6] * 4
+    lines = metrics(tmp_path / "straight")
+    assert [entry["step"] for entry in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(entry.keys() == {"step", "loss", "grad_norm", "tokens", "lr"} for entry in lines)
+    return lines
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
+) -> None:
+    config = make_config(blend, tmp_path / "killed", tp=2, workers=1)
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)))
+    assert "died without a word" in failure.value.by_rank[3]
+    newest = latest_checkpoint(tmp_path / "killed/checkpoints")
+    assert newest is not None and newest.name == "step-00000002"
+    assert run_ranks(4, lambda rank: train(config)) == [6] * 4
+    assert metrics(tmp_path / "killed") == straight
+
+
+def test_a_terminated_run_saves_and_goes_on_in_other_layouts(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
+) -> None:
+    output = tmp_path / "moving"
+    # One rank alone gets the signal; all stop after the same step, with a checkpoint of it.
+    for tp, world, stop in ((2, 4, 1), (1, 4, 3), (4, 4, 5), (1, 1, None)):
+        config = make_config(blend, output, tp=tp, save_every=0)
+        disturb = None if stop is None else send(signal.SIGTERM, to_rank=world - 1, at=stop)
+        done = run_ranks(world, lambda rank, c=config, d=disturb: train(c, d))  # type: ignore[misc]
+        assert done == [stop or 6] * world
+    found = metrics(output)
+    assert [entry["tokens"] for entry in found] == [entry["tokens"] for entry in straight]
+    assert found[0] == straight[0]
+    for mine, its in zip(found, straight, strict=True):
+        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-4)
+
+
+def test_a_finished_run_does_nothing_more(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    config = make_config(blend, tmp_path / "run", steps=2)
+    assert run_ranks(1, lambda rank: train(config)) == [2]
+    before = metrics(tmp_path / "run")
+    assert run_ranks(1, lambda rank: train(config)) == [2]
+    assert metrics(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 1), (4, 2), (4, 1)])
+def test_evaluation_sees_the_whole_split_once(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, tp: int
+) -> None:
+    config = make_config(blend, tmp_path / "run", tp=tp, steps=2, eval_every=1)
+    run_ranks(world, lambda rank: train(config))
+    # A row has a label per byte and one for the end; at most 12.
+    captions = [len(WORDS[number % 3]) + 1 for number in range(VAL_SAMPLES)]
+    texts = [min(12, len(line(number)[1]["txt"]) + 1) for number in range(VAL_SAMPLES)]
+    found = metrics(tmp_path / "run")
+    assert [entry["eval_tokens"] for entry in found] == [sum(captions) + sum(texts)] * 2
+    assert found[1]["eval_loss"] < found[0]["eval_loss"], "the model learns something"
+
+
+def test_a_resumed_run_must_be_of_the_same_data(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=1)))
+    blend.write_text(blend.read_text().replace("weight: 1}", "weight: 2}", 1))
+    with pytest.raises(RankFailure, match=StateMismatchError.__name__):
+        run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=2)))
+
+
+def test_micro_batches_must_be_shared_evenly(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def message(rank: int) -> str:
+        with pytest.raises(TopologyError) as caught:
+            train(make_config(blend, tmp_path / "run"))
+        return str(caught.value)
+
+    for text in run_ranks(3, message):
+        assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text
+
+
+def test_a_model_learns_to_read(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    config = make_config(blend, tmp_path / "run", steps=80, lr=1e-2, save_every=0)
+    run_ranks(1, lambda rank: train(config))
+
+    def read(rank: int) -> list[str]:
+        checkpoint = latest_checkpoint(tmp_path / "run/checkpoints")
+        assert checkpoint is not None
+        shades = [torch.full((3, 4, 4), shade * 127 / 255) for shade in (2, 0, 1, 1)]
+        return generate_captions(load_model(checkpoint), torch.stack(shades), max_new_tokens=9)
+
+    assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
+
+
+def test_the_example_trains(blend: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    config = tmp_path / "run.yaml"
+    config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 1, image_size: 4}\n")
+    command = [sys.executable, str(root / "examples/train.py"), str(config)]
+    overrides = [f"output={tmp_path / 'out'}", "train.steps=2", "data.workers=1", "model.ffn_size=16"]
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "step 2 of 2: loss" in done.stderr and [entry["step"] for entry in metrics(tmp_path / "out")] == [1, 2]

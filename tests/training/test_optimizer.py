@@ -1,0 +1,101 @@
+"""The schedule, and what AdamW does with groups, clipping and gradients that are not finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from energon_lite.errors import UsageError
+from energon_lite.training.config import OptimizerConfig
+from energon_lite.training.mesh import ParallelMesh
+from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.parameters import ParameterLayout, new_parameter
+
+
+class Tiny(nn.Module):
+    """A matrix of ones and a bias of zeros."""
+
+    def __init__(self, mesh: ParallelMesh):
+        super().__init__()
+        self.weight = new_parameter(ParameterLayout((2, 2), mean=1.0), mesh, torch.float32)
+        self.bias = new_parameter(ParameterLayout((2,)), mesh, torch.float32)
+        with torch.no_grad():
+            self.weight.fill_(1.0)
+            self.bias.fill_(0.0)
+
+
+def give(model: Tiny, weight: float, bias: float) -> None:
+    """Add to the gradients, as a backward pass does."""
+    assert model.weight.grad is not None and model.bias.grad is not None
+    model.weight.grad += weight
+    model.bias.grad += bias
+
+
+def test_warm_up_then_half_a_cosine() -> None:
+    config = OptimizerConfig(lr=1.0, min_lr=0.2, warmup=4)
+    rates = [learning_rate(step, 9, config) for step in range(9)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[6] == pytest.approx(0.6) and rates[8] == pytest.approx(0.2)
+    assert all(later <= sooner for sooner, later in itertools.pairwise(rates[4:]))
+    assert learning_rate(50, 9, config) == pytest.approx(0.2), "past the end it stays"
+    assert learning_rate(0, 1, OptimizerConfig(lr=1.0, warmup=0)) == 1.0
+
+
+def test_only_matrices_decay(alone: ParallelMesh) -> None:
+    model = Tiny(alone)
+    with torch.no_grad():
+        model.bias.fill_(1.0)
+    optimizer = AdamW(model, alone, OptimizerConfig(weight_decay=0.5))
+    assert optimizer.step(lr=0.1) == 0.0
+    torch.testing.assert_close(model.weight.detach(), torch.full((2, 2), 0.95))
+    torch.testing.assert_close(model.bias.detach(), torch.ones(2))
+
+
+def test_first_step_goes_against_the_gradient_by_the_learning_rate(alone: ParallelMesh) -> None:
+    model = Tiny(alone)
+    optimizer = AdamW(model, alone, OptimizerConfig(weight_decay=0.0, clip=0.0))
+    give(model, 3.0, -4.0)
+    assert optimizer.step(lr=0.1) == pytest.approx(math.sqrt(4 * 9 + 2 * 16))
+    torch.testing.assert_close(model.weight.detach(), torch.full((2, 2), 0.9))
+    torch.testing.assert_close(model.bias.detach(), torch.full((2,), 0.1))
+    assert model.weight.grad is not None and not model.weight.grad.any(), "gradients start from zero again"
+
+
+def test_clipping_scales_all_gradients_alike(alone: ParallelMesh) -> None:
+    model = Tiny(alone)
+    optimizer = AdamW(model, alone, OptimizerConfig(clip=1.0, betas=(0.0, 0.0)))
+    give(model, 3.0, 4.0)
+    norm = optimizer.step(lr=0.0)
+    moments = {name: state["exp_avg"] for name, _, state in optimizer.moments()}
+    torch.testing.assert_close(moments["weight"], torch.full((2, 2), 3.0 / norm))
+    torch.testing.assert_close(moments["bias"], torch.full((2,), 4.0 / norm))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(alone: ParallelMesh, bad: float) -> None:
+    model = Tiny(alone)
+    optimizer = AdamW(model, alone, OptimizerConfig())
+    give(model, bad, 1.0)
+    assert not math.isfinite(optimizer.step(lr=0.1))
+    assert torch.equal(model.weight.detach(), torch.ones(2, 2)) and optimizer.updates == 0
+    give(model, 1.0, 1.0)
+    assert math.isfinite(optimizer.step(lr=0.1)) and optimizer.updates == 1
+
+
+def test_frozen_parameters_stay(alone: ParallelMesh) -> None:
+    model = Tiny(alone)
+    model.weight.requires_grad_(False)
+    optimizer = AdamW(model, alone, OptimizerConfig())
+    assert model.weight.grad is None and [name for name, _, _ in optimizer.moments()] == ["bias"]
+    optimizer.step(lr=1.0)
+    assert torch.equal(model.weight.detach(), torch.ones(2, 2))
+
+
+def test_a_parameter_without_layout_is_refused(alone: ParallelMesh) -> None:
+    optimizer = AdamW(nn.Linear(2, 2), alone, OptimizerConfig())
+    with pytest.raises(UsageError, match="does not say what it is a part of"):
+        optimizer.step(lr=1.0)
