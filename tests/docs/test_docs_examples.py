@@ -1,0 +1,145 @@
+"""The documentation is true: its examples run, what they are said to print is printed, and its links lead somewhere.
+
+A comment before a code block says what is done with it:
+
+* ``<!-- run -->``: python is executed, bash is executed with ``bash -e``;
+* ``<!-- file: NAME -->``: the block is written as a file.
+
+The blocks of one page are run in order, in one namespace, in a folder of its own that holds two prepared data sets
+(``digits``: png and txt; ``prose``: txt) and a blend of them (``blend.yaml``). What a block prints is compared with its
+``# prints: ...`` comments. Blocks without such a comment are fragments: python and YAML must at least be well-formed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+LINKING = [*PAGES, *(page for page in [ROOT / "README.md"] if page.exists())]
+
+_BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PRINTS = re.compile(r"# prints: (.*)$", re.M)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page."""
+
+    mark: str
+    language: str
+    code: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The code blocks of a page, in order."""
+    text = page.read_text()
+    for found in _BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("code")) + 1
+        yield Block(found["mark"] or "", found["language"], found["code"], line)
+
+
+def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
+    """Run a block; check what it prints against its comments."""
+    # Empty lines before it, so that a traceback shows the line of the page.
+    code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(code, module.__dict__)
+    expected = _PRINTS.findall(block.code)
+    assert [line for line in output.getvalue().splitlines() if line.strip()] == expected, f"{page.name}:{block.line}"
+
+
+def run_bash(block: Block, page: Path) -> None:
+    """Run a block in the current folder, with this interpreter's commands first on the path."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-ec", block.code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("torch_settings")
+def test_examples_run(page: Path, docs_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(docs_data, folder)
+    monkeypatch.chdir(folder)
+    # A module that can be imported by name, because classes made in it travel between workers and this process.
+    module = types.ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks(page):
+        if block.mark.startswith("file:"):
+            path = folder / block.mark.removeprefix("file:").strip()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code)
+        elif block.mark == "run" and block.language == "python":
+            run_python(block, page, module)
+        elif block.mark == "run" and block.language == "bash":
+            run_bash(block, page)
+        else:
+            assert block.mark in ("", "fragment"), f"{page.name}:{block.line}: what does {block.mark!r} mean?"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fragments_are_well_formed(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.code))
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in _LINK.findall(_without_code(page.read_text())) if "://" not in target]
+    missing = [target for target in targets if not _exists(page, target)]
+    assert not missing, f"{page.name} links to {missing}"
+
+
+def test_every_page_is_on_the_map() -> None:
+    index = (DOCS / "index.md").read_text()
+    assert [page.name for page in PAGES if page.name != "index.md" and f"({page.name})" not in index] == []
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n[gone](gone.md) [there](#a-page) [not there](#b-page)\n")
+    assert [_exists(page, target) for target in _LINK.findall(page.read_text())] == [False, True, False]
+    with pytest.raises(AssertionError):
+        run_python(Block("run", "python", "print(1)  # prints: 2\n", 1), page, types.ModuleType("nothing"))
+    assert slug("`a_b` and c: 1 & 2") == "a_b-and-c-1--2"
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", _BLOCK.sub("", text))
+
+
+def _exists(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    path = page.parent / name if name else page
+    if not path.exists():
+        return False
+    if not anchor or path.suffix != ".md":
+        return True
+    headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", path.read_text()), re.M)
+    return anchor in map(slug, headings)
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets where pages are shown."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
