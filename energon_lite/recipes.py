@@ -135,7 +135,7 @@ def get_train_dataset(
     return _planned(
         leaves,
         tuple(weights),
-        FixedPlan(order, batch_size, drop_last=batch_drop_last, advance=True),
+        FixedPlan(order, batch_size, drop_last=batch_drop_last),
         encoder,
         worker_config,
         Identity(settings, _with_settings(identities, [*zip(weights, copies, strict=True)])),
@@ -283,15 +283,16 @@ def _planned(
         refill=refill,
         loop_length=loop_length,
     )
-    samples, world = plan.order.length, worker_config.world_size
+    bounds, world = plan.order.bounds(0), worker_config.world_size
     where = ", ".join(leaf.name for leaf in leaves[:3]) + (" and others" if len(leaves) > 3 else "")
+    samples = bounds[1] - bounds[0] if bounds else None
     if samples is not None and samples < world:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
             where=where,
             fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
         )
-    if dataset.count == 0:
+    if dataset.count(0) == 0:
         raise EmptyDatasetError(
             f"{samples} samples do not fill one batch of {plan.batch_size} on each of {world} ranks, and "
             "batch_drop_last leaves out the rest",

@@ -28,19 +28,16 @@ class FixedPlan:
         order: the order of the samples. If it ends, so does each pass.
         batch_size: samples in a micro-batch; None: single samples, not batched.
         drop_last: leave out a last micro-batch that is not full.
-        advance: True: each pass goes on where the one before ended, in the next epoch (training). False: all passes
-            are the same (validation).
 
     Example:
         >>> plan = FixedPlan(ConcatOrder([5]), batch_size=2)
-        >>> plan.count, [batch.index.tolist() for batch in plan.batches([0, 2])]
+        >>> plan.count(0), [batch.index.tolist() for batch in plan.batches([0, 2])]
         (3, [[0, 1], [4]])
     """
 
     order: Order
     batch_size: int | None
     drop_last: bool = False
-    advance: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -51,23 +48,24 @@ class FixedPlan:
         """Samples in a full micro-batch."""
         return self.batch_size or 1
 
-    @property
-    def count(self) -> int | None:
+    def count(self, pass_number: int) -> int | None:
         """Micro-batches in a pass, over all ranks together; None: it never ends."""
-        if self.order.length is None:
+        bounds = self.order.bounds(pass_number)
+        if bounds is None:
             return None
-        return self.order.length // self.rows if self.drop_last else -(-self.order.length // self.rows)
+        length = bounds[1] - bounds[0]
+        return length // self.rows if self.drop_last else -(-length // self.rows)
 
     def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[Addresses]:
         """The addresses of micro-batches ``numbers`` of a pass. One look-up for all of them."""
         if not len(numbers):
             return []
-        length = self.order.length
-        starts = np.asarray(numbers, dtype=np.int64) * self.rows
-        sizes = np.full(len(starts), self.rows) if length is None else np.minimum(self.rows, length - starts)
+        bounds = self.order.bounds(pass_number)
+        first = 0 if bounds is None else bounds[0]
+        starts = np.asarray(numbers, dtype=np.int64) * self.rows + first
+        sizes = np.full(len(starts), self.rows) if bounds is None else np.minimum(self.rows, bounds[1] - starts)
         edges = np.cumsum(sizes)[:-1]
         inside = np.arange(int(sizes.sum())) - np.repeat(np.r_[0, edges], sizes)
-        offset = pass_number * length if self.advance and length is not None else 0
-        found = self.order.lookup(np.repeat(starts, sizes) + inside + offset)
+        found = self.order.lookup(np.repeat(starts, sizes) + inside)
         columns = (np.split(column, edges) for column in (found.leaf, found.index, found.epoch))
         return [Addresses(*parts) for parts in zip(*columns, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from energon_lite.batching.plan import FixedPlan
+from energon_lite.loading.cursor import Cursor
 from energon_lite.loading.identity import Identity
 from energon_lite.loading.pipeline import Job, Leaf, Pipeline
 from energon_lite.task_encoder import TaskEncoder
@@ -51,17 +52,20 @@ class PlannedDataset:
             error_handler=self.worker_config.global_error_handler,
         )
 
-    @property
-    def count(self) -> int | None:
+    def count(self, pass_number: int) -> int | None:
         """Micro-batches in a pass over all ranks; None: the stream is endless."""
-        count = self.plan.count
+        count = self.plan.count(pass_number)
         if count is None or not self.plan.drop_last:
             return count
         return count - count % self.worker_config.world_size  # all ranks or none
 
+    def step(self, cursor: Cursor) -> Cursor:
+        """The cursor after one more micro-batch on every rank."""
+        return cursor.step(self.worker_config.world_size, self.count(cursor.pass_number))
+
     def jobs(self, pass_number: int, numbers: Sequence[int]) -> list[Job]:
         """The jobs that make micro-batches ``numbers`` of a pass. Numbers past its end give empty batches."""
-        count = self.count
+        count = self.count(pass_number)
         inside = [number for number in numbers if count is None or number < count]
         beyond = [number for number in numbers if count is not None and number >= count]
         planned = self.plan.batches(inside, pass_number)
@@ -73,8 +77,9 @@ class PlannedDataset:
         world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
-        if self.count is not None:
-            return -(-self.count // world)
+        count = self.count(0)
+        if count is not None:
+            return -(-count // world)
         samples = sum(len(leaf.source) for leaf in self.leaves)
         return -(-samples // (self.plan.rows * world))
 

@@ -71,11 +71,10 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._loop_is_over():
             self._cursor = self._next_loop()
-        world, count = self.worker_config.world_size, self.dataset.count
         while not self._loop_is_over():
             batch = self._take()
             # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
-            self._cursor = self._cursor.step(world, count)
+            self._cursor = self.dataset.step(self._cursor)
             yield batch
 
     def __len__(self) -> int:
@@ -92,7 +91,7 @@ class DataLoader:
         return result.batch
 
     def _loop_is_over(self) -> bool:
-        count, length = self.dataset.count, self.dataset.loop_length
+        count, length = self.dataset.count(self._cursor.pass_number), self.dataset.loop_length
         if count is not None:
             return self._cursor.position >= count
         return (
@@ -100,7 +99,7 @@ class DataLoader:
         )
 
     def _next_loop(self) -> Cursor:
-        if self.dataset.count is not None:
+        if self.dataset.count(self._cursor.pass_number) is not None:
             return Cursor(pass_number=self._cursor.pass_number + 1)
         return replace(self._cursor, loop_start=self._cursor.position)
 
@@ -210,7 +209,7 @@ class _Feed:
             self._tickets.append(self._executor.submit(job))
         self._at = None  # until the result is there: after an error the next call starts over
         result = self._executor.result(self._tickets.popleft())
-        self._at = cursor.step(self._dataset.worker_config.world_size, self._dataset.count)
+        self._at = self._dataset.step(cursor)
         return result
 
     def close(self) -> None:
@@ -232,7 +231,7 @@ class _Feed:
         world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
         number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
         stop = self._next_number + number_of_jobs * world
-        count = self._dataset.count
+        count = self._dataset.count(cursor.pass_number)
         if count is not None:
             # The last step begins below count; ranks that find nothing left there get an empty batch.
             last_step = cursor.position + -(-(count - cursor.position) // world) * world

@@ -5,9 +5,9 @@ gives the same values in every process, on every machine, for ever; if that ever
 changes with it, and states saved under another version are refused.
 """
 
-from energon_lite.order.tree import Addresses, BlendOrder, ConcatOrder, Order
+from energon_lite.order.tree import Addresses, BlendOrder, ConcatOrder, EpochBlendOrder, Order
 
-__all__ = ["ORDER_VERSION", "Addresses", "BlendOrder", "ConcatOrder", "Order"]
+__all__ = ["ORDER_VERSION", "Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order"]
 
 #: Written into every saved state.
 ORDER_VERSION = 1

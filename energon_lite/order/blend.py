@@ -1,11 +1,9 @@
-"""The weighted blend: which leaf, and which sample of it, stands at a position. Closed form, exact, no index array.
+"""Blends: which leaf, and which sample of it, stands at a position. Closed form, exact, no index array.
 
-Positions are cut into blocks of 4,096. How many samples of each leaf come *before* a block follows from the weights
-alone, by halving: the whole range of 2**62 positions holds each leaf in its exact share (weights are turned into
-integers that sum to 2**62); the first half of a range gets half of each leaf's samples, rounded so that the leaf is as
-near to its share at the middle as the others allow (largest remainder). Fifty halvings lead to any block; neighbours
-share most of the way, which is kept. It is all integers and dyadic fractions, so there is nothing to round differently
-on another machine, and no count that drifts: at every block's end each leaf is within one sample of weight * position.
+:class:`Blend` mixes leaves by weight, for ever. :class:`EpochBlend` shows each leaf so many times an epoch. Both know
+from :mod:`energon_lite.order.halving` how many samples of each leaf stand before each block of 4,096 positions: within
+one sample of its share at every block's end. It is all integers and dyadic fractions, so there is nothing to round
+differently on another machine, and no count that drifts.
 
 Inside a block each leaf's samples are spread evenly with a random offset each (stratified), and in their own order: the
 n-th sample of a leaf never comes before the (n-1)-th, so a small leaf finishes each of its epochs before the next.
@@ -24,30 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
+from energon_lite.order.halving import BLOCK, BLOCK_BITS, Halving, Range
 from energon_lite.order.hashing import hash_ints, mix64_array
 
-__all__ = ["BLOCK", "Blend"]
-
-#: Positions in a block.
-BLOCK = 1 << 12
-#: Halvings from the whole range of 2**62 positions to a block.
-_LEVELS = 50
+__all__ = ["BLOCK", "Blend", "EpochBlend"]
 
 Ints = NDArray[np.int64]
 
 
-class _Range(NamedTuple):
-    """A dyadic range of positions."""
-
-    before: Ints  # samples of each leaf before the range
-    inside: Ints  # samples of each leaf inside it
-    error_start: NDArray[np.float64]  # before - weight * position, at the range's start
-    error_stop: NDArray[np.float64]  # the same at its end
-
-
 class _Block(NamedTuple):
-    leaf: Ints  # [BLOCK]
-    position: Ints  # [BLOCK] position inside the leaf's own stream
+    leaf: Ints  # [positions]
+    position: Ints  # [positions] position inside the leaf's own stream
 
 
 class Blend:
@@ -67,16 +52,106 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float], key: int):
-        self.shares = integer_shares(weights)
-        self.key = key
-        zeros = np.zeros(len(self.shares))
-        self._path: list[_Range] = [_Range(np.zeros_like(self.shares), self.shares, zeros, zeros)]
-        self._path_block = 0  # the block whose ranges, outermost first, stand in _path
-        self._blocks: dict[int, _Block] = {}
+        self._layout = _Layout(Halving(integer_shares(weights)), key)
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
-        block_of = positions >> 12
+        return self._layout.lookup(positions)
+
+    def counts_before(self, block: int) -> Ints:
+        """How many samples of each leaf stand before block number ``block`` (``[leaves]`` int64)."""
+        return self._layout.halving.block(block).before
+
+
+class EpochBlend:
+    """Positions -> (leaf, position in the leaf's own stream), each leaf so many times an epoch.
+
+    In epoch e a leaf of n samples with r repetitions has its samples ``floor(e * r * n) .. floor((e + 1) * r * n)``:
+    with fractions too, so the total is exact over any number of epochs, and the leaf goes through its own epochs one
+    by one.
+
+    Args:
+        lengths: samples of each leaf.
+        repetitions: of each leaf in an epoch, positive; fractions are fine.
+        key: 64 bits; decides the places inside an epoch.
+
+    Raises:
+        UsageError: a repetition that is not a positive finite number, or an epoch without any sample.
+
+    Example:
+        >>> blend = EpochBlend([100, 10], [1.5, 1], key=0)
+        >>> blend.bounds(0), blend.bounds(1)
+        ((0, 160), (160, 320))
+    """
+
+    def __init__(self, lengths: Sequence[int], repetitions: Sequence[float], key: int):
+        for place, repetition in enumerate(repetitions):
+            if not 0 < repetition < float("inf"):
+                raise UsageError(f"{repetition!r} repetitions of leaf {place}", fix="give a positive number")
+        self._per_epoch = [
+            length * Fraction(str(repetition)) for length, repetition in zip(lengths, repetitions, strict=True)
+        ]
+        self._mean = sum(self._per_epoch)
+        if self._mean < 1:
+            raise UsageError(f"an epoch of {float(self._mean):g} samples", fix="give larger repetitions")
+        self._key = key
+        self._epochs: dict[int, tuple[_Layout, Ints]] = {}
+
+    def bounds(self, epoch: int) -> tuple[int, int]:
+        """The positions of an epoch, as start and stop."""
+        return sum(self._before(epoch)), sum(self._before(epoch + 1))
+
+    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
+        leaf, place = np.empty_like(positions), np.empty_like(positions)
+        left = positions
+        while len(left):  # one round for each epoch that is asked for
+            epoch = self._epoch_of(int(left.min()))
+            start, stop = self.bounds(epoch)
+            here = (
+                slice(None)
+                if len(left) == len(positions) and left.max() < stop
+                else (positions >= start) & (positions < stop)
+            )
+            layout, before = self._layout(epoch)
+            leaf[here], offset = layout.lookup(positions[here] - start)
+            place[here] = before[leaf[here]] + offset
+            left = left[left >= stop]
+        return leaf, place
+
+    def _before(self, epoch: int) -> list[int]:
+        """Samples of each leaf before an epoch."""
+        return [int(epoch * count) for count in self._per_epoch]
+
+    def _epoch_of(self, position: int) -> int:
+        epoch = int(position / self._mean)
+        while self.bounds(epoch)[0] > position:
+            epoch -= 1
+        while self.bounds(epoch)[1] <= position:
+            epoch += 1
+        return epoch
+
+    def _layout(self, epoch: int) -> tuple[_Layout, Ints]:
+        found = self._epochs.get(epoch)
+        if found is None:
+            while len(self._epochs) >= 4:
+                self._epochs.pop(next(iter(self._epochs)), None)
+            before, after = (np.array(self._before(e), dtype=np.int64) for e in (epoch, epoch + 1))
+            layout = _Layout(Halving(after - before), hash_ints(self._key, epoch))
+            found = self._epochs[epoch] = (layout, before)
+        return found
+
+
+class _Layout:
+    """The blocks of a halving, laid out when they are asked for; the last few are kept."""
+
+    def __init__(self, halving: Halving, key: int):
+        self.halving = halving
+        self._key = key
+        self._blocks: dict[int, _Block] = {}
+
+    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
+        block_of = positions >> BLOCK_BITS
         slot = positions & (BLOCK - 1)
         first = int(block_of[0]) if len(block_of) else 0
         if np.all(block_of == first):
@@ -90,45 +165,29 @@ class Blend:
             position[here] = block.position[slot[here]]
         return leaf, position
 
-    def counts_before(self, block: int) -> Ints:
-        """How many samples of each leaf stand before block number ``block`` (``[leaves]`` int64)."""
-        return self._descend(block).before
-
     def _block(self, number: int) -> _Block:
         block = self._blocks.get(number)
         if block is None:
             while len(self._blocks) >= 4:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            block = self._blocks[number] = self._lay_out(number)
+            block = self._blocks[number] = _lay_out(self.halving.block(number), hash_ints(self._key, number))
         return block
 
-    def _lay_out(self, number: int) -> _Block:
-        range_ = self._descend(number)
-        present = np.flatnonzero(range_.inside)
-        counts = range_.inside[present]
-        leaf = np.repeat(present, counts)
-        rank = np.arange(BLOCK) - np.repeat(np.cumsum(counts) - counts, counts)
-        entropy = np.uint64(hash_ints(self.key, number)) + np.arange(BLOCK, dtype=np.uint64)
-        offset = mix64_array(entropy) >> np.uint64(32)
-        # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it.
-        time = ((rank.astype(np.uint64) << np.uint64(32)) | offset) // np.repeat(counts, counts).astype(np.uint64)
-        sorted_ = np.sort((time << np.uint64(12)) | np.arange(BLOCK, dtype=np.uint64))
-        slots = (sorted_ & np.uint64(BLOCK - 1)).astype(np.int64)
-        position = np.repeat(range_.before[present], counts) + rank
-        return _Block(leaf[slots], position[slots])
 
-    def _descend(self, block: int) -> _Range:
-        """The range of one block. Ranges that it shares with the block asked for last are not computed again."""
-        if block >> _LEVELS:
-            raise UsageError(
-                f"block {block} of a blend: positions end at 2**62", fix="look at where the position comes from"
-            )
-        shared = _LEVELS - (block ^ self._path_block).bit_length()
-        path = self._path[: shared + 1]
-        for level in range(len(path), _LEVELS + 1):
-            path.append(_half(path[-1], (block >> (_LEVELS - level)) & 1))
-        self._path, self._path_block = path, block
-        return path[-1]
+def _lay_out(range_: Range, entropy: int) -> _Block:
+    """Spread each leaf's samples evenly over a block, at random inside its part."""
+    size = range_.length
+    present = np.flatnonzero(range_.inside)
+    counts = range_.inside[present]
+    leaf = np.repeat(present, counts)
+    rank = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = mix64_array(np.uint64(entropy) + np.arange(size, dtype=np.uint64)) >> np.uint64(32)
+    # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it.
+    time = ((rank.astype(np.uint64) << np.uint64(32)) | offset) // np.repeat(counts, counts).astype(np.uint64)
+    sorted_ = np.sort((time << np.uint64(BLOCK_BITS)) | np.arange(size, dtype=np.uint64))
+    slots = (sorted_ & np.uint64(BLOCK - 1)).astype(np.int64)
+    position = np.repeat(range_.before[present], counts) + rank
+    return _Block(leaf[slots], position[slots])
 
 
 def integer_shares(weights: Sequence[float]) -> Ints:
@@ -148,28 +207,3 @@ def integer_shares(weights: Sequence[float]) -> Ints:
     for place in sorted(range(len(shares)), key=lambda i: shares[i] - ideal[i])[:missing]:
         shares[place] += 1
     return np.array(shares, dtype=np.int64)
-
-
-def _half(range_: _Range, right: int) -> _Range:
-    """The left or the right half of a range.
-
-    Half of a leaf's samples, less half of the errors at both ends, is where the leaf should be at the middle; that is
-    ``whole + rest`` with an integer ``whole`` and a dyadic ``rest``. Everyone gets the floor, and those with the
-    largest fractions get one more until the half is full. Counts never run backwards, which is what the clipping is
-    for.
-    """
-    n = range_.inside
-    whole = n >> 1
-    rest = (n & 1) * 0.5 - (range_.error_start + range_.error_stop) * 0.5
-    left = np.clip(whole + np.floor(rest).astype(np.int64), 0, n)
-    lag = (whole - left) + rest
-    missing = (int(n.sum()) >> 1) - int(left.sum())
-    if missing:
-        step = 1 if missing > 0 else -1
-        able = np.flatnonzero(left < n if missing > 0 else left > 0)
-        chosen = able[np.argsort(-step * lag[able], kind="stable")[: abs(missing)]]
-        left[chosen] += step
-        lag[chosen] -= step
-    if right:
-        return _Range(range_.before + left, n - left, -lag, range_.error_stop)
-    return _Range(range_.before, left, range_.error_start, -lag)

@@ -1,7 +1,8 @@
 """The order of a whole run: global position -> address of a sample.
 
-An :class:`Order` is either a :class:`BlendOrder` (training: leaves by weight, for ever, or one leaf through all of its
-epochs) or a :class:`ConcatOrder` (validation: one leaf after the other, once). Both are pure functions of positions.
+An :class:`Order` is a :class:`BlendOrder` (leaves by weight, for ever, or one leaf through all of its epochs), an
+:class:`EpochBlendOrder` (each leaf so many times an epoch) or a :class:`ConcatOrder` (validation: one leaf after the
+other, once). All are pure functions of positions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend
+from energon_lite.order.blend import Blend, EpochBlend
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder, Leaves
 
-__all__ = ["Addresses", "BlendOrder", "ConcatOrder", "Order"]
+__all__ = ["Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order"]
 
 Ints = NDArray[np.int64]
 
@@ -39,23 +40,22 @@ class Addresses:
 class Order(Protocol):
     """A sequence of sample addresses, by position."""
 
-    @property
-    def length(self) -> int | None:
-        """Number of positions, or None: it never ends."""
+    def bounds(self, pass_number: int) -> tuple[int, int] | None:
+        """The positions of a pass, as start and stop; None: the order never ends, and there is only one pass."""
 
     def lookup(self, positions: Ints) -> Addresses:
-        """Addresses at ``positions`` (``[k]`` int64, any order, each below ``length``)."""
+        """Addresses at ``positions`` (``[k]`` int64, any order)."""
 
 
 class BlendOrder:
-    """Leaves mixed by weight, each repeated for as long as asked for.
+    """Leaves mixed by weight, each repeated for as long as asked for; passes go on where the one before ended.
 
     Args:
         leaves: the leaves' own orders.
         weights: one a leaf; only ratios count.
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
-        length: end after so many positions; None: never.
+        length: positions of a pass; None: it never ends.
 
     Example:
         >>> order = BlendOrder([LeafOrder(length=3, key=1)], [1.0], key=0)
@@ -76,8 +76,11 @@ class BlendOrder:
         if len(leaves) != len(weights):
             raise UsageError(f"{len(leaves)} leaves, but {len(weights)} weights", fix="give one weight for each leaf")
         self.leaves = Leaves(leaves, run=run, window=window)
-        self.length = length
+        self._length = length
         self.blend = Blend(weights, hash_ints(key, 0)) if len(leaves) > 1 else None
+
+    def bounds(self, pass_number: int) -> tuple[int, int] | None:
+        return None if self._length is None else (pass_number * self._length, (pass_number + 1) * self._length)
 
     def lookup(self, positions: Ints) -> Addresses:
         if self.blend is None:
@@ -87,8 +90,41 @@ class BlendOrder:
         return Addresses(leaf, *self.leaves.lookup(leaf, position))
 
 
+class EpochBlendOrder:
+    """Leaves mixed so that each is shown so many times an epoch.
+
+    Args:
+        leaves: the leaves' own orders.
+        repetitions: of each leaf in an epoch.
+        key: 64 bits for the mixing.
+        run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
+        repeat: go on for ever; else each pass is one epoch.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[LeafOrder],
+        repetitions: Sequence[float],
+        key: int,
+        *,
+        run: int | None = None,
+        window: int | None = None,
+        repeat: bool = True,
+    ):
+        self.leaves = Leaves(leaves, run=run, window=window)
+        self.blend = EpochBlend([leaf.length for leaf in leaves], repetitions, hash_ints(key, 1))
+        self._repeat = repeat
+
+    def bounds(self, pass_number: int) -> tuple[int, int] | None:
+        return None if self._repeat else self.blend.bounds(pass_number)
+
+    def lookup(self, positions: Ints) -> Addresses:
+        leaf, position = self.blend.lookup(positions)
+        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+
+
 class ConcatOrder:
-    """Leaves one after the other, unshuffled, once.
+    """Leaves one after the other, unshuffled, once; all passes are the same.
 
     Args:
         lengths: samples of each leaf.
@@ -98,7 +134,10 @@ class ConcatOrder:
     def __init__(self, lengths: Sequence[int], *, length: int | None = None):
         self._stops = np.cumsum(np.array(lengths, dtype=np.int64))
         total = int(self._stops[-1]) if len(lengths) else 0
-        self.length: int | None = total if length is None else min(total, length)
+        self._length = total if length is None else min(total, length)
+
+    def bounds(self, pass_number: int) -> tuple[int, int]:
+        return 0, self._length
 
     def lookup(self, positions: Ints) -> Addresses:
         leaf = np.searchsorted(self._stops, positions, side="right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import BLOCK, Blend, integer_shares
+from energon_lite.order.blend import BLOCK, Blend, EpochBlend, integer_shares
 
 weights_lists = st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12)
 
@@ -83,7 +84,7 @@ def test_the_key_moves_places_not_counts() -> None:
 
 
 def test_positions_end_somewhere() -> None:
-    with pytest.raises(UsageError, match="end at 2"):
+    with pytest.raises(UsageError, match="the order ends before this position"):
         Blend([1, 2], key=0).lookup(np.array([2**62]))
 
 
@@ -111,3 +112,76 @@ def test_golden() -> None:
     leaf, position = Blend([5, 3, 1e-3], key=42).lookup(np.r_[np.arange(9000), 10**15 + np.arange(9000)])
     digest = hashlib.sha256(np.stack([leaf, position]).astype("<i8").tobytes()).hexdigest()[:16]
     assert digest == "9f3fe6b40554402f"
+
+
+# -- epochs with repetitions ----------------------------------------------------------------------------------------
+
+repeated = st.lists(
+    st.tuples(st.integers(1, 3000), st.one_of(st.integers(1, 5), st.floats(0.01, 5).map(lambda r: round(r, 3)))),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(leaves=repeated, epochs=st.integers(1, 4))
+def test_repetitions_are_exact_over_epochs(leaves: list[tuple[int, float]], epochs: int) -> None:
+    lengths, repetitions = zip(*leaves, strict=True)
+    if sum(length * repetition for length, repetition in leaves) < 1:
+        return
+    blend = EpochBlend(lengths, repetitions, key=7)
+    bounds = [blend.bounds(epoch) for epoch in range(epochs)]
+    assert bounds[0][0] == 0
+    assert [stop for _, stop in bounds[:-1]] == [start for start, _ in bounds[1:]]
+    leaf, position = blend.lookup(np.arange(bounds[-1][1]))
+    for number, (length, repetition) in enumerate(leaves):
+        mine = position[leaf == number]
+        assert np.array_equal(mine, np.arange(len(mine)))  # in order, without gap
+        assert len(mine) == int(epochs * length * Fraction(str(repetition)))
+
+
+def test_one_and_a_half_times_a_hundred() -> None:
+    blend = EpochBlend([100, 10], [1.5, 1], key=0)
+    leaf, position = blend.lookup(np.arange(320))
+    assert np.bincount(leaf[:160]).tolist() == np.bincount(leaf[160:]).tolist() == [150, 10]
+    assert np.bincount(position[leaf == 0] % 100).tolist() == [3] * 100
+
+
+@given(leaves=repeated, data=st.data())
+def test_random_access_to_epochs(leaves: list[tuple[int, float]], data: st.DataObject) -> None:
+    lengths, repetitions = zip(*leaves, strict=True)
+    if sum(length * repetition for length, repetition in leaves) < 1:
+        return
+    used, fresh = (EpochBlend(lengths, repetitions, key=7) for _ in range(2))
+    start, stop = used.bounds(data.draw(st.integers(0, 10**9)))
+    everything = used.lookup(np.arange(start, stop))
+    wanted = (
+        np.array(data.draw(st.lists(st.integers(start, stop - 1), min_size=1, max_size=20))) if stop > start else None
+    )
+    if wanted is None:
+        return
+    found = fresh.lookup(wanted)
+    assert found[0].tolist() == everything[0][wanted - start].tolist()
+    assert found[1].tolist() == everything[1][wanted - start].tolist()
+
+
+def test_an_epoch_is_mixed_evenly() -> None:
+    leaf, _ = EpochBlend([30_000, 10_000, 7], [1, 2, 3], key=1).lookup(np.arange(50_021))
+    drift = np.cumsum(leaf == 0) - np.arange(1, 50_022) * 30_000 / 50_021
+    assert np.abs(drift).max() < 4
+    few = np.flatnonzero(leaf == 2)
+    assert len(few) == 21 and few.min() < 8_000 and few.max() > 42_000 and np.diff(few).max() < 6_000
+
+
+@pytest.mark.parametrize(("lengths", "repetitions"), [([10], [0]), ([10], [-1]), ([10], [float("nan")]), ([1], [0.5])])
+def test_bad_repetitions_are_named(lengths: list[int], repetitions: list[float]) -> None:
+    with pytest.raises(UsageError, match=r"repetitions|samples") as caught:
+        EpochBlend(lengths, repetitions, key=0)
+    assert caught.value.fix
+
+
+def test_golden_epochs() -> None:
+    """Values for ever. If this changes, so must ORDER_VERSION."""
+    blend = EpochBlend([5_000, 3_000, 17], [1.25, 0.3, 2], key=42)
+    positions = np.r_[np.arange(9000), blend.bounds(10**9)[0] + np.arange(9000)]
+    digest = hashlib.sha256(np.stack(blend.lookup(positions)).astype("<i8").tobytes()).hexdigest()[:16]
+    assert digest == "b04b7d51595d2d78"

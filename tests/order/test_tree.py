@@ -15,14 +15,14 @@ from energon_lite.order.shuffle import LeafOrder
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
     order = ConcatOrder(lengths)
-    assert order.length == sum(lengths)
+    assert order.bounds(0) == order.bounds(5) == (0, sum(lengths))
     expected = [(leaf, index, 0) for leaf, length in enumerate(lengths) for index in range(length)]
     assert order.lookup(np.arange(sum(lengths))).rows() == expected
 
 
 def test_concatenation_can_end_early() -> None:
-    assert ConcatOrder([3, 3], length=4).length == 4
-    assert ConcatOrder([3, 3], length=9).length == 6
+    assert ConcatOrder([3, 3], length=4).bounds(0) == (0, 4)
+    assert ConcatOrder([3, 3], length=9).bounds(0) == (0, 6)
 
 
 @given(
@@ -47,7 +47,8 @@ def test_one_leaf_needs_no_blend() -> None:
     order = BlendOrder([LeafOrder(4, key=1)], [0.3], key=0, length=4)
     found = order.lookup(np.arange(4))
     assert sorted(found.index.tolist()) == [0, 1, 2, 3]
-    assert order.length == 4
+    assert order.bounds(2) == (8, 12)
+    assert BlendOrder([LeafOrder(4, key=1)], [0.3], key=0).bounds(0) is None
 
 
 def test_leaves_and_weights_must_match() -> None:

@@ -1,0 +1,111 @@
+"""Sharing positions out by halving: how many samples of each leaf stand before any block, in logarithmic time.
+
+A range of positions holds so many samples of each leaf. Its first half gets half of each leaf's samples, rounded so
+that each leaf is as near to its share at the middle as the others allow (largest remainder). Some fifty halvings lead
+from the largest range to one block; neighbouring blocks share most of the way, which is kept. Counts are integers and
+never run backwards, so a leaf's samples come in order and none is left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+
+__all__ = ["BLOCK", "BLOCK_BITS", "Halving", "Range"]
+
+BLOCK_BITS = 12
+#: Positions in a block.
+BLOCK = 1 << BLOCK_BITS
+
+Ints = NDArray[np.int64]
+
+
+class Range(NamedTuple):
+    """A range of positions, from one block's start to another's."""
+
+    first_block: int
+    stop_block: int
+    length: int  # positions; the last block of all may be shorter than the others
+    before: Ints  # samples of each leaf before the range
+    inside: Ints  # samples of each leaf inside it
+    error_start: NDArray[np.float64]  # before - share * position, at the range's start
+    error_stop: NDArray[np.float64]  # the same at its end
+
+
+class Halving:
+    """The way from a range that is known to each of its blocks.
+
+    Args:
+        counts: samples of each leaf in the whole range, ``[leaves]`` int64.
+
+    Example:
+        >>> halving = Halving(np.array([3 * BLOCK, BLOCK]))
+        >>> halving.block(1).before.tolist()
+        [3072, 1024]
+    """
+
+    def __init__(self, counts: Ints):
+        length = int(counts.sum())
+        zeros = np.zeros(len(counts))
+        self.length = length
+        self._path = [Range(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros)]
+
+    def block(self, number: int) -> Range:
+        """The range that is just this block. Ranges shared with the block asked for last are not computed again."""
+        if not 0 <= number < self._path[0].stop_block:
+            raise UsageError(
+                f"block {number} of {self._path[0].stop_block}: the order ends before this position",
+                fix="look at where the position comes from",
+            )
+        path = self._path
+        while not path[-1].first_block <= number < path[-1].stop_block:
+            path.pop()
+        while path[-1].stop_block - path[-1].first_block > 1:
+            path.append(_half_with(path[-1], number))
+        return path[-1]
+
+
+def _half_with(range_: Range, block: int) -> Range:
+    """The half of a range in which a block lies.
+
+    Where a leaf should be at the middle is its part of the range's samples, less the error that the straight line
+    between both ends has there. That is ``whole + rest``, an integer and a fraction below 1 or so. Everyone gets the
+    floor, and those with the largest fractions get one more until the half is full. Clipping keeps counts from running
+    backwards.
+    """
+    middle = (range_.first_block + range_.stop_block) // 2
+    length = (middle - range_.first_block) * BLOCK
+    n = range_.inside
+    whole, part = _portion(n, length, range_.length)
+    share = length / range_.length
+    rest = part - (range_.error_start * (1.0 - share) + range_.error_stop * share)
+    left = np.clip(whole + np.floor(rest).astype(np.int64), 0, n)
+    lag = (whole - left) + rest
+    missing = length - int(left.sum())
+    if missing:
+        step = 1 if missing > 0 else -1
+        able = np.flatnonzero(left < n if missing > 0 else left > 0)
+        chosen = able[np.argsort(-step * lag[able], kind="stable")[: abs(missing)]]
+        left[chosen] += step
+        lag[chosen] -= step
+    if block < middle:
+        return Range(range_.first_block, middle, length, range_.before, left, range_.error_start, -lag)
+    rest_length = range_.length - length
+    return Range(middle, range_.stop_block, rest_length, range_.before + left, n - left, -lag, range_.error_stop)
+
+
+def _portion(n: Ints, length: int, total: int) -> tuple[Ints, NDArray[np.float64]]:
+    """``n * length / total`` as an integer and a fraction; exact where the halves are equal."""
+    if 2 * length == total:
+        return (n >> 1).astype(np.int64), (n & 1).astype(np.float64) * 0.5
+    if total < 1 << 31:  # then the products fit
+        product = n * length
+        whole = (product // total).astype(np.int64)
+        return whole, (product - whole * total).astype(np.float64) / total
+    ideal = n.astype(np.float64) * (length / total)
+    floor = np.floor(ideal)
+    return floor.astype(np.int64), ideal - floor
