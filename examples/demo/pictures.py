@@ -117,7 +117,7 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set_ylabel("training loss (nats per token)")
-    axes.set_title("One training run, interrupted and moved: the curves lie on top of each other")
+    axes.set_title("One training run: uninterrupted; killed and started again; moved to another layout")
     axes.legend(loc="upper right", frameon=False)
     twice = curves.kill - curves.resume
     _note(
@@ -146,13 +146,13 @@ def _note(axes: Axes, step: int, text: str, colour: str, side: str) -> None:
 
 def _draw_differences(axes: Axes, curves: Curves) -> None:
     largest = curves.tolerance
-    for (_, colour, run), size in zip(curves.resumed, (9, 9, 4), strict=True):
+    for (_, colour, run), size in zip(curves.resumed, (16, 16, 4), strict=True):
         steps = sorted(run)
         far = [abs(run[step]["loss"] - curves.uninterrupted[step]["loss"]) for step in steps]
         largest = max(largest, *far)
         axes.scatter(steps, far, s=size, color=colour, lw=0, clip_on=False, zorder=3)
     # Linear near 0, so that "equal to the last bit" has a place on the axis. 1e-16 is the last bit of a float64.
-    axes.set_yscale("symlog", linthresh=1e-16, linscale=0.5)
+    axes.set_yscale("symlog", linthresh=1e-16, linscale=2.0)
     axes.set_ylim(0, 1000 * largest)
     exponents = range(-16, math.floor(math.log10(1000 * largest)) + 1, 3)
     axes.set_yticks([0.0, *(10.0**n for n in exponents)], ["0 (equal)", *(f"$10^{{{n}}}$" for n in exponents)])
