@@ -260,8 +260,8 @@ def test_ten_thousand_shards_open_fast(tmp_path: Path, make_tar: Callable[..., P
         str(tmp_path / "d/.nv-meta/energon_lite.idx")
     )
     write_info(str(tmp_path / "d"), dict.fromkeys(names, 8))
-    start = time.perf_counter()
+    start = time.process_time()
     source = WebdatasetSource.open(tmp_path / "d")
     assert len(source) == 80_000
-    assert time.perf_counter() - start < 1.0  # about 0.1 s on one slow core
+    assert time.process_time() - start < 1.0  # about 0.1 s of work; waiting for other processes does not count
     assert source.read(79_999).key == "7" and source.read(79_999).source.shard_name == "09999.tar"
