@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from energon_lite.errors import DatasetError
 from energon_lite.sources.nv_meta import write_tar_index
+from energon_lite.sources.shard_pieces import write_piece
 from energon_lite.sources.tar_scan import ShardScan, scan_shard
 
 __all__ = ["ScanResult", "scan_shards"]
@@ -54,7 +55,7 @@ def scan_shards(
         root: the data set's folder.
         names: shards, relative to it.
         workers: processes at most; None for one per core.
-        write_indexes: also write each shard's ``.tar.idx``.
+        write_indexes: also write each shard's ``.tar.idx`` and its piece.
         progress: called in this thread with the name of each shard that is done.
 
     Returns:
@@ -79,6 +80,7 @@ def _scan(root: str, name: str, write_indexes: bool) -> ScanResult:
         scan = scan_shard(root, name)
         if write_indexes:
             write_tar_index(root, scan)
+            write_piece(root, scan)
         return scan
     except DatasetError as error:
         return error
