@@ -29,8 +29,8 @@ __all__ = ["ScanResult", "scan_shards"]
 #: A shard's contents, or why it cannot be used.
 ScanResult = ShardScan | DatasetError
 
-#: Seconds of work that are done in this process before helpers are started: small data sets need none.
-_ALONE = 0.5
+#: Seconds of work that are not worth starting helpers for: small data sets need none.
+_ALONE = 0.3
 
 # A bare package object with the right path lets the helper import this module without the package's public names, and
 # thereby without torch.
@@ -65,7 +65,11 @@ def scan_shards(
     done: dict[str, ScanResult] = {}
     left = deque(names)
     start = time.monotonic()
-    while left and (workers == 1 or len(left) == 1 or time.monotonic() - start < _ALONE):
+
+    def soon_done() -> bool:
+        return bool(_ALONE) and (not done or (time.monotonic() - start) / len(done) * len(left) < _ALONE)
+
+    while left and (workers == 1 or len(left) == 1 or soon_done()):
         name = left.popleft()
         done[name] = _scan(root, name, write_indexes)
         if progress:

@@ -13,6 +13,7 @@ import os
 import zlib
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,12 @@ class ShardScan:
     def key(self, index: int) -> str:
         """The key of the ``index``-th sample."""
         return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
+
+    def all_keys(self) -> list[str]:
+        """The keys of all samples, in order."""
+        keys, stops = self.keys, self.key_offsets.tolist()
+        pairs = pairwise(stops)
+        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
@@ -143,10 +150,12 @@ def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) 
     numbers: dict[str, int] = {}
     last_key = None
     for header, member, offset, length in headers:
-        split = split_member_name(member)
-        if split is None:
-            continue
-        key, part = split
+        key, dot, part = member.partition(".")
+        if not (dot and key) or "/" in member or member[0] == "_":  # not simply key.part
+            split = split_member_name(member)
+            if split is None:
+                continue
+            key, part = split
         if key != last_key:
             sample_headers.append(header)
             first_part.append(len(parts) // 3)
