@@ -9,112 +9,27 @@ for batch in loader:
 torch.save(loader.save_state_rank(), "loader.pt")  # later: loader.restore_state_rank(torch.load("loader.pt"))
 """
 
-from energon_lite.batching.collate import batch_list, batch_pad_stack, batch_stack, generic_batch
-from energon_lite.errors import (
-    ConfigError,
-    DatasetError,
-    EmptyDatasetError,
-    EnergonLiteError,
-    FatalSampleError,
-    SampleError,
-    SkipSample,
-    StateError,
-    StateMismatchError,
-    TopologyError,
-    TrustError,
-    UsageError,
-    WorkerError,
-)
-from energon_lite.loading.dataset import PlannedDataset
-from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.recipes import (
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    get_val_datasets,
-)
-from energon_lite.samples import (
-    Batch,
-    CaptioningSample,
-    CrudeSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    Sample,
-    SimilarityInterleavedSample,
-    SourceInfo,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-    edataclass,
-)
-from energon_lite.sources.decoding import SampleDecoder
-from energon_lite.task_encoder import (
-    Cooker,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
-from energon_lite.worker_config import WorkerConfig
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Batch",
-    "CaptioningSample",
-    "ConfigError",
-    "Cooker",
-    "CrudeSample",
-    "DataLoader",
-    "DatasetError",
-    "DefaultTaskEncoder",
-    "EmptyDatasetError",
-    "EnergonLiteError",
-    "FatalSampleError",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "PlannedDataset",
-    "Sample",
-    "SampleDecoder",
-    "SampleError",
-    "SavableDataLoader",
-    "SimilarityInterleavedSample",
-    "SkipSample",
-    "SourceInfo",
-    "StateError",
-    "StateMismatchError",
-    "TaskEncoder",
-    "TextSample",
-    "TopologyError",
-    "TrustError",
-    "UsageError",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "WorkerConfig",
-    "WorkerError",
-    "__version__",
-    "basic_sample_keys",
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
-    "cooker",
-    "edataclass",
-    "generic_batch",
-    "get_loader",
-    "get_savable_loader",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-    "stateless",
-]
+if TYPE_CHECKING:
+    from energon_lite.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the public names when the first of them is wanted: commands need none of them, and no torch."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        public = import_module("energon_lite.public")
+        names = {wanted: getattr(public, wanted) for wanted in public.__all__}
+        globals().update(names, __all__=[*public.__all__, "__version__"])
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        __getattr__("__all__")
+        return sorted(globals())

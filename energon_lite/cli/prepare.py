@@ -9,17 +9,20 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from energon_lite.cli.scan_progress import scan_progress
 from energon_lite.errors import UsageError
 from energon_lite.sources import nv_meta
-from energon_lite.sources.dataset_scan import DatasetScan, find_shards, scan_dataset
-from energon_lite.sources.prepare import PrepareReport, check_not_prepared, index_again, write_prepared
+from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans
+from energon_lite.sources.prepare import PrepareReport, check_not_prepared, index_again, share_report, write_prepared
+from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.sources.shard_scans import scan_share
 from energon_lite.sources.splits import divide_by_patterns, divide_by_ratio, parse_pattern, parse_ratio
 
 __all__ = ["command"]
@@ -45,9 +48,21 @@ __all__ = ["command"]
 @click.option(
     "--field-map", metavar="JSON", help='Part of each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
 )
-@click.option("--progress/--no-progress", default=True, help="Show a progress bar (on a terminal).")
+@click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
+@click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
+@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
+@click.option(
+    "--world-size",
+    type=int,
+    envvar="WORLD_SIZE",
+    default=1,
+    help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+)
+@click.option(
+    "--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds rank 0 waits without any progress."
+)
 def command(
     path: str,
     non_interactive: bool,
@@ -64,6 +79,10 @@ def command(
     progress: bool,
     tar_index_only: bool,
     sqlite: bool,
+    rescan: bool,
+    rank: int,
+    world_size: int,
+    rank_timeout: float,
 ) -> None:
     """Prepare the data set in the folder PATH.
 
@@ -71,14 +90,20 @@ def command(
     sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
     themselves are only read. Megatron-Energon can load the result as well.
 
+    Killed and run again, it reads only the shards that are missing; run again with --force-overwrite after shards were
+    added, it reads only the new ones. Under torchrun, or with --rank and --world-size, processes share the work.
+
     \b
     Example without questions:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     root = os.path.abspath(os.path.expanduser(path))
+    ranks = Ranks(rank, world_size, rank_timeout)
     if tar_index_only:
-        with _progress(len(nv_meta.read_info(root)), progress) as tick:
+        if ranks.world_size > 1:
+            raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
+        with scan_progress(root, len(nv_meta.read_info(root)), progress) as tick:
             _show_report(index_again(root, workers=num_workers, sqlite=sqlite, progress=tick), splits=False)
         return
     # All that can be wrong is found before shards are read, which may take long.
@@ -86,10 +111,21 @@ def command(
     fields = _parse_field_map(field_map)
     if sample_type is not None and sample_type != CRUDE:
         find_sample_type(sample_type)
+    if ranks.world_size > 1 and not non_interactive:
+        raise UsageError(
+            f"{ranks.world_size} processes cannot ask questions",
+            fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
+        )
     shards = find_shards(root, exclude)
+    if ranks.rank:
+        with scan_progress(root, len(ranks.share(shards)), progress) as tick:
+            share = scan_share(root, shards, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
+        _show_share(share_report(root, share), ranks)
+        return
     check_not_prepared(root, force_overwrite)
-    with _progress(len(shards), progress) as tick:
-        scan = scan_dataset(root, shards, workers=num_workers, progress=tick)
+    with scan_progress(root, len(shards), progress) as tick:
+        share = scan_share(root, shards, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
+        scan = merge_scans(root, shards, share, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
     with _answers_expected(non_interactive):
         from energon_lite.cli import prepare_dialogue as dialogue
 
@@ -161,19 +197,12 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _progress(shards: int, wanted: bool) -> Iterator[Callable[[str], None] | None]:
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=shards, unit="shard", desc="Indexing") as bar:
-
-        def tick(_: str) -> None:
-            bar.update(1)
-
-        yield tick
+def _show_share(report: PrepareReport, ranks: Ranks) -> None:
+    for warning in report.warnings:
+        click.secho(f"Note: {warning}", fg="yellow", err=True)
+    click.echo(
+        f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples in {report.shards} shards; rank 0 goes on"
+    )
 
 
 def _show_report(report: PrepareReport, *, splits: bool) -> None:

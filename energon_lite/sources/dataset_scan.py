@@ -12,11 +12,13 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, EmptyDatasetError, ShardFormatError, UsageError
 from energon_lite.sources.packed_index import PackedIndex
-from energon_lite.sources.scan_pool import scan_shards
+from energon_lite.sources.ranks import Ranks
+from energon_lite.sources.scan_pool import ScanResult
+from energon_lite.sources.shard_scans import gather_scans, scan_share
 from energon_lite.sources.tar_scan import ShardScan
 from energon_lite.sources.webdataset import RawSample, WebdatasetSource
 
-__all__ = ["DatasetScan", "find_shards", "scan_dataset"]
+__all__ = ["DatasetScan", "find_shards", "merge_scans", "scan_dataset"]
 
 #: More part names than this in one data set usually mean that file names have dots in their keys.
 _MANY_PART_NAMES = 100
@@ -109,21 +111,52 @@ def scan_dataset(
     shards: Sequence[str],
     *,
     workers: int | None = None,
+    rescan: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> DatasetScan:
-    """Read the headers of all shards, and write each shard's ``.tar.idx``.
+    """Read the headers of all shards that are new or have changed, and write each shard's ``.tar.idx``.
 
     Args:
         root: the folder.
         shards: names relative to it, in the order they shall have in the data set.
         workers: processes at most; None for one per core.
+        rescan: do not use what an earlier preparation found.
         progress: called with the name of each shard that is done.
 
     Raises:
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shard holds a sample.
     """
-    results = scan_shards(root, shards, workers=workers, progress=progress)
+    share = scan_share(root, shards, ranks=Ranks(), workers=workers, rescan=rescan, progress=progress)
+    return merge_scans(root, shards, share, workers=workers, rescan=rescan)
+
+
+def merge_scans(
+    root: str,
+    shards: Sequence[str],
+    share: Mapping[str, ScanResult],
+    *,
+    ranks: Ranks | None = None,
+    workers: int | None = None,
+    rescan: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> DatasetScan:
+    """On rank 0: wait for the shares of the others, and put all together.
+
+    Args:
+        root: the folder.
+        shards: names of all shards, in order.
+        share: what this rank has found, from :func:`~energon_lite.sources.shard_scans.scan_share`.
+        ranks: who works on the data set; None: this process alone.
+        workers, rescan, progress: as :func:`scan_dataset`, for shards that no rank has scanned.
+
+    Raises:
+        ShardFormatError, EmptyDatasetError: as :func:`scan_dataset`.
+        DatasetError: another rank has not done its share in time.
+    """
+    ranks = ranks or Ranks()
+    found = gather_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    results = [found[name] for name in shards]
     scans = [result for result in results if isinstance(result, ShardScan)]
     broken = [(name, result) for name, result in zip(shards, results, strict=True) if not isinstance(result, ShardScan)]
     if broken:
@@ -137,7 +170,9 @@ def scan_dataset(
             where=root,
             fix="a sample is made of files named <key>.<part>, such as 0001.jpg and 0001.txt",
         )
-    index = PackedIndex.from_scans(scans, uuid=str(uuid.uuid4()))
+    index = PackedIndex.from_scans(scans)
+    # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
+    index.uuid = str(uuid.UUID(hex=index.digest, version=4))
     counts = np.bincount(index.parts[:, 2], minlength=len(index.part_names)).tolist()
     parts = dict(sorted(zip(index.part_names, counts, strict=True), key=lambda item: -item[1]))
     if len(parts) > _MANY_PART_NAMES:

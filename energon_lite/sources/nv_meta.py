@@ -181,8 +181,14 @@ def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> d
 
 
 def write_tar_index(root: str, scan: ShardScan) -> str:
-    """Write ``<shard>.tar.idx``; returns its path."""
+    """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
     path = os.path.join(root, os.path.splitext(scan.name)[0] + ".tar.idx")
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(offsets) + 1) == offsets:
+                return path
+    except FileNotFoundError:
+        pass
     write_bytes(path, offsets)
     return path

@@ -7,7 +7,7 @@ Format (little endian, version 1)::
 
     bytes 0..39    magic "ENRGLIDX", u32 version, u32 crc32 of the table, u64 offset and u64 length of the table
     sections       each starts at a multiple of 64
-    table          JSON: {"uuid", "digest", "part_names", "sections": {name: [dtype, shape, offset]}}
+    table          JSON: {"uuid", "digest", "part_names", "scan", "notes", "sections": {name: [dtype, shape, offset]}}
 
 ======================  ======================  ===================================================================
 section                 shape                   contents
@@ -17,11 +17,14 @@ section                 shape                   contents
 ``samples``             int64 [samples + 1, 3]  first part, start of the key, byte of the first tar header
 ``parts``               int64 [parts, 3]        payload offset, payload size, number of the part name
 ``keys``                bytes                   keys in UTF-8, without separator
+``shard_times``         int64 [shards]          time of each file's last change in ns, 0 if unknown
 ``column:<name>``       any [samples]           optional values per sample, such as the number of tokens
 ======================  ======================  ===================================================================
 
 The last rows of ``shards`` and ``samples`` close the last ranges. ``uuid`` is the text of ``index.uuid`` at the time
-of writing, by which an index that another tool has made stale is recognised; ``digest`` is a hash of all sections.
+of writing, by which an index that another tool has made stale is recognised; ``digest`` is a hash of what the samples
+are: of all sections but times and columns. ``notes`` of the table has what looked odd by shard, and ``scan`` the
+version of the rules by which samples were found, so that the next preparation can take unchanged shards from here.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.atomic_file import write_bytes
-from energon_lite.sources.tar_scan import Int64, ShardScan
+from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan
 
 __all__ = ["PackedIndex"]
 
@@ -63,15 +66,26 @@ class PackedIndex:
         columns: optional arrays of length ``samples``.
         uuid: the ``index.uuid`` this index belongs to.
         digest: hash of the contents; equal data give an equal digest on every machine.
+        notes: what looked odd, by shard.
+        rules: version of the rules by which samples were found, 0 if unknown.
     """
 
-    def __init__(self, sections: Mapping[str, NDArray[Any]], part_names: Sequence[str], uuid: str, digest: str):
+    def __init__(
+        self,
+        sections: Mapping[str, NDArray[Any]],
+        part_names: Sequence[str],
+        uuid: str,
+        digest: str,
+        notes: Mapping[str, Sequence[str]] | None = None,
+        rules: int = SCAN_RULES,
+    ):
         self._sections = dict(sections)
         self.shards: Int64 = sections["shards"]
         self.samples: Int64 = sections["samples"]
         self.parts: Int64 = sections["parts"]
         self.part_names = tuple(part_names)
         self.uuid, self.digest = uuid, digest
+        self.notes, self.rules = dict(notes or {}), rules
         names = sections["shard_names"].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
         self.columns = {name[7:]: array for name, array in sections.items() if name.startswith("column:")}
@@ -136,9 +150,45 @@ class PackedIndex:
             "samples": np.concatenate(samples),
             "parts": np.concatenate(parts),
             "keys": _bytes(b"".join(scan.keys for scan in scans)),
+            "shard_times": np.array([scan.mtime_ns for scan in scans], dtype=np.int64),
         }
         sections |= {f"column:{name}": np.ascontiguousarray(values) for name, values in (columns or {}).items()}
-        return cls(sections, tuple(numbers), uuid, _digest(sections, tuple(numbers)))
+        notes = {scan.name: scan.notes for scan in scans if scan.notes}
+        return cls(sections, tuple(numbers), uuid, _digest(sections, tuple(numbers)), notes)
+
+    def scan(self, row: int) -> ShardScan:
+        """The scan of the ``row``-th shard, as it was put in."""
+        (size, head, end, first, _), stop = self.shards[row].tolist(), int(self.shards[row + 1, 3])
+        samples = self.samples[first : stop + 1]
+        parts = self.parts[samples[0, 0] : samples[-1, 0]].copy()
+        # In a scan part names are numbered in the order in which they come.
+        numbers, places, renumbered = np.unique(parts[:, 2], return_index=True, return_inverse=True)
+        order = np.argsort(places)
+        parts[:, 2] = np.argsort(order)[renumbered.reshape(-1)]
+        name, times = self.shard_names[row], self._sections.get("shard_times")
+        return ShardScan(
+            name=name,
+            size=size,
+            head=head,
+            end=end,
+            headers=samples[:-1, 2].copy(),
+            first_part=samples[:, 0] - samples[0, 0],
+            parts=parts,
+            part_names=tuple(self.part_names[number] for number in numbers[order].tolist()),
+            key_offsets=samples[:, 1] - samples[0, 1],
+            keys=self._sections["keys"][samples[0, 1] : samples[-1, 1]].tobytes(),
+            notes=tuple(self.notes.get(name, ())),
+            mtime_ns=0 if times is None else int(times[row]),
+        )
+
+    def with_columns(self, columns: Mapping[str, NDArray[Any]]) -> PackedIndex:
+        """This index with further columns, or others of the same names.
+
+        Args:
+            columns: arrays of length ``len(self)``, in the order of the samples.
+        """
+        sections = self._sections | {f"column:{name}": np.ascontiguousarray(column) for name, column in columns.items()}
+        return PackedIndex(sections, self.part_names, self.uuid, self.digest, self.notes, self.rules)
 
     def write(self, path: str) -> None:
         """Write the index as the file ``path``, atomically."""
@@ -148,7 +198,14 @@ class PackedIndex:
             padding = -array.nbytes % _ALIGN
             chunks += [_raw(array), bytes(padding)]
             position += array.nbytes + padding
-        contents = {"uuid": self.uuid, "digest": self.digest, "part_names": self.part_names, "sections": places}
+        contents = {
+            "uuid": self.uuid,
+            "digest": self.digest,
+            "part_names": self.part_names,
+            "scan": self.rules,
+            "notes": self.notes,
+            "sections": places,
+        }
         table = json.dumps(contents).encode()
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(table), position, len(table))
         write_bytes(path, header.ljust(_ALIGN, b"\0"), *chunks, table)
@@ -189,7 +246,8 @@ class PackedIndex:
         ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
         if ends != (shards[-1, 3], samples[-1, 0], samples[-1, 1]):
             raise DataIndexError("the packed index is damaged (its tables do not fit together)", where=path, fix=_CURE)
-        return cls(sections, table["part_names"], table["uuid"], table["digest"])
+        notes, rules = table.get("notes"), table.get("scan", 0)
+        return cls(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
 
 
 def _section(mapping: mmap.mmap, dtype: str, shape: list[int], offset: int) -> NDArray[Any]:
@@ -214,6 +272,8 @@ def _bytes(data: bytes) -> NDArray[np.uint8]:
 def _digest(sections: Mapping[str, NDArray[Any]], part_names: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(json.dumps(part_names).encode(), digest_size=16)
     for name, array in sections.items():
+        if name == "shard_times" or name.startswith("column:"):
+            continue
         digest.update(name.encode())
         digest.update(_raw(array))
     return digest.hexdigest()

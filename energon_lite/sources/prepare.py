@@ -2,10 +2,13 @@
 
 Three steps, which the command line takes one by one and :func:`prepare_dataset` in one go:
 
-1. :func:`scan_dataset` reads the headers of all shards (and writes each shard's ``.tar.idx``);
+1. :func:`scan_dataset` reads the headers of all shards that are new or have changed (and writes each shard's
+   ``.tar.idx``), and keeps what it found in a file for each shard;
 2. splits and the description of samples are made and checked in memory;
 3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` last: a run that is interrupted leaves a folder that
-   is not prepared, and running again is all that is needed.
+   is not prepared, and running again is all that is needed; shards that were scanned are not scanned again.
+
+Several ranks can do the first step together; the others are for rank 0.
 """
 
 from __future__ import annotations
@@ -16,21 +19,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import yaml
 
 from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.atomic_file import remove_if_there
-from energon_lite.sources.dataset_scan import DatasetScan, find_shards, scan_dataset
+from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans, scan_dataset
+from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import sample_document
+from energon_lite.sources.scan_pool import ScanResult
+from energon_lite.sources.shard_pieces import remove_pieces
+from energon_lite.sources.shard_scans import scan_share
 from energon_lite.sources.splits import collapse_names, divide_by_patterns, divide_by_ratio, parse_pattern, split_notes
 from energon_lite.sources.sqlite_index import find_duplicate_key, write_sqlite_index
+from energon_lite.sources.tar_scan import ShardScan
 
 __all__ = [
     "PrepareReport",
     "check_not_prepared",
     "index_again",
     "prepare_dataset",
+    "share_report",
     "write_prepared",
 ]
 
@@ -100,6 +110,8 @@ def write_prepared(
     if sqlite:
         written += _write_sqlite(scan, warnings)
     written.append(nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy))
+    # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
+    remove_pieces(root)
     counts = scan.index.shard_counts
     return PrepareReport(
         path=root,
@@ -148,6 +160,17 @@ def _earlier_exclusions(root: str) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
+def share_report(root: str, share: Mapping[str, ScanResult]) -> PrepareReport:
+    """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
+    scans = [result for result in share.values() if isinstance(result, ShardScan)]
+    parts: dict[str, int] = {}
+    for scan in scans:
+        for name, count in zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True):
+            parts[name] = parts.get(name, 0) + count
+    broken = [f"{name}: {result.what}" for name, result in share.items() if not isinstance(result, ShardScan)]
+    return PrepareReport(root, len(scans), sum(scan.samples for scan in scans), parts, {}, (), tuple(broken))
+
+
 def check_not_prepared(root: str, force_overwrite: bool) -> None:
     """Refuse to prepare a folder twice by accident.
 
@@ -182,7 +205,7 @@ def index_again(
                 where=os.path.join(root, name),
                 fix="put it back, or prepare anew with --force-overwrite",
             )
-    scan = scan_dataset(root, names, workers=workers, progress=progress)
+    scan = scan_dataset(root, names, workers=workers, rescan=True, progress=progress)
     for name, count in scan.index.shard_counts.items():
         if counts[name] != count:
             raise ShardChangedError(
@@ -193,6 +216,7 @@ def index_again(
     written, warnings = _write_indexes(scan), list(scan.notes)
     if sqlite:
         written += _write_sqlite(scan, warnings)
+    remove_pieces(root)
     has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
     return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)
 
@@ -211,6 +235,8 @@ def prepare_dataset(
     force_overwrite: bool = False,
     sqlite: bool = True,
     workers: int | None = None,
+    rescan: bool = False,
+    ranks: Ranks | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> PrepareReport:
     """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
@@ -229,9 +255,15 @@ def prepare_dataset(
         force_overwrite: prepare a folder that is prepared already.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
+        rescan: read all shards again, also those that have not changed since the last preparation.
+        ranks: the processes that do this together, such as ``Ranks.from_environment()`` under ``torchrun``; each must
+            call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
+            of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
+            otherwise the others return when their share is done. None: this process alone.
         progress: called with the name of each shard that is done.
 
     Raises:
+        DatasetError: another rank failed, or has not done its share in time.
         UsageError: arguments that do not fit together, or the folder is prepared already.
         ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
@@ -246,16 +278,25 @@ def prepare_dataset(
     root = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if (split_ratio is None) == (split_parts is None):
         raise UsageError("either split_ratio or split_parts must be given", fix='split_ratio="8,1,1", for example')
-    shards = find_shards(root, exclude)
-    check_not_prepared(root, force_overwrite)
-    scan = scan_dataset(root, shards, workers=workers, progress=progress)
-    if split_parts is None:
-        splits = divide_by_ratio(scan.shard_names, split_ratio or "", shuffle=shuffle_tars)
-    else:
-        pairs = split_parts.items() if isinstance(split_parts, Mapping) else map(parse_pattern, split_parts)
-        splits = divide_by_patterns(scan.shard_names, list(pairs))
-    document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
-    report = write_prepared(scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite)
+    ranks = ranks or Ranks()
+    with ranks.together():
+        shards = find_shards(root, exclude)
+        if not ranks.rank:
+            check_not_prepared(root, force_overwrite)
+        share = scan_share(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    with ranks.together():
+        if ranks.rank:
+            return share_report(root, share)
+        scan = merge_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        if split_parts is None:
+            splits = divide_by_ratio(scan.shard_names, split_ratio or "", shuffle=shuffle_tars)
+        else:
+            pairs = split_parts.items() if isinstance(split_parts, Mapping) else map(parse_pattern, split_parts)
+            splits = divide_by_patterns(scan.shard_names, list(pairs))
+        document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
+        report = write_prepared(
+            scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite
+        )
     for warning in report.warnings:
         _log.warning("%s: %s", root, warning)
     return report

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from energon_lite.errors import DatasetError
 from energon_lite.sources.nv_meta import write_tar_index
+from energon_lite.sources.shard_pieces import write_piece
 from energon_lite.sources.tar_scan import ShardScan, scan_shard
 
 __all__ = ["ScanResult", "scan_shards"]
@@ -28,8 +29,8 @@ __all__ = ["ScanResult", "scan_shards"]
 #: A shard's contents, or why it cannot be used.
 ScanResult = ShardScan | DatasetError
 
-#: Seconds of work that are done in this process before helpers are started: small data sets need none.
-_ALONE = 0.5
+#: Seconds of work that are not worth starting helpers for: small data sets need none.
+_ALONE = 0.3
 
 # A bare package object with the right path lets the helper import this module without the package's public names, and
 # thereby without torch.
@@ -54,7 +55,7 @@ def scan_shards(
         root: the data set's folder.
         names: shards, relative to it.
         workers: processes at most; None for one per core.
-        write_indexes: also write each shard's ``.tar.idx``.
+        write_indexes: also write each shard's ``.tar.idx`` and its piece.
         progress: called in this thread with the name of each shard that is done.
 
     Returns:
@@ -64,7 +65,11 @@ def scan_shards(
     done: dict[str, ScanResult] = {}
     left = deque(names)
     start = time.monotonic()
-    while left and (workers == 1 or len(left) == 1 or time.monotonic() - start < _ALONE):
+
+    def soon_done() -> bool:
+        return bool(_ALONE) and (not done or (time.monotonic() - start) / len(done) * len(left) < _ALONE)
+
+    while left and (workers == 1 or len(left) == 1 or soon_done()):
         name = left.popleft()
         done[name] = _scan(root, name, write_indexes)
         if progress:
@@ -79,6 +84,7 @@ def _scan(root: str, name: str, write_indexes: bool) -> ScanResult:
         scan = scan_shard(root, name)
         if write_indexes:
             write_tar_index(root, scan)
+            write_piece(root, scan)
         return scan
     except DatasetError as error:
         return error

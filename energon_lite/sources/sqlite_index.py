@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import repeat
+
+import numpy as np
 
 from energon_lite.sources.atomic_file import replacing
 from energon_lite.sources.tar_scan import ShardScan
@@ -34,8 +37,7 @@ def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | Non
     """The first key that appears twice: (key, shard, other shard), or None."""
     seen: dict[str, int] = {}
     for number, scan in enumerate(scans):
-        for index in range(scan.samples):
-            key = scan.key(index)
+        for key in scan.all_keys():
             if key in seen:
                 return key, scans[seen[key]].name, scan.name
             seen[key] = number
@@ -70,15 +72,15 @@ def write_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
 
 
 def _sample_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, str, int, int, int]]:
-    starts = scan.headers.tolist()
-    stops = [*starts[1:], scan.end]
-    for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        yield number, scan.key(index), index, start, stop - start
+    # Columns that are zipped, not a generator: the rows are then made without running Python code for each.
+    sizes = np.diff(scan.headers, append=scan.end)
+    return zip(
+        repeat(number), scan.all_keys(), range(scan.samples), scan.headers.tolist(), sizes.tolist(), strict=False
+    )
 
 
 def _part_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, int, str, int, int]]:
-    first = scan.first_part.tolist()
-    rows = scan.parts.tolist()
-    for index in range(scan.samples):
-        for offset, size, name in rows[first[index] : first[index + 1]]:
-            yield number, index, scan.part_names[name], offset, size
+    samples = np.repeat(np.arange(scan.samples), np.diff(scan.first_part))
+    offsets, sizes, names = (column.tolist() for column in scan.parts.T)
+    texts = map(scan.part_names.__getitem__, names)
+    return zip(repeat(number), samples.tolist(), texts, offsets, sizes, strict=False)

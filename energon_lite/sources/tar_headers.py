@@ -86,6 +86,10 @@ class TarHeaders:
         long_size: int | None = None
         everywhere: dict[str, str] = {}
         while True:
+            if first == position and not everywhere:
+                for member in self._plain_members(position):
+                    yield member
+                    position = first = member.offset + (member.size + BLOCK - 1) // BLOCK * BLOCK
             block = self._read(position, BLOCK)
             if block == _ZEROS or not block:
                 self._finish(position, first, bool(block))
@@ -120,6 +124,37 @@ class TarHeaders:
             else:
                 position = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
                 first, name, long_size = position, None, None
+
+    def _plain_members(self, position: int) -> Iterator[Member]:
+        """Regular members with short names and plain numbers, as almost all are, in as few steps as possible.
+
+        Ends before the first header that is anything else, or is not in order; those are for the caller.
+        """
+        new, checksum, last = tuple.__new__, zlib.adler32, self._size
+        while True:
+            start = position - self._base
+            if not 0 <= start <= len(self._buffer) - BLOCK:
+                self._read(position, BLOCK)
+                start = 0
+            else:
+                self._hits += 1
+            block = self._buffer[start : start + BLOCK]
+            # A regular file, no prefix of the name, and size and checksum in octal that end where they should.
+            if len(block) < BLOCK or block[156] != 48 or block[345] or block[135] not in b"\0 " or block[154]:
+                return
+            field, stop = block[148:156], block.find(0)
+            try:
+                size, stored = int(block[124:135], 8), int(field[:6], 8)
+            except ValueError:
+                return
+            if size < 0 or not 0 < stop < 100 or (stored + sum(field) - 255) % 65521 != checksum(block) & 0xFFFF:
+                return
+            payload = position + BLOCK
+            after = payload + (size + BLOCK - 1) // BLOCK * BLOCK
+            if after > last:
+                return
+            yield new(Member, (position, block[:stop].decode("utf-8", "surrogateescape"), payload, size))
+            position = after
 
     def _read(self, position: int, length: int) -> bytes:
         """Bytes at ``position``, fewer at the end of the file."""

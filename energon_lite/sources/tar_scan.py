@@ -13,16 +13,20 @@ import os
 import zlib
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DatasetError, MissingShardError
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
 from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["ShardScan", "head_checksum", "scan_shard", "split_member_name"]
+__all__ = ["SCAN_RULES", "ShardScan", "head_checksum", "scan_shard", "split_member_name"]
 
 Int64 = NDArray[np.int64]
+
+#: Version of the rules by which samples are found; raised when the same file would give another scan than before.
+SCAN_RULES = 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class ShardScan:
         key_offsets: ``[samples + 1]``, where each key starts in ``keys``.
         keys: all keys in UTF-8, without separator.
         notes: what looked odd, in words.
+        mtime_ns: time of the file's last change, 0 if unknown.
     """
 
     name: str
@@ -54,6 +59,7 @@ class ShardScan:
     key_offsets: Int64
     keys: bytes
     notes: tuple[str, ...] = ()
+    mtime_ns: int = 0
 
     @property
     def samples(self) -> int:
@@ -63,6 +69,12 @@ class ShardScan:
     def key(self, index: int) -> str:
         """The key of the ``index``-th sample."""
         return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
+
+    def all_keys(self) -> list[str]:
+        """The keys of all samples, in order."""
+        keys, stops = self.keys, self.key_offsets.tolist()
+        pairs = pairwise(stops)
+        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
@@ -102,6 +114,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
     Raises:
         ShardFormatError: the file is truncated, damaged, compressed or sparse.
         MissingShardError: there is no such file.
+        ShardChangedError: it was written to while it was scanned.
     """
     path = os.path.join(root, name)
     try:
@@ -117,24 +130,32 @@ def scan_shard(root: str, name: str) -> ShardScan:
             f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
     try:
-        size = os.fstat(fd).st_size
+        before = os.fstat(fd)
         head = head_checksum(os.pread(fd, BLOCK, 0))
-        return _collect(TarHeaders(fd, size, path), name, size, head)
+        scan = _collect(TarHeaders(fd, before.st_size, path), name, before, head)
+        after = os.fstat(fd)
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise ShardChangedError(
+                "the shard was written to while it was read", where=path, fix="run again when its writer has finished"
+            )
+        return scan
     finally:
         os.close(fd)
 
 
-def _collect(headers: TarHeaders, name: str, size: int, head: int) -> ShardScan:
+def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
     """Collect members into samples."""
     sample_headers, first_part, parts, key_ends = array("q"), array("q"), array("q"), array("q", [0])
     keys = bytearray()
     numbers: dict[str, int] = {}
     last_key = None
     for header, member, offset, length in headers:
-        split = split_member_name(member)
-        if split is None:
-            continue
-        key, part = split
+        key, dot, part = member.partition(".")
+        if not (dot and key) or "/" in member or member[0] == "_":  # not simply key.part
+            split = split_member_name(member)
+            if split is None:
+                continue
+            key, part = split
         if key != last_key:
             sample_headers.append(header)
             first_part.append(len(parts) // 3)
@@ -145,7 +166,7 @@ def _collect(headers: TarHeaders, name: str, size: int, head: int) -> ShardScan:
     first_part.append(len(parts) // 3)
     return ShardScan(
         name=name,
-        size=size,
+        size=status.st_size,
         head=head,
         end=headers.end,
         headers=_int64(sample_headers),
@@ -155,6 +176,7 @@ def _collect(headers: TarHeaders, name: str, size: int, head: int) -> ShardScan:
         key_offsets=_int64(key_ends),
         keys=bytes(keys),
         notes=tuple(headers.notes),
+        mtime_ns=status.st_mtime_ns,
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 from PIL import Image
 
+from energon_lite.cli import scan_progress
 from energon_lite.cli.main import main
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
@@ -43,6 +44,11 @@ def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output
     return result.exit_code, result.output
+
+
+def written(data: Path) -> set[str]:
+    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
+    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards"}
 
 
 def document(data: Path, name: str = "dataset.yaml") -> object:
@@ -119,6 +125,57 @@ class TestWithoutQuestions:
         assert (data / "s0.tar.idx").exists() and len(WebdatasetSource.open(data)) == 8
 
 
+class TestOnRanks:
+    def test_two_processes(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        options = ["--non-interactive", "--split-ratio", "1,0,0"]
+        code, output = run(data, *options)
+        assert code == 0 and "Rank 1 of 2: 4 samples in 2 shards; rank 0 goes on" in output and written(data) == set()
+        code, output = run(data, *options, "--rank", "0")
+        assert code == 0 and "Found 4 shards with 8 samples" in output and len(read_info(str(data))) == 4
+
+    def test_the_other_does_not_come(self, data: Path) -> None:
+        ranks = ["--rank", "0", "--world-size", "2", "--rank-timeout", "0.1"]
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", *ranks)
+        assert code == 1 and "rank 1: s1.tar, s3.tar" in output
+
+    def test_they_ask_nothing(self, data: Path) -> None:
+        code, output = run(data, "--rank", "1", "--world-size", "2")
+        assert code == 1 and "2 processes cannot ask questions" in output and "--non-interactive" in output
+        code, output = run(data, "--rank", "2", "--world-size", "2", "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "rank 2 of 2 does not exist" in output
+
+
+class TestProgress:
+    def test_lines_in_a_log(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(scan_progress, "_BETWEEN", 0.0)
+        with scan_progress.scan_progress(str(data), 4, True) as tick:
+            assert tick is not None
+            for shard in range(4):
+                tick(f"s{shard}.tar")
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 4 and lines[-1].startswith("Indexed 4 of 4 shards, ") and "about 0 s left" in lines[-1]
+
+    def test_a_bar_on_a_terminal(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with scan_progress.scan_progress(str(data), 4, True) as tick:
+            assert tick is not None
+            for shard in range(4):
+                tick(f"s{shard}.tar")
+        shown = capsys.readouterr().err
+        assert "Indexing: 100%" in shown and "4/4" in shown and "GB/s" in shown
+
+    def test_nothing(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with scan_progress.scan_progress(str(data), 4, False) as tick:
+            assert tick is None
+        assert capsys.readouterr().err == ""
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "messages"),
@@ -139,7 +196,7 @@ class TestMistakes:
         assert code == 1
         for message in messages:
             assert message in output
-        assert not (data / ".nv-meta").exists()
+        assert written(data) == set()
 
     @pytest.mark.parametrize(
         ("field_map", "message"),
@@ -156,7 +213,7 @@ class TestMistakes:
     def test_field_maps(self, data: Path, field_map: str, message: str) -> None:
         options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", field_map]
         code, output = run(data, "--non-interactive", *options)
-        assert code == 1 and message in output and not (data / ".nv-meta").exists()
+        assert code == 1 and message in output and written(data) == set()
 
     def test_broken_shards(self, data: Path) -> None:
         os.truncate(data / "s1.tar", 3000)
@@ -236,7 +293,7 @@ class TestQuestions:
     def test_when_nobody_answers(self, data: Path) -> None:
         code, output = run(data, answers="8,1,1\n")
         assert code == 1 and "a question was not answered" in output and "--non-interactive" in output
-        assert not (data / ".nv-meta").exists()
+        assert written(data) == set()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ wall, processor = time.perf_counter(), time.process_time()
 import {modules}
 print([(time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3])
 """
-_KINDS = {"import torch": "torch", "import torch, energon_lite": "torch, energon_lite"}
+_KINDS = {"import torch": "torch", "import torch, energon_lite": "torch, energon_lite.public"}
 
 
 def slowest_modules(count: int) -> list[tuple[float, str]]:
@@ -37,7 +37,7 @@ def slowest_modules(count: int) -> list[tuple[float, str]]:
         "-X",
         "importtime",
         "-c",
-        "import torch, sys; print('--', file=sys.stderr); import energon_lite",
+        "import torch, sys; print('--', file=sys.stderr); import energon_lite.public",
     ]
     trace = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     lines = [line for line in trace.split("--\n", 1)[1].splitlines() if line.startswith("import time:")]
