@@ -157,8 +157,8 @@ class Layout:
         for number, here in by_block(positions):
             block = self.block(number)
             slot = positions[here] & (BLOCK - 1)
-            leaf[here] = block.leaf[slot]
-            position[here] = block.position[slot]
+            leaf[here] = block.leaf.take(slot)
+            position[here] = block.position.take(slot)
         return leaf, position
 
     def block(self, number: int) -> Block:
@@ -173,19 +173,17 @@ class Layout:
 
 def lay_out(range_: Range, entropy: int) -> Block:
     """Spread each leaf's samples evenly over a block, at random inside its part."""
-    size = range_.length
-    present = np.flatnonzero(range_.inside)
-    counts = range_.inside[present]
-    owner = np.repeat(np.arange(len(present)), counts)
-    slots = np.arange(size)
-    rank = slots - (np.cumsum(counts) - counts).take(owner)
+    counts = range_.inside
+    slots = np.arange(range_.length)
+    leaf = np.repeat(np.arange(len(counts)), counts)
+    rank = slots - (np.cumsum(counts) - counts).take(leaf)
     offset = mix64_array(np.uint64(entropy) + slots.view(np.uint64)) >> np.uint64(32)
     # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it. The
     # division is exact in floats: its operands are below 2**44, its result below 2**32.
-    time = ((rank << 32) | offset.view(np.int64)) / counts.take(owner)
+    time = ((rank << 32) | offset.view(np.int64)) / counts.take(leaf)
     order = _argsort(time.astype(np.uint32))
-    position = range_.before[present].take(owner) + rank
-    return Block(present.take(owner.take(order)), position.take(order))
+    position = range_.before.take(leaf) + rank
+    return Block(leaf.take(order), position.take(order))
 
 
 def _argsort(x: NDArray[np.uint32]) -> NDArray[np.intp]:
@@ -197,17 +195,20 @@ def _argsort(x: NDArray[np.uint32]) -> NDArray[np.intp]:
 
 def by_block(positions: Ints) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
     """The blocks in which positions lie, and which of the positions."""
+    if not len(positions):
+        return
     block_of = positions >> BLOCK_BITS
+    if (block_of == block_of[0]).all():
+        yield int(block_of[0]), slice(None)
+        return
     steps = np.diff(block_of)
     order = None
     if (steps < 0).any():
         order = np.argsort(block_of, kind="stable")
         block_of = block_of[order]
         steps = np.diff(block_of)
-    starts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]
-    for start, stop in pairwise(starts):
-        if start < stop:
-            yield int(block_of[start]), slice(start, stop) if order is None else order[start:stop]
+    for start, stop in pairwise([0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]):
+        yield int(block_of[start]), slice(start, stop) if order is None else order[start:stop]
 
 
 def integer_shares(weights: Sequence[float], total: int = 1 << 62) -> Ints:

@@ -83,7 +83,8 @@ class Radices(NamedTuple):
 
     def take(self, which: Ints) -> Radices:
         """Those of some of the domains."""
-        return Radices(self.a.take(which), self.b.take(which), self.a32.take(which), self.b32.take(which))
+        a, b = self.a.take(which), self.b.take(which)
+        return Radices(a, b, a.astype(np.uint32), b.astype(np.uint32))
 
 
 def radices(n: Ints) -> Radices:
@@ -137,13 +138,16 @@ def walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direct
     if not outside.any():
         return x
     where = np.flatnonzero(outside)
-    size = np.broadcast_to(np.asarray(n), x.shape)[where]
-    own = [np.broadcast_to(key, x.shape)[where] for key in keys]
     if len(where) <= _FEW:
-        of_each = zip(x[where].tolist(), size.tolist(), *(key.tolist() for key in own), strict=True)
-        x[where] = [walk_one(start, end, own_keys, direction) for start, end, *own_keys in of_each]
+        columns = [column if column.ndim else np.broadcast_to(column, x.shape) for column in (np.asarray(n), *keys)]
+        for i in where.tolist():
+            size, *own = (column.item(i) for column in columns)
+            x[i] = walk_one(x.item(i), size, own, direction)
     else:
-        x[where] = walk(x[where], size, radices(size), own, direction)
+        ends = np.broadcast_to(np.asarray(n), x.shape)[where]
+        x[where] = walk(
+            x[where], ends, radices(ends), [np.broadcast_to(key, x.shape)[where] for key in keys], direction
+        )
     return x
 
 

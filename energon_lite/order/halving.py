@@ -96,9 +96,9 @@ def _halves(range_: Range) -> tuple[Range, Range]:
     if missing:
         step = 1 if missing > 0 else -1
         able = left < n if missing > 0 else left > 0
-        chosen = _largest(np.where(able, step * lag, -np.inf), abs(missing))
-        left[chosen] += step
-        lag[chosen] -= step
+        chosen = _largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
+        left += chosen
+        lag -= chosen
     np.negative(lag, out=lag)
     return (
         Range(range_.first_block, middle, length, range_.before, left, range_.error_start, lag),
@@ -114,21 +114,22 @@ def _halves(range_: Range) -> tuple[Range, Range]:
     )
 
 
-def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Places of the ``count`` largest values but minus infinity; of equal ones, the first."""
+def _largest(values: NDArray[np.float64], count: int) -> Ints:
+    """1 at the ``count`` largest values but minus infinity, 0 elsewhere; of equal ones, the first are taken."""
     count = min(count, len(values))
     bound = np.partition(values, -count)[-count]
-    above = np.flatnonzero(values > bound)
-    if bound == -np.inf:  # there are not so many
-        return above
-    equal = np.flatnonzero(values == bound)
-    return np.concatenate([above, equal[: count - len(above)]])
+    chosen = values >= bound
+    if np.count_nonzero(chosen) != count or bound == -np.inf:
+        chosen = values > bound
+        if bound > -np.inf:
+            chosen[np.flatnonzero(values == bound)[: count - np.count_nonzero(chosen)]] = True
+    return chosen.astype(np.int64)
 
 
 def _portion(n: Ints, length: int, total: int) -> tuple[Ints, NDArray[np.float64]]:
     """``n * length / total`` as an integer and a fraction; exact where the halves are equal."""
     if 2 * length == total:
-        return (n >> 1).astype(np.int64), (n & 1).astype(np.float64) * 0.5
+        return np.right_shift(n, 1), np.multiply(n & 1, 0.5, dtype=np.float64)
     if total < 1 << 31:  # then the products fit
         product = n * length
         whole = (product // total).astype(np.int64)

@@ -32,7 +32,7 @@ MAX_LENGTH = 1 << 62
 #: Up to here a permutation is a table of two bytes an element.
 TABLE_LENGTH = 1024
 #: Elements worked on at once, so that all intermediate arrays stay in the processor's cache.
-CHUNK = 1 << 14
+CHUNK = 1 << 13
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
@@ -110,15 +110,19 @@ def _inverse_table(n: int, key: int) -> NDArray[np.uint16]:
 
 
 def _look_up(index: Ints, n: Ints, key: Keys, direction: Direction) -> Ints:
-    """Table permutations where each index may have its own size and key: one look-up for each different pair."""
+    """Table permutations where each index may have its own size and key: one table for each different pair."""
+    if not len(index):
+        return index.copy()
     table = _table if direction == 1 else _inverse_table
-    out = np.empty_like(index)
-    order = np.lexsort((n, key))
+    order = np.argsort(key)
     n, key = n[order], key[order]
     starts = np.flatnonzero(np.r_[True, (n[1:] != n[:-1]) | (key[1:] != key[:-1])])
-    for start, stop in zip(starts, np.r_[starts[1:], len(order)], strict=True):
-        places = order[start:stop]
-        out[places] = table(int(n[start]), int(key[start]))[index[places]]
+    sizes = n[starts]
+    # One table behind the other, and one look-up in all of them.
+    tables = np.concatenate([table(*pair) for pair in zip(sizes.tolist(), key[starts].tolist(), strict=True)])
+    offset = np.repeat(np.cumsum(sizes) - sizes, np.diff(np.r_[starts, len(order)]))
+    out = np.empty_like(index)
+    out[order] = tables.take(offset + index[order])
     return out
 
 

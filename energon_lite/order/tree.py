@@ -26,6 +26,8 @@ Ints = NDArray[np.int64]
 
 #: Positions asked for in each of the blocks they lie in, so that all of these blocks' addresses are computed.
 _ENOUGH = BLOCK // 8
+#: Larger requests are worked on in pieces.
+_AT_ONCE = 2 * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class _WholeBlocks:
     """Computes addresses in whole blocks where most of a block is asked for anyway, and keeps the last few.
 
     A numpy call on 1,000 elements takes half as long as one on 4,000. So a request for an eighth of its blocks pays
-    for the rest of them, which the next requests then find. Larger requests need no such help; smaller ones compute
-    what they ask for and no more: a rank among a thousand is not interested in its neighbours' samples.
+    for the rest of them, which the next requests then find. Smaller requests compute what they ask for and no more: a
+    rank among a thousand is not interested in its neighbours' samples.
     """
 
     def __init__(self, compute: Callable[[Ints], Addresses]):
@@ -58,31 +60,45 @@ class _WholeBlocks:
         self._blocks: dict[int, Addresses] = {}
 
     def lookup(self, positions: Ints) -> Addresses:
-        if len(positions) > 2 * BLOCK or not (len(positions) >= _ENOUGH or self._blocks):
+        if len(positions) > _AT_ONCE:
+            return self._large(positions)
+        if not (len(positions) >= _ENOUGH or self._blocks):
             return self._compute(positions)
         parts = list(by_block(positions))
         whole = len(positions) >= _ENOUGH * len(parts)
         if not (whole or any(number in self._blocks for number, _ in parts)):
             return self._compute(positions)
+        if len(parts) == 1:
+            return self._part(parts[0][0], positions, whole)
         found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
         for number, here in parts:
-            block = self._blocks.get(number)
-            if block is None and whole:
-                block = self._whole(number)
-            if block is None:
-                part = self._compute(positions[here])
-            else:
-                slots = positions[here] & (BLOCK - 1)
-                part = Addresses(*(column.take(slots) for column in block.columns()))
+            part = self._part(number, positions[here], whole)
             for column, values in zip(found.columns(), part.columns(), strict=True):
                 column[here] = values
         return found
 
-    def _whole(self, number: int) -> Addresses:
-        while len(self._blocks) >= 4:
-            self._blocks.pop(next(iter(self._blocks)), None)
-        block = self._blocks[number] = self._compute(number * BLOCK + np.arange(BLOCK))
-        return block
+    def _large(self, positions: Ints) -> Addresses:
+        """In pieces whose intermediate arrays stay in the processor's cache."""
+        if (positions[1:] < positions[:-1]).any():  # pieces would come back to the same blocks again and again
+            return self._compute(positions)
+        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        for start in range(0, len(positions), _AT_ONCE):
+            piece = slice(start, start + _AT_ONCE)
+            for column, values in zip(found.columns(), self._compute(positions[piece]).columns(), strict=True):
+                column[piece] = values
+        return found
+
+    def _part(self, number: int, positions: Ints, whole: bool) -> Addresses:
+        """Addresses of positions of one block."""
+        block = self._blocks.get(number)
+        if block is None:
+            if not whole:
+                return self._compute(positions)
+            while len(self._blocks) >= 4:
+                self._blocks.pop(next(iter(self._blocks)), None)
+            block = self._blocks[number] = self._compute(number * BLOCK + np.arange(BLOCK))
+        slots = positions - number * BLOCK
+        return Addresses(block.leaf.take(slots), block.index.take(slots), block.epoch.take(slots))
 
 
 class Order(Protocol):
