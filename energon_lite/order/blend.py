@@ -156,7 +156,7 @@ class Layout:
         leaf, position = np.empty_like(positions), np.empty_like(positions)
         for number, here in by_block(positions):
             block = self.block(number)
-            slot = positions[here] & (BLOCK - 1)
+            slot = positions[here] - number * BLOCK
             leaf[here] = block.leaf.take(slot)
             position[here] = block.position.take(slot)
         return leaf, position

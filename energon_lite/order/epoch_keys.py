@@ -49,6 +49,8 @@ class EpochPermutations:
 
     def lookup(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
         """Which sample stands at ``place`` of ``epoch`` of ``leaf``, for each of ``k``."""
+        if len(place) <= CHUNK:
+            return self._any_kind(leaf, epoch, place)
         out = np.empty_like(place)
         for start in range(0, len(place), CHUNK):
             part = slice(start, start + CHUNK)
