@@ -127,6 +127,7 @@ def get_train_dataset(
         "kind": "train",
         "split_part": split_part,
         "batch_size": batch_size,
+        "batch_drop_last": batch_drop_last,
         "seed": worker_config.seed_offset,
         "shuffle_buffer_size": shuffle_buffer_size,
         "max_samples_per_sequence": max_samples_per_sequence,

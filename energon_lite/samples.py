@@ -49,7 +49,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Plain, nested and comparable: ``("sample", leaf, epoch, index, attempt)`` or ``("batch", number)``.
+#: Plain and comparable: ``("sample", leaf, index, epoch, attempt)`` or ``("batch", pass_number, number)``.
 RestoreKey = tuple[Any, ...]
 
 
@@ -164,7 +164,7 @@ class Batch(_Record):
 
     Args:
         __key__: the keys of its samples, in order.
-        __restore_key__: ``("batch", number)``; ``loader.restore_sample(key)`` makes this very batch again.
+        __restore_key__: ``("batch", pass_number, number)``; ``loader.restore_sample(key)`` makes this very batch again.
         __subflavors__: those of its samples, in order.
         __sources__: the sources of all of its samples.
     """

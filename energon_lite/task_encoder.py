@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ __all__ = [
     "hook_context",
     "stateless",
 ]
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,7 +126,7 @@ def stateless(fn: F | None = None, *, restore_seeds: bool = False, failure_toler
     Args:
         restore_seeds: seed the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) for this very
             sample or batch before the hook runs, and put the caller's generators back afterwards.
-        failure_tolerance: accepted for Energon's sake; see ``TaskEncoder.failure_tolerance``.
+        failure_tolerance: has no effect, with a warning; set ``TaskEncoder.failure_tolerance``.
 
     Example:
         >>> class Encoder(TaskEncoder):
@@ -131,8 +134,10 @@ def stateless(fn: F | None = None, *, restore_seeds: bool = False, failure_toler
         ...     def encode_sample(self, sample):
         ...         return jitter(sample, random.random())
     """
+    if failure_tolerance is not None:
+        logger.warning("stateless(failure_tolerance=...) has no effect: set failure_tolerance of the task encoder")
     if fn is None:
-        return functools.partial(stateless, restore_seeds=restore_seeds, failure_tolerance=failure_tolerance)
+        return functools.partial(stateless, restore_seeds=restore_seeds)
     if not restore_seeds:
         fn.__stateless__ = True  # type: ignore[attr-defined]
         return fn
@@ -214,6 +219,16 @@ _CONTENT_HOOKS = (
     "postencode_sample",
     "pack_selected_samples",
     "batch_group_criterion",
+)
+
+
+#: Methods of Energon that build its pipeline.
+_BUILDERS = (
+    "build_batch",
+    "build_cook_crude_sample",
+    "build_encode_sample",
+    "build_train_datasets",
+    "build_val_datasets",
 )
 
 
@@ -372,6 +387,21 @@ def check_hooks(encoder: TaskEncoder) -> None:
     for name in _CONTENT_HOOKS:
         if hasattr(cls, name):
             raise UsageError(f"{cls.__name__}.{name} is not supported yet", fix="use encode_sample and batch")
+    for name in _BUILDERS:
+        if hasattr(cls, name):
+            raise UsageError(
+                f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
+                fix="do it in encode_sample, batch or encode_batch",
+            )
+    if hasattr(cls, "__default_failure_tolerance__"):
+        raise UsageError(
+            f"{cls.__name__}.__default_failure_tolerance__ has no effect", fix="set failure_tolerance instead"
+        )
+    if len(inspect.signature(cls.cook_crude_sample).parameters) != 3:
+        raise UsageError(
+            f"{cls.__name__}.cook_crude_sample is called with (sample, cooker)",
+            fix="take these two; auxiliary data is not supported yet",
+        )
     for name in ("cook_crude_sample", "encode_sample", "batch", "encode_batch"):
         if inspect.isgeneratorfunction(inspect.unwrap(getattr(cls, name))):
             raise UsageError(

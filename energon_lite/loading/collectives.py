@@ -13,12 +13,17 @@ from energon_lite.errors import TopologyError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["broadcast_plain", "gather_plain", "is_running"]
+__all__ = ["broadcast_plain", "gather_plain", "is_running", "rank_in"]
 
 
 def is_running() -> bool:
     """Whether there is a process group to talk over."""
     return dist.is_available() and dist.is_initialized()
+
+
+def rank_in(group: ProcessGroup | None) -> int:
+    """This process's rank inside a group."""
+    return dist.get_rank(group)
 
 
 def _device(group: ProcessGroup | None) -> torch.device:

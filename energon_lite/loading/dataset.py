@@ -59,6 +59,10 @@ class PlannedDataset:
             return count
         return count - count % self.worker_config.world_size  # all ranks or none
 
+    def has(self, leaf: int, index: int) -> bool:
+        """Whether there is such a sample."""
+        return 0 <= leaf < len(self.leaves) and 0 <= index < len(self.leaves[leaf].source)
+
     def step(self, cursor: Cursor) -> Cursor:
         """The cursor after one more micro-batch on every rank."""
         return cursor.step(self.worker_config.world_size, self.count(cursor.pass_number))

@@ -63,7 +63,7 @@ class Identity:
         text = json.dumps([dict(sorted(self.settings.items())), [leaf.digest for leaf in self.leaves]])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def _leaf_marks(self) -> str:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
         return "".join(leaf.digest[:length] for leaf in self.leaves)

@@ -65,6 +65,7 @@ class DataLoader:
         self._cursor = Cursor()
         self._feed: _Feed | None = None
         self._pipeline = dataset.pipeline()
+        dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -135,16 +136,17 @@ class DataLoader:
 
         Raises:
             UsageError: not such a key.
+            SampleError: the sample is skipped or fails (as it did when it was delivered in its place's stead).
 
         Example:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
         match tuple(restore_key):
-            case ("batch", int(pass_number), int(number)):
+            case ("batch", int(pass_number), int(number)) if pass_number >= 0 and number >= 0:
                 (job,) = self.dataset.jobs(pass_number, [number])
                 return self._pipeline.run(job).batch
-            case ("sample", int(leaf), int(index), int(epoch), int(attempt)) if 0 <= leaf < len(self.dataset.leaves):
-                return self._pipeline.sample((leaf, index, epoch), attempt)
+            case ("sample", int(leaf), int(index), int(epoch), int(attempt)) if self.dataset.has(leaf, index):
+                return self._pipeline.restore((leaf, index, epoch), attempt)
         raise UsageError(
             f"{restore_key!r} is not a restore key of this loader",
             fix="give the __restore_key__ of a batch or of a sample as it was delivered",

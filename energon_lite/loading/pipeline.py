@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import Any
 
-from energon_lite.errors import EnergonLiteError, FatalSampleError, SkipSample
+from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.sample_loader import SampleLoader
@@ -200,6 +200,18 @@ class Pipeline:
         if not self.batched:
             _set_restore_key(encoded, key)
         return encoded
+
+    def restore(self, address: Address, attempt: int) -> Any:
+        """:meth:`sample` for the user: what is wrong with it is raised as a SampleError."""
+        try:
+            return self.sample(address, attempt)
+        except _Rejected as rejected:
+            failure = rejected.failure
+            raise SampleError(
+                f"the sample cannot be made: {failure.stage}: {failure.reason}",
+                where=f"data set {failure.leaf}, {failure.key}",
+                fix=failure.fix or None,
+            ) from rejected.__cause__
 
     def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Failure | None]) -> Any:
         """The sample for one place of a batch, or a replacement, or nothing."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.loading.collectives import broadcast_plain, gather_plain, is_running
+from energon_lite.loading.collectives import broadcast_plain, gather_plain, is_running, rank_in
 from energon_lite.loading.cursor import Cursor, from_state, to_state
 from energon_lite.loading.loader import DataLoader
+from energon_lite.order.permutation import MAX_LENGTH
 
 __all__ = ["SavableDataLoader", "State"]
 
@@ -46,7 +48,10 @@ class SavableDataLoader(DataLoader):
             StateError: it cannot be read.
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
-        self._cursor = Cursor() if state is None else from_state(state, self.dataset.identity)
+        cursor = Cursor() if state is None else from_state(state, self.dataset.identity)
+        if cursor.position * self.dataset.plan.rows >= MAX_LENGTH:
+            raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
+        self._cursor = cursor
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.
@@ -80,18 +85,25 @@ class SavableDataLoader(DataLoader):
                 others pass None.
 
         Raises:
-            StateError, StateMismatchError: as :meth:`restore_state_rank`; on every rank alike.
+            StateError, StateMismatchError: as :meth:`restore_state_rank`, on every rank alike; also if no state is
+                given: to begin afresh is not to be had by the loss of a file.
         """
-        merged: State | None = None
-        if isinstance(state, Mapping):
-            merged = dict(state)
-        elif isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
-            merged = _agreed([one for one in state if one is not None])
-        elif state is not None:
-            raise StateError(f"this is not a loader state: a {type(state).__name__}", fix="give the saved state")
-        if src_rank is not None and is_running() and self.worker_config.world_size > 1:
-            merged = broadcast_plain(merged, src_rank=src_rank, group=self.worker_config.data_parallel_group)
-        self.restore_state_rank(merged)
+        group = self.worker_config.data_parallel_group
+        if src_rank is None or not is_running() or self.worker_config.world_size == 1:
+            self.restore_state_rank(_merged(state))
+            return
+        # What is wrong with the state is known on one rank only, and must end the call on all of them.
+        message: dict[str, Any] = {}
+        if rank_in(group) == src_rank:
+            try:
+                message = {"state": _merged(state)}
+                json.dumps(message)
+            except (StateError, TypeError, ValueError) as error:
+                message = {"error": str(error)}
+        message = broadcast_plain(message, src_rank=src_rank, group=group)
+        if "error" in message:
+            raise StateError(f"rank {src_rank} of the group has no state to restore:\n{message['error']}")
+        self.restore_state_rank(message["state"])
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""
@@ -102,14 +114,24 @@ class SavableDataLoader(DataLoader):
         self.restore_state_rank(state_dict)
 
 
-def _agreed(states: Sequence[State]) -> State | None:
+def _merged(state: Any) -> State:
+    """The one state that is meant by a state, or by a list of the states of all ranks."""
+    if isinstance(state, Mapping):
+        return dict(state)
+    if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
+        return _agreed([one for one in state if one is not None])
+    what = "there is no state" if state is None else f"this is not a loader state: a {type(state).__name__}"
+    raise StateError(what, fix="give what save_state_global returned on the rank that it was saved on")
+
+
+def _agreed(states: Sequence[State]) -> State:
     """The one state that all ranks have.
 
     Raises:
         StateMismatchError: names the ranks that are elsewhere.
     """
     if not states:
-        return None
+        raise StateError("there is no state: all entries of the list are None", fix="give what the ranks saved")
     places = [(state.get("pass_number"), state.get("position")) for state in states]
     if len(set(places)) > 1:
         listed = "\n".join(f"    rank {rank}: pass {at[0]}, micro-batch {at[1]}" for rank, at in enumerate(places))

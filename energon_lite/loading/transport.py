@@ -7,17 +7,21 @@ not pickled at all: their memory is sent as it is, and the receiver's tensors lo
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
-from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 
-__all__ = ["pack", "receive", "send"]
+__all__ = ["Message", "pack", "receive", "send"]
 
 _ALIGNMENT = 64
+#: Parts written by one call; the system allows 1,024.
+_VECTOR = 512
 
 
 class _Pickler(pickle.Pickler):
@@ -40,53 +44,72 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def pack(obj: Any) -> bytearray:
-    """One message that holds ``obj``: the sizes of its parts, the pickled structure, then the raw memory."""
-    parts: list[pickle.PickleBuffer] = []
+@dataclass(frozen=True)
+class Message:
+    """An object ready to be sent.
+
+    Args:
+        parts: the sizes of what follows, the pickled structure, then the raw memory of each tensor or array.
+        size: bytes in all.
+    """
+
+    parts: list[memoryview]
+    size: int
+
+
+def pack(obj: Any) -> Message:
+    """What has to be sent of ``obj``. The memory of tensors is not copied, so they must not change until it is sent."""
+    buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=parts.append).dump(obj)
-    views: list[Any] = [stream.getbuffer(), *(part.raw() for part in parts)]
-    header = struct.pack(f"<Q{len(views)}Q", len(views), *(view.nbytes for view in views))
-    message = bytearray(_layout(len(header), [view.nbytes for view in views])[-1])
-    message[: len(header)] = header
-    for start, view in zip(_layout(len(header), [view.nbytes for view in views]), views, strict=False):
-        message[start : start + view.nbytes] = view
-    return message
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    views = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    sizes = [view.nbytes for view in views]
+    parts = [memoryview(struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes))]
+    for view in views:
+        padding = -view.nbytes % _ALIGNMENT  # what follows stands aligned in the receiver's memory
+        parts += [view, memoryview(bytes(padding))] if padding else [view]
+    return Message(parts, sum(part.nbytes for part in parts))
 
 
-def unpack(message: bytearray) -> Any:
-    """The object that :func:`pack` put into ``message``; its tensors share the memory of the message."""
-    (count,) = struct.unpack_from("<Q", message)
-    sizes = struct.unpack_from(f"<{count}Q", message, 8)
-    starts = _layout(8 + 8 * count, list(sizes))
-    view = memoryview(message)
-    structure, *buffers = (view[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    return pickle.loads(structure, buffers=buffers)
+def send(connection: Connection, message: Message) -> None:
+    """Send a message, straight from the memory where it is.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    waiting = [part for part in message.parts if part.nbytes]
+    while waiting:
+        sent = os.writev(connection.fileno(), waiting[:_VECTOR])
+        while waiting and sent >= waiting[0].nbytes:
+            sent -= waiting.pop(0).nbytes
+        if sent:
+            waiting[0] = waiting[0][sent:]
 
 
-def _layout(header: int, sizes: list[int]) -> list[int]:
-    """Where each part starts, aligned; at the end, where the message ends."""
-    starts, end = [], header
-    for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        starts.append(start)
-        end = start + size
-    return [*starts, end]
-
-
-def send(connection: Connection, message: bytearray) -> None:
-    """Send a packed message, its length first, so that the receiver can put it where it will stay."""
-    connection.send_bytes(struct.pack("<Q", len(message)))
-    connection.send_bytes(message)
-
-
-def receive(connection: Connection, unpacked: Callable[[bytearray], Any] = unpack) -> Any:
-    """The next object from a connection.
+def receive(connection: Connection) -> Any:
+    """The next object from a connection; its tensors share the memory that was received.
 
     Raises:
         EOFError, OSError: the other side is gone.
     """
-    (length,) = struct.unpack("<Q", connection.recv_bytes())
-    message = bytearray(length)
-    connection.recv_bytes_into(message)
-    return unpacked(message)
+    (count,) = struct.unpack("<Q", _read(connection, 8))
+    sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += size + -size % _ALIGNMENT
+    memory = _read(connection, end)
+    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=True))
+    return pickle.loads(structure, buffers=buffers)
+
+
+def _read(connection: Connection, size: int) -> memoryview:
+    """So many bytes, in memory of their own that is neither cleared nor copied."""
+    memory = memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
+    done = 0
+    while done < size:
+        got = os.readv(connection.fileno(), [memory[done:]])
+        if not got:
+            raise EOFError
+        done += got
+    return memory

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, WorkerError
 from energon_lite.loading.pipeline import Job, Pipeline, Result
-from energon_lite.loading.transport import pack, receive, send
+from energon_lite.loading.transport import Message, pack, receive, send
 
 __all__ = ["Executor", "InlineExecutor", "WorkerPool"]
 
@@ -191,7 +191,7 @@ class WorkerPool:
                 while self._waiting and len(worker.tickets) <= depth:
                     ticket = self._waiting[0]
                     message = pack((ticket, self._jobs[ticket]))
-                    if worker.tickets and len(message) > _SMALL_JOB:
+                    if worker.tickets and message.size > _SMALL_JOB:
                         break
                     self._waiting.popleft()
                     worker.tickets.append(ticket)
@@ -320,7 +320,7 @@ def _is_there(trainer: int) -> bool:
     return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
 
 
-def _run(pipeline: Pipeline, ticket: int, job: Job) -> bytearray:
+def _run(pipeline: Pipeline, ticket: int, job: Job) -> Message:
     try:
         result = pipeline.run(job)
         return pack((ticket, True, (result.batch, result.outcomes)))
@@ -328,7 +328,7 @@ def _run(pipeline: Pipeline, ticket: int, job: Job) -> bytearray:
         return _pack_error(ticket, error)
 
 
-def _pack_error(ticket: int, error: BaseException) -> bytearray:
+def _pack_error(ticket: int, error: BaseException) -> Message:
     """An error that can be sent: the exception itself if it survives pickling, else its text."""
     error.__cause__ = error.__context__ = None
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

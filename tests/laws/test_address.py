@@ -13,7 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, UsageError, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import (
+    SampleError,
+    TaskEncoder,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_lite import stateless as stateless_hook
 
 blends = st.lists(st.tuples(st.integers(1, 60), st.floats(0.1, 5)), min_size=1, max_size=4)
@@ -153,7 +161,29 @@ def test_asking_outside_of_a_hook_is_an_error() -> None:
         encoder.current_batch_index  # noqa: B018
 
 
-@pytest.mark.parametrize("key", [(), ("batch", 0), ("sample", 99, 0, 0, 0), ("Webdataset", 5), ("batch", "0", "1")])
+def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None:
+    class Fails(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            raise ValueError("no")
+
+    dataset = _train(leaf_of(5, "a"), Fails(), WorkerConfig(rank=0, world_size=1))
+    with pytest.raises(SampleError, match="encode_sample: ValueError: no") as caught:
+        get_savable_loader(dataset).restore_sample(("sample", 0, 3, 0, 0))
+    assert "a-5[train], a-3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        (),
+        ("batch", 0),
+        ("sample", 99, 0, 0, 0),
+        ("sample", 0, 5, 0, 0),
+        ("batch", 0, -1),
+        ("Webdataset", 5),
+        ("batch", "0", "1"),
+    ],
+)
 def test_foreign_keys_are_refused(leaf_of: Any, key: Any) -> None:
     dataset = get_val_dataset(leaf_of(5, "a"), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
     with pytest.raises(UsageError, match="not a restore key"):

@@ -70,6 +70,15 @@ def test_yaml_runs_nothing(tmp_path: Path, write_dataset: Any, monkeypatch: pyte
     assert not (tmp_path / "bomb").exists()
 
 
+def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path, write_dataset: Any) -> None:
+    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: mine.py:wanted\n"
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
+    (path / ".nv-meta" / "mine.py").write_text("def wanted(part): return part == 'txt'\n")
+    dataset = get_val_dataset(path, batch_size=None, worker_config=ALONE, trust_code=True)
+    (sample,) = get_loader(dataset)
+    assert sample["txt"] == "x" and "bin" not in sample
+
+
 def test_trusted_code_is_run_when_the_caller_says_so(tmp_path: Path, write_dataset: Any) -> None:
     yaml = "sample_type: TextSample\nsample_loader: mine.py:load\npart_filter: [txt]\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
@@ -137,6 +146,8 @@ def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
         (lambda state: state | {"version": None}, "format version None"),
         (lambda state: state | {"order_version": 2}, "order version 2.*other samples"),
         (lambda state: state | {"position": -1}, "damaged: position is -1"),
+        (lambda state: state | {"position": 2**62}, "damaged: position is 4611686018427387904"),
+        (lambda state: state | {"position": 2**80}, "damaged: position is"),
         (lambda state: state | {"position": "7"}, "damaged: position is '7'"),
         (lambda state: state | {"pass_number": None}, "damaged: pass_number"),
         (lambda state: {k: v for k, v in state.items() if k != "identity"}, "does not say what it belongs to"),
@@ -191,6 +202,10 @@ def test_states_of_many_ranks(leaf_of: Any) -> None:
     with pytest.raises(StateError, match="not a loader state"):
         loader.restore_state_global("x")  # type: ignore[arg-type]
     assert loader.save_state_global() == one
+    for nothing in (None, [None, None], []):
+        with pytest.raises(StateError, match="there is no state"):
+            loader.restore_state_global(nothing)
+    assert loader.save_state_rank() == one
 
 
 def test_torch_save_keeps_a_state_loadable_without_pickles(leaf_of: Any, tmp_path: Path) -> None:

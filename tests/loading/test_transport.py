@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import TextSample
-from energon_lite.loading.transport import pack, receive, send, unpack
+from energon_lite.loading.transport import pack, receive, send
+
+
+def through_a_pipe(value: Any) -> Any:
+    """What the other side of a pipe gets; a thread sends, because a pipe holds little."""
+    ours, theirs = multiprocessing.Pipe()
+    with ThreadPoolExecutor(1) as pool, ours, theirs:
+        sent = pool.submit(send, theirs, pack(value))
+        received = receive(ours)
+        sent.result()
+    return received
+
 
 TENSORS: dict[str, torch.Tensor] = {
     "float": torch.randn(3, 4),
@@ -34,14 +46,14 @@ TENSORS: dict[str, torch.Tensor] = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors(name: str) -> None:
     tensor = TENSORS[name]
-    (again,) = unpack(pack([tensor]))
+    (again,) = through_a_pipe([tensor])
     assert again.dtype == tensor.dtype and again.shape == tensor.shape
     assert torch.equal(again.to_dense(), tensor.to_dense())
     assert again.requires_grad == tensor.requires_grad
 
 
 def test_what_arrives_can_be_written_to() -> None:
-    again = unpack(pack({"t": torch.zeros(5), "n": np.zeros(5)}))
+    again = through_a_pipe({"t": torch.zeros(5), "n": np.zeros(5)})
     again["t"] += 1
     again["n"] += 1
     assert again["t"].sum() == 5 and again["n"].sum() == 5
@@ -56,9 +68,26 @@ def test_what_arrives_can_be_written_to() -> None:
 )
 def test_any_structure(value: Any, sizes: list[int]) -> None:
     tensors = [torch.arange(size, dtype=torch.int16) for size in sizes]
-    again, tensors_again = unpack(pack((value, tensors)))
+    again, tensors_again = through_a_pipe((value, tensors))
     assert again == value
     assert all(map(torch.equal, tensors, tensors_again))
+
+
+def test_thousands_of_tensors() -> None:
+    tensors = [torch.full((number % 7,), number) for number in range(3000)]
+    assert all(map(torch.equal, through_a_pipe(tensors), tensors))
+
+
+def test_the_other_side_is_gone() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    with pytest.raises(OSError):
+        send(ours, pack([torch.zeros(1_000_000)]))
+    ours, theirs = multiprocessing.Pipe()
+    theirs.send_bytes(b"")  # a beginning of nothing
+    theirs.close()
+    with pytest.raises(EOFError):
+        receive(ours)
 
 
 def test_samples_and_big_messages_through_a_pipe() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from energon_lite import (
     SavableDataLoader,
+    StateError,
     StateMismatchError,
     TopologyError,
     WorkerConfig,
@@ -194,6 +195,12 @@ def test_wrong_meshes_and_ranks_out_of_step_are_named(blend: str, run_ranks: Any
             loader.save_state_global(global_dst_rank=0)
         with pytest.raises(TopologyError, match="src_rank 5 in a group of 2"):
             loader.restore_state_global(None, src_rank=5)
+        # What is wrong on the one rank that has the state is told by all of them, and nobody waits.
+        for wrong in (None, "state", [None], {"model": {1, 2}}):
+            with pytest.raises(StateError, match="rank 0 of the group has no state to restore"):
+                loader.restore_state_global(wrong if global_rank == 0 else None, src_rank=0)
+        with pytest.raises(StateError, match="not a loader state"):
+            loader.restore_state_global({"model": 1} if global_rank == 0 else None, src_rank=0)
         return messages
 
     for messages in run_ranks(2, rank):

@@ -212,6 +212,24 @@ def test_hooks_that_are_not_called_yet_are_refused(images: Path) -> None:
         def encode_sample(self, sample: Any) -> Any:
             yield sample
 
+    class Builds(TaskEncoder):
+        def build_batch(self, dataset: Any) -> Any:
+            return dataset
+
+    class Tolerates(TaskEncoder):
+        __default_failure_tolerance__ = 5
+
+    class CooksWithAux(TaskEncoder):
+        def cook_crude_sample(self, sample: Any, cooker: Any, aux: Any) -> Any:  # type: ignore[override]
+            return sample
+
+    for encoder, words in (
+        (Builds(), "build_batch would not be called"),
+        (Tolerates(), "set failure_tolerance instead"),
+        (CooksWithAux(), r"called with \(sample, cooker\)"),
+    ):
+        with pytest.raises(EnergonLiteError, match=words):
+            _call(images, task_encoder=encoder)
     with pytest.raises(EnergonLiteError, match=r"Packs\.select_samples_to_pack is not supported yet"):
         _call(images, task_encoder=Packs())
     with pytest.raises(EnergonLiteError, match=r"Yields\.encode_sample is a generator"):

@@ -1,0 +1,50 @@
+"""At which steps of a run the demo does what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_lite.training import load_config
+from examples.demo.errors import DemoError
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps at which something happens.
+
+    Args:
+        total: of a whole run.
+        resume: the checkpoint in the middle.
+        kill: after this one a rank is killed; some way behind the checkpoint, so that steps have to be done again.
+    """
+
+    total: int
+    resume: int
+    kill: int
+
+    @classmethod
+    def of(cls, config: Path) -> Steps:
+        """Those that fit a configuration.
+
+        Raises:
+            DemoError: it makes, or keeps, too few checkpoints.
+        """
+        train = load_config(config).train
+        every = max(1, train.save_every)
+        resume = train.steps // 2 // every * every
+        kill = resume + every // 3
+        if not 0 < resume < kill < resume + every <= train.steps:
+            raise DemoError(
+                f"{config} saves too seldom for this demo: set train.save_every to a quarter of train.steps"
+            )
+        # The checkpoints from the middle to the end; the one after the last step counts too.
+        wanted = 1 + -(-(train.steps - resume) // every)
+        if train.keep < wanted:
+            raise DemoError(f"{config} does not keep the checkpoint of step {resume}: set train.keep to {wanted}")
+        return cls(train.steps, resume, kill)
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint in the middle."""
+        return f"step-{self.resume:08d}"
