@@ -14,8 +14,10 @@ pass over all positions and stores 10 bytes for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ __all__ = ["BLOCK", "Blend", "EpochBlend"]
 Ints = NDArray[np.int64]
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     leaf: Ints  # [positions]
     position: Ints  # [positions] position inside the leaf's own stream
 
@@ -52,7 +54,7 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float], key: int):
-        self._layout = _Layout(Halving(integer_shares(weights)), key)
+        self._layout = Layout(Halving(integer_shares(weights)), key)
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
@@ -95,7 +97,7 @@ class EpochBlend:
         if self._mean < 1:
             raise UsageError(f"an epoch of {float(self._mean):g} samples", fix="give larger repetitions")
         self._key = key
-        self._epochs: dict[int, tuple[_Layout, Ints]] = {}
+        self._epochs: dict[int, tuple[Layout, Ints]] = {}
 
     def bounds(self, epoch: int) -> tuple[int, int]:
         """The positions of an epoch, as start and stop."""
@@ -131,79 +133,101 @@ class EpochBlend:
             epoch += 1
         return epoch
 
-    def _layout(self, epoch: int) -> tuple[_Layout, Ints]:
+    def _layout(self, epoch: int) -> tuple[Layout, Ints]:
         found = self._epochs.get(epoch)
         if found is None:
             while len(self._epochs) >= 4:
                 self._epochs.pop(next(iter(self._epochs)), None)
             before, after = (np.array(self._before(e), dtype=np.int64) for e in (epoch, epoch + 1))
-            layout = _Layout(Halving(after - before), hash_ints(self._key, epoch))
+            layout = Layout(Halving(after - before), hash_ints(self._key, epoch))
             found = self._epochs[epoch] = (layout, before)
         return found
 
 
-class _Layout:
+class Layout:
     """The blocks of a halving, laid out when they are asked for; the last few are kept."""
 
     def __init__(self, halving: Halving, key: int):
         self.halving = halving
         self._key = key
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, Block] = {}
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
-        block_of = positions >> BLOCK_BITS
-        slot = positions & (BLOCK - 1)
-        first = int(block_of[0]) if len(block_of) else 0
-        if np.all(block_of == first):
-            block = self._block(first)
-            return block.leaf[slot], block.position[slot]
         leaf, position = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(block_of):
-            here = block_of == number
-            block = self._block(int(number))
-            leaf[here] = block.leaf[slot[here]]
-            position[here] = block.position[slot[here]]
+        for number, here in by_block(positions):
+            block = self.block(number)
+            slot = positions[here] - number * BLOCK
+            leaf[here] = block.leaf.take(slot)
+            position[here] = block.position.take(slot)
         return leaf, position
 
-    def _block(self, number: int) -> _Block:
+    def block(self, number: int) -> Block:
+        """All positions of a block."""
         block = self._blocks.get(number)
         if block is None:
             while len(self._blocks) >= 4:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            block = self._blocks[number] = _lay_out(self.halving.block(number), hash_ints(self._key, number))
+            block = self._blocks[number] = lay_out(self.halving.block(number), hash_ints(self._key, number))
         return block
 
 
-def _lay_out(range_: Range, entropy: int) -> _Block:
+def lay_out(range_: Range, entropy: int) -> Block:
     """Spread each leaf's samples evenly over a block, at random inside its part."""
-    size = range_.length
-    present = np.flatnonzero(range_.inside)
-    counts = range_.inside[present]
-    leaf = np.repeat(present, counts)
-    rank = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
-    offset = mix64_array(np.uint64(entropy) + np.arange(size, dtype=np.uint64)) >> np.uint64(32)
-    # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it.
-    time = ((rank.astype(np.uint64) << np.uint64(32)) | offset) // np.repeat(counts, counts).astype(np.uint64)
-    sorted_ = np.sort((time << np.uint64(BLOCK_BITS)) | np.arange(size, dtype=np.uint64))
-    slots = (sorted_ & np.uint64(BLOCK - 1)).astype(np.int64)
-    position = np.repeat(range_.before[present], counts) + rank
-    return _Block(leaf[slots], position[slots])
+    counts = range_.inside
+    slots = np.arange(range_.length)
+    leaf = np.repeat(np.arange(len(counts)), counts)
+    rank = slots - (np.cumsum(counts) - counts).take(leaf)
+    offset = mix64_array(np.uint64(entropy) + slots.view(np.uint64)) >> np.uint64(32)
+    # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it. The
+    # division is exact in floats: its operands are below 2**44, its result below 2**32.
+    time = ((rank << 32) | offset.view(np.int64)) / counts.take(leaf)
+    order = _argsort(time.astype(np.uint32))
+    position = range_.before.take(leaf) + rank
+    return Block(leaf.take(order), position.take(order))
 
 
-def integer_shares(weights: Sequence[float]) -> Ints:
-    """Integers in the proportion of ``weights`` that sum to exactly 2**62 (largest remainder)."""
+def _argsort(x: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """Stable argsort. numpy sorts 16 bits by radix, in linear time; the lower half first, then the upper one."""
+    low = np.argsort(x.astype(np.uint16), kind="stable")
+    high = (x >> np.uint32(16)).astype(np.uint16)
+    return low.take(np.argsort(high.take(low), kind="stable"))
+
+
+def by_block(positions: Ints) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """The blocks in which positions lie, and which of the positions."""
+    if not len(positions):
+        return
+    block_of = positions >> BLOCK_BITS
+    if (block_of == block_of[0]).all():
+        yield int(block_of[0]), slice(None)
+        return
+    steps = np.diff(block_of)
+    order = None
+    if (steps < 0).any():
+        order = np.argsort(block_of, kind="stable")
+        block_of = block_of[order]
+        steps = np.diff(block_of)
+    for start, stop in pairwise([0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]):
+        yield int(block_of[start]), slice(start, stop) if order is None else order[start:stop]
+
+
+def integer_shares(weights: Sequence[float], total: int = 1 << 62) -> Ints:
+    """Integers in the proportion of ``weights`` that sum to exactly ``total`` (largest remainder; of equal remainders
+    the first get one more)."""
     for place, weight in enumerate(weights):
         if not 0 < weight < float("inf"):
             raise UsageError(
                 f"weight {place} of a blend is {weight!r}", fix="give positive finite numbers; leave out what has none"
             )
-    if not weights:
+    if not len(weights):
         raise UsageError("a blend of nothing", fix="give at least one weight")
-    exact = [Fraction(weight) for weight in weights]
-    unit = Fraction(1 << 62) / sum(exact)
-    ideal = [weight * unit for weight in exact]
-    shares = [int(share) for share in ideal]
-    missing = (1 << 62) - sum(shares)
-    for place in sorted(range(len(shares)), key=lambda i: shares[i] - ideal[i])[:missing]:
-        shares[place] += 1
-    return np.array(shares, dtype=np.int64)
+    # Integers in the same proportion: nothing is rounded, and no fraction has to be reduced.
+    ratios = [(weight if isinstance(weight, float) else Fraction(weight)).as_integer_ratio() for weight in weights]
+    scale = lcm(*(int(below) for _, below in ratios))
+    exact = [int(above) * (scale // int(below)) for above, below in ratios]
+    whole = sum(exact)
+    shares, rests = zip(*(divmod(weight * total, whole) for weight in exact), strict=True)
+    counts = list(shares)
+    for place in sorted(range(len(rests)), key=rests.__getitem__, reverse=True)[: total - sum(shares)]:
+        counts[place] += 1
+    return np.array(counts, dtype=np.int64)

@@ -52,25 +52,31 @@ class Halving:
         length = int(counts.sum())
         zeros = np.zeros(len(counts))
         self.length = length
+        #: Ranges around the block asked for last, each half of the one before; and both halves of each.
+        self._halves: list[tuple[Range, Range]] = []
         self._path = [Range(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros)]
 
     def block(self, number: int) -> Range:
-        """The range that is just this block. Ranges shared with the block asked for last are not computed again."""
+        """The range that is just this block. Halves on the way to the block asked for last are not computed again."""
         if not 0 <= number < self._path[0].stop_block:
             raise UsageError(
                 f"block {number} of {self._path[0].stop_block}: the order ends before this position",
                 fix="look at where the position comes from",
             )
-        path = self._path
+        path, halves = self._path, self._halves
         while not path[-1].first_block <= number < path[-1].stop_block:
             path.pop()
+        del halves[len(path) :]
         while path[-1].stop_block - path[-1].first_block > 1:
-            path.append(_half_with(path[-1], number))
+            if len(halves) < len(path):
+                halves.append(_halves(path[-1]))
+            left, right = halves[-1]
+            path.append(left if number < left.stop_block else right)
         return path[-1]
 
 
-def _half_with(range_: Range, block: int) -> Range:
-    """The half of a range in which a block lies.
+def _halves(range_: Range) -> tuple[Range, Range]:
+    """Both halves of a range.
 
     Where a leaf should be at the middle is its part of the range's samples, less the error that the straight line
     between both ends has there. That is ``whole + rest``, an integer and a fraction below 1 or so. Everyone gets the
@@ -83,25 +89,47 @@ def _half_with(range_: Range, block: int) -> Range:
     whole, part = _portion(n, length, range_.length)
     share = length / range_.length
     rest = part - (range_.error_start * (1.0 - share) + range_.error_stop * share)
-    left = np.clip(whole + np.floor(rest).astype(np.int64), 0, n)
+    left = whole + np.floor(rest).astype(np.int64)
+    np.minimum(np.maximum(left, 0, out=left), n, out=left)
     lag = (whole - left) + rest
     missing = length - int(left.sum())
     if missing:
         step = 1 if missing > 0 else -1
-        able = np.flatnonzero(left < n if missing > 0 else left > 0)
-        chosen = able[np.argsort(-step * lag[able], kind="stable")[: abs(missing)]]
-        left[chosen] += step
-        lag[chosen] -= step
-    if block < middle:
-        return Range(range_.first_block, middle, length, range_.before, left, range_.error_start, -lag)
-    rest_length = range_.length - length
-    return Range(middle, range_.stop_block, rest_length, range_.before + left, n - left, -lag, range_.error_stop)
+        able = left < n if missing > 0 else left > 0
+        chosen = _largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
+        left += chosen
+        lag -= chosen
+    np.negative(lag, out=lag)
+    return (
+        Range(range_.first_block, middle, length, range_.before, left, range_.error_start, lag),
+        Range(
+            middle,
+            range_.stop_block,
+            range_.length - length,
+            range_.before + left,
+            n - left,
+            lag,
+            range_.error_stop,
+        ),
+    )
+
+
+def _largest(values: NDArray[np.float64], count: int) -> Ints:
+    """1 at the ``count`` largest values but minus infinity, 0 elsewhere; of equal ones, the first are taken."""
+    count = min(count, len(values))
+    bound = np.partition(values, -count)[-count]
+    chosen = values >= bound
+    if np.count_nonzero(chosen) != count or bound == -np.inf:
+        chosen = values > bound
+        if bound > -np.inf:
+            chosen[np.flatnonzero(values == bound)[: count - np.count_nonzero(chosen)]] = True
+    return chosen.astype(np.int64)
 
 
 def _portion(n: Ints, length: int, total: int) -> tuple[Ints, NDArray[np.float64]]:
     """``n * length / total`` as an integer and a fraction; exact where the halves are equal."""
     if 2 * length == total:
-        return (n >> 1).astype(np.int64), (n & 1).astype(np.float64) * 0.5
+        return np.right_shift(n, 1), np.multiply(n & 1, 0.5, dtype=np.float64)
     if total < 1 << 31:  # then the products fit
         product = n * length
         whole = (product // total).astype(np.int64)

@@ -20,6 +20,9 @@ MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
+# Arrays of no dimension: numpy would convert a scalar in each call.
+_GOLDEN_ARRAY, _M1_ARRAY, _M2_ARRAY = (np.array(value, np.uint64) for value in (_GOLDEN, _M1, _M2))
+_27, _30, _31 = (np.array(value, np.uint64) for value in (27, 30, 31))
 
 
 def mix64(x: int) -> int:
@@ -37,10 +40,16 @@ def mix64(x: int) -> int:
 
 def mix64_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """:func:`mix64` of every element of a uint64 array."""
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
-    return x ^ (x >> np.uint64(31))
+    x = x + _GOLDEN_ARRAY
+    shifted = x >> _30
+    x ^= shifted
+    x *= _M1_ARRAY
+    np.right_shift(x, _27, out=shifted)
+    x ^= shifted
+    x *= _M2_ARRAY
+    np.right_shift(x, _31, out=shifted)
+    x ^= shifted
+    return x
 
 
 def hash_ints(*values: int) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
+from energon_lite.order.epoch_keys import EpochPermutations, epoch_keys
+from energon_lite.order.feistel import quotient
 from energon_lite.order.hashing import hash_ints, mix64_array
 from energon_lite.order.permutation import MAX_LENGTH, permute_array, unpermute_array
 
@@ -80,10 +81,9 @@ class Leaves:
         self._lengths = np.array([leaf.length for leaf in leaves], dtype=np.int64)
         self._keys = np.array([leaf.key & 0xFFFFFFFFFFFFFFFF for leaf in leaves], dtype=np.uint64)
         self._copies = np.array([leaf.copies or 0 for leaf in leaves], dtype=np.int64)
-
-    @cached_property
-    def _only_plain(self) -> bool:
-        return bool(np.all(self._copies == 1))
+        self._only_plain = bool(np.all(self._copies == 1))
+        self._cycle_lengths = self._lengths * np.maximum(self._copies, 1)
+        self._permutations = EpochPermutations(self._cycle_lengths, self._keys)
 
     def lookup(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
         """Sample number and epoch at ``position`` of ``leaf``'s stream.
@@ -119,17 +119,17 @@ class Leaves:
         return (hashes % length.astype(np.uint64)).astype(np.int64), position // length
 
     def _permuted(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
-        length, copies = self._lengths[leaf], self._copies[leaf]
-        cycle_length = length if self._only_plain else length * copies
-        cycle = position // cycle_length
+        cycle_length = self._cycle_lengths.take(leaf)
+        cycle = quotient(position, cycle_length)
         place = position - cycle * cycle_length
-        keys = mix64_array(self._keys[leaf] ^ mix64_array(cycle.astype(np.uint64)))
         if self.run is None or self.run <= 1 or self.window is None:
-            place = permute_array(place, cycle_length, keys)
+            place = self._permutations.lookup(leaf, cycle, place)
         else:
+            keys = epoch_keys(self._keys[leaf], cycle)
             place = _shuffle_runs(_mix_windows(place, cycle_length, keys, self.window), cycle_length, keys, self.run)
         if self._only_plain:
             return place, cycle
+        length, copies = self._lengths[leaf], self._copies[leaf]
         copy = place // length
         return place - copy * length, cycle * copies + copy
 

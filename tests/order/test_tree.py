@@ -51,6 +51,27 @@ def test_one_leaf_needs_no_blend() -> None:
     assert BlendOrder([LeafOrder(4, key=1)], [0.3], key=0).bounds(0) is None
 
 
+@given(data=st.data(), copies=st.sampled_from([1, 2]))
+def test_any_requests_give_the_same(data: st.DataObject, copies: int) -> None:
+    """What earlier requests left behind (blocks, halves, keys of epochs) never shows: tables, both kinds of networks,
+    and a leaf that is in several epochs within one request."""
+    leaves = [LeafOrder(length, key, copies) for key, length in enumerate((3, 700, 1500, 70_000, 10**9, 2**60))]
+    start = data.draw(st.integers(0, 2**40))
+    requests = data.draw(st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 9_000)), min_size=1, max_size=6))
+    used = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9)
+    for offset, length in requests:
+        positions = start + offset + np.arange(length)
+        if data.draw(st.booleans()):
+            positions = np.random.default_rng(length).permutation(positions)
+        fresh = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9)
+        found, again = used.lookup(positions), fresh.lookup(positions)
+        for column, expected in zip(found.columns(), again.columns(), strict=True):
+            assert np.array_equal(column, expected)
+        for place in range(0, length, 997):  # each position by itself
+            one = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9).lookup(positions[place : place + 1])
+            assert (one.leaf[0], one.index[0], one.epoch[0]) == found.rows()[place]
+
+
 def test_leaves_and_weights_must_match() -> None:
     with pytest.raises(UsageError, match="2 leaves, but 1 weights"):
         BlendOrder([LeafOrder(4, key=1)] * 2, [1.0], key=0)

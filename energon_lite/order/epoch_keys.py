@@ -1,0 +1,92 @@
+"""The permutations that many leaves are in, with what belongs to a leaf or to its epoch kept for the next call.
+
+A batch of a blend of 1,000 leaves has about one sample of each. So it does not pay to group by leaf; but from batch to
+batch nothing changes except for the place in the epoch. The radices of each leaf are computed once, its round keys once
+an epoch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.order.feistel import radices, round_keys, walk
+from energon_lite.order.hashing import mix64_array
+from energon_lite.order.permutation import CHUNK, permute_array, rounds_of_each
+
+__all__ = ["EpochPermutations", "epoch_keys"]
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+#: With more leaves, what is kept would cost more memory and copying than it saves.
+_MOST_LEAVES = 1 << 14
+
+
+def epoch_keys(leaf_keys: Keys, epoch: Ints) -> Keys:
+    """The key of an epoch of a leaf, of each of ``k`` pairs."""
+    return mix64_array(leaf_keys ^ mix64_array(epoch.astype(np.uint64)))
+
+
+class EpochPermutations:
+    """One permutation for each epoch of each leaf: the same as ``permute_array`` with :func:`epoch_keys`.
+
+    Args:
+        lengths: samples in an epoch of each leaf.
+        keys: of the leaves.
+    """
+
+    def __init__(self, lengths: Ints, keys: Keys):
+        self._lengths, self._leaf_keys = lengths, keys
+        self._rounds = rounds_of_each(lengths)
+        self._kinds = sorted(set(self._rounds.tolist()))
+        self._radices = radices(lengths)
+        # Never changed, only replaced, so that a thread that looks up meanwhile sees one state or the other.
+        self._known = (
+            np.full(len(lengths), -1, dtype=np.int64),
+            np.zeros((max(self._kinds, default=0), len(lengths)), dtype=np.uint32),
+        )
+
+    def lookup(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
+        """Which sample stands at ``place`` of ``epoch`` of ``leaf``, for each of ``k``."""
+        if len(place) <= CHUNK:
+            return self._any_kind(leaf, epoch, place)
+        out = np.empty_like(place)
+        for start in range(0, len(place), CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = self._any_kind(leaf[part], epoch[part], place[part])
+        return out
+
+    def _any_kind(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
+        if len(self._kinds) == 1:
+            return self._one_kind(self._kinds[0], leaf, epoch, place)
+        out = np.empty_like(place)
+        rounds = self._rounds.take(leaf)
+        for kind in self._kinds:
+            here = np.flatnonzero(rounds == kind)
+            out[here] = self._one_kind(kind, leaf[here], epoch[here], place[here])
+        return out
+
+    def _one_kind(self, rounds: int, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
+        n = self._lengths.take(leaf)
+        if not rounds or len(self._lengths) > _MOST_LEAVES:
+            return permute_array(place, n, epoch_keys(self._leaf_keys[leaf], epoch))
+        return walk(place, n, self._radices.take(leaf), self._round_keys(rounds, leaf, epoch), 1)
+
+    def _round_keys(self, rounds: int, leaf: Ints, epoch: Ints) -> list[NDArray[np.uint32]]:
+        """``[rounds]`` arrays ``[k]``; the epochs asked for are those kept for the next call."""
+        known_epoch, known = self._known
+        keys = [row.take(leaf) for row in known[:rounds]]
+        new = np.flatnonzero(known_epoch.take(leaf) != epoch)
+        if new.size:
+            leaf, epoch = leaf[new], epoch[new]
+            mixed = epoch_keys(self._leaf_keys[leaf], epoch)
+            known_epoch, known = known_epoch.copy(), known.copy()
+            known_epoch[leaf] = epoch
+            # Of several epochs of a leaf one has been written above; keep the keys of the same one.
+            kept = known_epoch[leaf] == epoch
+            for round_ in range(rounds):
+                keys[round_][new] = fresh = round_keys(mixed, round_)
+                known[round_, leaf[kept]] = fresh[kept]
+            self._known = known_epoch, known
+        return keys

@@ -1,0 +1,216 @@
+"""Which sample stands where in a blend of 1,000 data sets: four ways, side by side, in one run.
+
+* greedy: one pass over all positions, each scanning all data sets for the one that lags most: what Megatron-Core's
+  builder does. Where megatron-core is installed its own helper runs; else the same loop in C, compiled here.
+* largest remainder: exact counts, ``numpy.repeat``, and a shuffle of everything.
+* arrays: ``energon_lite.order.build_blend_index`` with one process.
+* lazy: ``BlendOrder.lookup``, which builds nothing. It gives more: the sample inside the data set, and its epoch.
+
+Each number comes from processes of their own; ways alternate, medians (and extremes) are printed. Times are CPU time
+of the process, which other programs on the machine disturb less than they do the clock; set-up is also given by the
+clock.
+
+Marks: set-up at most 5 ms, 100 ns a sample in batches of 1,024 and 80 ns in batches of 65,536, 100 MiB over the
+imports; arrays at least 10 million samples a second and core; 1,000 leaves of 60,000 samples at most 200 ns and 64 MiB.
+
+    python tools/bench/blend.py --repeats 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import fresh_process, machine, spread, table
+
+LEAVES = 1000
+FAR = (2 * 10**9, 10**15)
+BATCHES = (1024, 65_536)
+
+GREEDY_C = """
+#include <stdint.h>
+void greedy(int16_t *leaf, int64_t *sample, const double *weight, int64_t *count, int leaves, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        double position = i > 1 ? (double)i : 1.0, most = weight[0] * position - (double)count[0];
+        int chosen = 0;
+        for (int d = 1; d < leaves; d++) {
+            double lag = weight[d] * position - (double)count[d];
+            if (lag > most) { most = lag; chosen = d; }
+        }
+        leaf[i] = (int16_t)chosen;
+        sample[i] = count[chosen]++;
+    }
+}
+"""
+
+LENGTHS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "10^5 to 10^7": lambda rng: rng.integers(10**5, 10**7, LEAVES),
+    "60,000": lambda rng: np.full(LEAVES, 60_000),
+    "1,025 to 65,535": lambda rng: rng.integers(1025, 65_536, LEAVES),
+    "300 to 1,024": lambda rng: rng.integers(300, 1025, LEAVES),
+}
+
+
+def weights() -> np.ndarray:
+    return np.random.default_rng(0).random(LEAVES)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(work: Callable[[], object]) -> dict[str, float]:
+    """CPU seconds, and the growth of peak memory in MiB."""
+    memory, start = peak_mib(), time.process_time()
+    work()
+    return {"seconds": time.process_time() - start, "MiB": peak_mib() - memory}
+
+
+# -- one way, in its own process ------------------------------------------------------------------------------------
+
+
+def greedy(n: int) -> dict[str, Any]:
+    share = weights() / weights().sum()
+    leaf, sample = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int64)
+    try:
+        from megatron.core.datasets import helpers_cpp
+    except ImportError:
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder) / "greedy.c", Path(folder) / "greedy.so"
+            source.write_text(GREEDY_C)
+            subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+            run = ctypes.CDLL(str(library)).greedy
+        counts = np.zeros(LEAVES, dtype=np.int64)
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (leaf, sample, share, counts)]
+        done = timed(lambda: run(*pointers, ctypes.c_int(LEAVES), ctypes.c_int64(n)))
+        return {"what": "the same loop in C", **done}
+    done = timed(lambda: helpers_cpp.build_blending_indices(leaf, sample, share, LEAVES, n, False))
+    return {"what": "megatron-core's own", **done}
+
+
+def remainder(n: int) -> dict[str, Any]:
+    def build() -> None:
+        ideal = weights() / weights().sum() * n
+        counts = ideal.astype(np.int64)
+        counts[np.argsort(counts - ideal)[: n - counts.sum()]] += 1
+        leaf = np.repeat(np.arange(LEAVES, dtype=np.int16), counts)
+        sample = np.concatenate([np.arange(count) for count in counts])
+        order = np.random.default_rng(1).permutation(n)
+        leaf[order], sample[order]
+
+    return timed(build)
+
+
+def arrays(n: int) -> dict[str, Any]:
+    from energon_lite.order import build_blend_index
+
+    folder = tempfile.mkdtemp()
+    try:
+        return timed(lambda: build_blend_index(weights().tolist(), n, f"{folder}/index", workers=1))
+    finally:
+        shutil.rmtree(folder)
+
+
+def lazy(which: str) -> dict[str, Any]:
+    from energon_lite.order import BlendOrder
+    from energon_lite.order.shuffle import LeafOrder
+
+    lengths = LENGTHS[which](np.random.default_rng(1)).tolist()
+    shares = weights().tolist()
+    BlendOrder([LeafOrder(10, 0)] * 2, [1, 2], key=0).lookup(np.arange(3))  # what is done once in a process
+    memory = peak_mib()
+    leaves = [LeafOrder(length, number) for number, length in enumerate(lengths)]
+    found: dict[str, Any] = {"set-up": [], "first": []}
+    for _ in range(5):
+        start = time.perf_counter()
+        order = BlendOrder(leaves, shares, key=1)
+        found["set-up"].append((time.perf_counter() - start) * 1e3)
+        order.lookup(np.arange(FAR[0], FAR[0] + 8))
+        found["first"].append((time.perf_counter() - start) * 1e3)
+    for position in FAR:
+        for batch in BATCHES:
+            found[f"{batch} at {position:.0e}"] = per_sample(order, position, batch)
+    return {**{name: float(np.median(values)) for name, values in found.items()}, "MiB": peak_mib() - memory}
+
+
+def per_sample(order: Any, position: int, batch: int) -> list[float]:
+    """Nanoseconds, over stretches of 2**17 consecutive samples after a first one that fills what is kept."""
+    times = []
+    for _ in range(6):
+        start = time.process_time()
+        for at in range(position, position + (1 << 17), batch):
+            order.lookup(np.arange(at, at + batch))
+        times.append((time.process_time() - start) * 1e9 / (1 << 17))
+        position += 1 << 17
+    return times[1:]
+
+
+# -- all of them ----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="processes for each number")
+    parser.add_argument("--full", action="store_true", help="also 10^8 samples, which takes 2.5 GB and minutes")
+    parser.add_argument("--child", nargs=2, metavar=("WAY", "ARGUMENT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        way, argument = options.child
+        if way == "lazy":
+            print(json.dumps(lazy(argument)))
+        else:
+            print(json.dumps({"greedy": greedy, "remainder": remainder, "arrays": arrays}[way](int(argument))))
+        return
+    jobs = [("greedy", "100000"), ("greedy", "1000000"), ("remainder", "10000000"), ("arrays", "10000000")]
+    if options.full:
+        jobs += [("greedy", "10000000"), ("remainder", "100000000"), ("arrays", "100000000")]
+    jobs += [("lazy", which) for which in LENGTHS]
+    results: dict[tuple[str, str], list[dict[str, Any]]] = {job: [] for job in jobs}
+    for _ in range(options.repeats):
+        for job in jobs:
+            results[job].append(fresh_process(__file__, "--child", *job))
+    print(machine())
+    print_built(results)
+    print_lazy(results)
+
+
+def print_built(results: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    rows = []
+    for (way, argument), runs in results.items():
+        if way == "lazy":
+            continue
+        n = int(argument)
+        nanoseconds = [run["seconds"] / n * 1e9 for run in runs]
+        name = f"greedy ({runs[0]['what']})" if way == "greedy" else way
+        extrapolated = f"{np.median(nanoseconds) * FAR[0] / 1e9:,.0f} s"
+        rows.append([name, f"{n:.0e}", spread(nanoseconds, 1), extrapolated, spread([run["MiB"] for run in runs], 0)])
+    print("\nBuilt, all positions, one core")
+    print(table(["way", "samples", "ns a sample", "2e9 samples (extrapolated)", "added peak MiB"], rows))
+
+
+def print_lazy(results: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    rows = []
+    for (way, which), runs in results.items():
+        if way == "lazy":
+            names = [name for name in runs[0] if " at " in name]
+            rows.append([which, *(spread([run[name] for run in runs], 0) for name in names)])
+            rows[-1][1:1] = [spread([run[name] for run in runs], 1) for name in ("set-up", "first")]
+            rows[-1].append(spread([run["MiB"] for run in runs], 0))
+    header = ["samples of a leaf", "set-up ms", "+ first ms", *(f"ns, {name}" for name in names), "added MiB"]
+    print("\nLazy: nothing is built; ns a sample in batches of 1,024 and 65,536, at two positions")
+    print(table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
