@@ -38,12 +38,14 @@ class Step(NamedTuple):
     Attributes:
         path: the document.
         split_part: the split of it.
-        origin: the reference that led there.
+        origin: the reference that led there, as ``file:line``.
+        at: its path inside the document; two references may stand in one line.
     """
 
     path: str
     split_part: str
     origin: str
+    at: str
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ class _Flattening:
                 found=" -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps),
                 fix="remove one of these references",
             )
-        step = Step(path, split_part, reference.node.origin)
+        step = Step(path, split_part, reference.node.origin, reference.node.path)
         below = replace(here, chain=(*here.chain, (path, split_part)), trail=(*here.trail, step))
         return self.split(self.document(path), split_part, below)
 

@@ -75,7 +75,7 @@ class Subset:
         )
 
     def __str__(self) -> str:
-        numbers = "" if self.first is None else f"samples {self.first} to {'end' if self.last is None else self.last}"
+        numbers = "" if self.first is None else f"samples {self.first}:{'end' if self.last is None else self.last}"
         if numbers and (self.start, self.stop) == (0, 1):
             return numbers
         ratios = f"{float(self.start * 100):.6g}% to {float(self.stop * 100):.6g}%"

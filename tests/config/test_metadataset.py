@@ -278,7 +278,10 @@ def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
     mid = write("splits:\n  train:\n    path: in.yaml\n    split_part: all\n", "mid.yaml")
     top = write("splits: {train: {blend: [{path: mid.yaml}, {path: digits}]}}\n")
     leaves = load_metadataset(top, split_part="train")
-    steps = (Step(str(mid), "train", f"{top}:1"), Step(str(inner), "all", f"{mid}:3"))
+    steps = (
+        Step(str(mid), "train", f"{top}:1", "splits.train.blend[0]"),
+        Step(str(inner), "all", f"{mid}:3", "splits.train"),
+    )
     assert [leaf.trail for leaf in leaves] == [steps, steps, ()]
 
 

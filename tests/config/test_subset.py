@@ -55,8 +55,8 @@ def test_an_outer_range_is_a_part_of_the_inner_one() -> None:
     ("subset", "text"),
     [
         (read("25%", "33.3%"), "25% to 33.3%"),
-        (read(5, "end"), "samples 5 to end"),
-        (read("0%", "50%").of(read(5, 9)), "0% to 50% of samples 5 to 9"),
+        (read(5, "end"), "samples 5:end"),
+        (read("0%", "50%").of(read(5, 9)), "0% to 50% of samples 5:9"),
     ],
 )
 def test_text(subset: Subset, text: str) -> None:
