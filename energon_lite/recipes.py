@@ -19,7 +19,7 @@ from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.tree import BlendOrder, ConcatOrder, Order
+from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.worker_config import WorkerConfig
 
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 #: Tags that keep the hashes for different purposes apart.
 _BLEND, _HOOKS = 22, 23
+
+#: So many samples are refused: positions have to stay below 2**62 for a few thousand epochs at least.
+_LONGEST_EPOCH = 2.0**50
 
 #: Keywords of Energon that tune machinery which does not exist here.
 _WITHOUT_EFFECT = frozenset(
@@ -81,7 +84,8 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: 1: each epoch is a permutation. n: n epochs are mixed. -1: draw with
             replacement. None: do not shuffle.
         task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
-        repeat: False: one ``for`` loop is one pass over the data set (of a single data set, not of a blend).
+        repeat: False: one ``for`` loop is one pass over the data set, or one epoch of a ``blend_epochized``. A blend by
+            weight has no end.
         subflavors: more labels for all samples; they win over those in the files.
         dataset_config, split_config: names of the files in ``.nv-meta``.
         trust_code: allow the files to name Python code that is run.
@@ -101,12 +105,6 @@ def get_train_dataset(
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code)
     copies = [_multiply(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
-    weights = [spec.weight for spec in specs]
-    if not repeat and len(leaves) > 1:
-        raise UsageError(
-            "repeat=False with a blend: leaves of a blend end at different times",
-            fix="give a single data set, or keep repeat=True and set virtual_epoch_length",
-        )
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -115,14 +113,20 @@ def get_train_dataset(
         LeafOrder(len(leaf.source), hash_ints(worker_config.seed_offset, leaf.key), copy)
         for leaf, copy in zip(leaves, copies, strict=True)
     ]
-    order = BlendOrder(
-        orders,
-        weights,
-        hash_ints(worker_config.seed_offset, _BLEND),
-        run=max_samples_per_sequence,
-        window=shuffle_buffer_size,
-        length=None if repeat else len(leaves[0].source),
-    )
+    key = hash_ints(worker_config.seed_offset, _BLEND)
+    run, window = max_samples_per_sequence, shuffle_buffer_size
+    weights = tuple(spec.weight for spec in specs)
+    repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all leaves or of none
+    if repetitions:
+        _check_epoch(leaves, repetitions)
+        order: Order = EpochBlendOrder(orders, repetitions, key, run=run, window=window, repeat=repeat)
+        leaf_settings: list[tuple[Any, ...]] = [
+            ("repetitions", *pair) for pair in zip(repetitions, copies, strict=True)
+        ]
+    else:
+        length = _length_of_pass(leaves, repeat)
+        order = BlendOrder(orders, weights, key, run=run, window=window, length=length)
+        leaf_settings = [*zip(weights, copies, strict=True)]
     settings = {
         "kind": "train",
         "split_part": split_part,
@@ -132,16 +136,18 @@ def get_train_dataset(
         "shuffle_buffer_size": shuffle_buffer_size,
         "max_samples_per_sequence": max_samples_per_sequence,
         "repeat": repeat,
+        **({"blend": "repetitions"} if repetitions else {}),
     }
     return _planned(
         leaves,
-        tuple(weights),
+        None if repetitions else weights,
         FixedPlan(order, batch_size, drop_last=batch_drop_last),
         encoder,
         worker_config,
-        Identity(settings, _with_settings(identities, [*zip(weights, copies, strict=True)])),
+        Identity(settings, _with_settings(identities, leaf_settings)),
         refill=True,
         loop_length=virtual_epoch_length,
+        repetitions=repetitions or None,
     )
 
 
@@ -170,7 +176,8 @@ def get_val_dataset(
         limit: at most so many batches per rank in a loop.
         batch_drop_last: leave out what does not fill a batch on every rank.
 
-    The other arguments and errors are those of :func:`get_train_dataset`. Weights of a blend do not count here.
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
+    count here; subsets do.
     """
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
@@ -272,6 +279,7 @@ def _planned(
     *,
     refill: bool,
     loop_length: int = 0,
+    repetitions: tuple[float, ...] | None = None,
 ) -> PlannedDataset:
     dataset = PlannedDataset(
         leaves=leaves,
@@ -283,6 +291,7 @@ def _planned(
         seed=hash_ints(worker_config.seed_offset, _HOOKS),
         refill=refill,
         loop_length=loop_length,
+        repetitions=repetitions,
     )
     bounds, world = plan.order.bounds(0), worker_config.world_size
     where = ", ".join(leaf.name for leaf in leaves[:3]) + (" and others" if len(leaves) > 3 else "")
@@ -301,6 +310,27 @@ def _planned(
             fix="use smaller batches, fewer ranks, or batch_drop_last=False",
         )
     return dataset
+
+
+def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:
+    if repeat:
+        return None
+    if len(leaves) > 1:
+        raise UsageError(
+            "repeat=False with a blend by weight: its leaves end at different times",
+            fix="give a single data set or a blend_epochized, or keep repeat=True and set virtual_epoch_length",
+        )
+    return len(leaves[0].source)
+
+
+def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
+    samples = sum(len(leaf.source) * repetition for leaf, repetition in zip(leaves, repetitions, strict=True))
+    if not 1 <= samples < _LONGEST_EPOCH:
+        raise UsageError(
+            f"an epoch of the blend would have {samples:.6g} samples",
+            where=", ".join(leaf.name for leaf in leaves[:3]),
+            fix="write larger repetitions" if samples < 1 else "write smaller repetitions",
+        )
 
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:

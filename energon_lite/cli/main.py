@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "main"]
 #: Name of a command: (module in this package, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("prepare", "Index a folder of tar shards, divide it into splits, say what a sample is."),
+    "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
 }
 
 
@@ -84,7 +85,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 )
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Prepare data sets for loading with energon_lite or Megatron-Energon."""
+    """Prepare data sets for loading with energon_lite or Megatron-Energon, and look at blends of them."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

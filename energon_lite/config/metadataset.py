@@ -1,26 +1,51 @@
 """Metadatasets: YAML documents that blend data sets, and may nest.
 
 :func:`load_metadataset` flattens a tree of documents into its leaves. At each blend the weights are normalised, and
-they multiply along the path, so the leaves' weights sum to one. Labels (``subflavors``) merge along the path with the
-outer document winning, as in Energon.
+they multiply along the path, so the leaves' weights sum to one. Repetitions (``blend_epochized``) multiply along the
+path as they are; the two kinds of blend do not go together in one tree. Subsets compose along the path. Labels
+(``subflavors``) merge with the outer document winning, as in Energon.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
 
-from energon_lite.config.metadataset_document import MetadatasetDocument, Reference, parse_metadataset
+from energon_lite.config.metadataset_document import (
+    MetadatasetDocument,
+    Reference,
+    Split,
+    numbers_above_leaf,
+    parse_metadataset,
+)
 from energon_lite.config.paths import is_url, missing_file_fix
-from energon_lite.config.yaml_document import from_plain, load_yaml
+from energon_lite.config.subset import Subset
+from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
-__all__ = ["LeafSpec", "is_metadataset", "load_metadataset"]
+__all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
 
 #: How a metadataset given as a dict is called in messages.
 DICT_NAME = "<dict>"
+
+
+class Step(NamedTuple):
+    """A metadataset on the way to a leaf.
+
+    Attributes:
+        path: the document.
+        split_part: the split of it.
+        origin: the reference that led there, as ``file:line``.
+        at: its path inside the document; two references may stand in one line.
+    """
+
+    path: str
+    split_part: str
+    origin: str
+    at: str
 
 
 @dataclass(frozen=True)
@@ -30,22 +55,29 @@ class LeafSpec:
     Args:
         path: absolute path of the prepared folder, or a URL.
         split_part: which of its splits to read.
-        weight: its share of the whole blend; the leaves of one blend sum to 1.
+        weight: its share of the whole blend; the leaves of one blend sum to 1. Of no meaning with repetitions.
+        repetitions: how often an epoch of the blend shows each of its samples (``blend_epochized``); None in a
+            blend by weight.
+        subset: the part of the split to read; None: all of it.
         subflavors: labels for its samples; they go over those in its own ``dataset.yaml``.
         shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
         dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
         origin: ``file:line`` of the reference, for later messages.
+        trail: the nested metadatasets on the way from the outermost one.
     """
 
     path: str
     split_part: str
     weight: float = 1.0
+    repetitions: float | None = None
+    subset: Subset | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
     shuffle_over_epochs_multiplier: int | None = 1
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
     origin: str = ""
+    trail: tuple[Step, ...] = field(default=(), compare=False)
 
 
 def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
@@ -119,10 +151,15 @@ class _Above:
     """What the documents above say to the ones below."""
 
     weight: float = 1.0
+    repetitions: Fraction = Fraction(1)
+    subset: Subset | None = None
+    #: The nearest blend on the way here.
+    blend: Split | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     multiplier: int | None = 1
     #: The (file, split) pairs on the way here, outermost first.
     chain: tuple[tuple[str, str], ...] = ()
+    trail: tuple[Step, ...] = ()
     #: The reference that led here, for messages.
     origin: str | None = None
 
@@ -153,6 +190,10 @@ class _Flattening:
             )
         if split.unsupported is not None:
             raise split.unsupported
+        if split.blend is not None:
+            _refuse_mixture(split.blend, split, above.blend)
+            above = replace(above, blend=split)
+        above = replace(above, subset=_part(above.subset, split.subset))
         leaves: list[LeafSpec] = []
         for reference, share in zip(split.references, split.shares(), strict=True):
             leaves.extend(self._reference(reference, share, split_part, document, above))
@@ -163,11 +204,13 @@ class _Flattening:
     ) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
-        here = _Above(
+        here = replace(
+            above,
             weight=above.weight * share,
+            repetitions=above.repetitions * reference.repetitions,
+            subset=_part(above.subset, reference.subset),
             subflavors={**reference.subflavors, **above.subflavors},
             multiplier=_multiply(above.multiplier, reference.shuffle_over_epochs_multiplier),
-            chain=above.chain,
             origin=reference.node.origin,
         )
         if here.weight == 0.0:
@@ -182,11 +225,14 @@ class _Flattening:
                 path=path,
                 split_part=split_part,
                 weight=here.weight,
+                repetitions=_leaf_repetitions(reference.node, here),
+                subset=here.subset,
                 subflavors=dict(here.subflavors),
                 shuffle_over_epochs_multiplier=here.multiplier,
                 dataset_config=reference.dataset_config or "dataset.yaml",
                 split_config=reference.split_config or "split.yaml",
                 origin=reference.node.origin,
+                trail=here.trail,
             )
         ]
 
@@ -200,6 +246,8 @@ class _Flattening:
                     fix="remove it here, and write it where the metadataset refers to the folder",
                     at_key=True,
                 )
+        if reference.subset is not None and reference.subset.first is not None:
+            raise numbers_above_leaf(reference.node.value["subset"], "a metadataset")
         if (path, split_part) in here.chain:
             steps = [*here.chain[here.chain.index((path, split_part)) :], (path, split_part)]
             raise reference.path.error(
@@ -208,8 +256,43 @@ class _Flattening:
                 found=" -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps),
                 fix="remove one of these references",
             )
-        below = _Above(here.weight, here.subflavors, here.multiplier, (*here.chain, (path, split_part)), here.origin)
+        step = Step(path, split_part, reference.node.origin, reference.node.path)
+        below = replace(here, chain=(*here.chain, (path, split_part)), trail=(*here.trail, step))
         return self.split(self.document(path), split_part, below)
+
+
+def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
+    return inner if outer is None else outer.of(inner)
+
+
+def _leaf_repetitions(node: YamlNode, here: _Above) -> float | None:
+    if here.blend is None or not here.blend.epochized:
+        return None
+    try:
+        repetitions = float(here.repetitions)
+    except OverflowError:
+        repetitions = 0.0
+    if not 1e-300 < repetitions < 1e300:
+        raise node.error(
+            "the repetitions, multiplied along the path, are out of range",
+            expected="a product above 1e-300 and below 1e300",
+            fix="write a number nearer to 1",
+        )
+    return repetitions
+
+
+def _refuse_mixture(node: YamlNode, split: Split, outer: Split | None) -> None:
+    if outer is None or outer.blend is None or outer.epochized == split.epochized:
+        return
+    names = [one.blend.path.rsplit(".", 1)[-1] for one in (split, outer) if one.blend is not None]
+    raise node.error(
+        f"{names[0]!r} inside of {names[1]!r}, which stands at {outer.blend.origin}: weights and repetitions do not "
+        "go together in one tree",
+        expected="repetitions at every blend" if outer.epochized else "weights at every blend",
+        found=f"{names[0]!r} here and {names[1]!r} at {outer.blend.origin}",
+        fix="write the same kind of blend in both documents",
+        at_key=True,
+    )
 
 
 def _multiply(outer: int | None, inner: int | None) -> int | None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import read_subflavors
+from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.yaml_node import YamlNode
 from energon_lite.errors import ConfigError
 
@@ -22,7 +24,8 @@ __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 _REFERENCE_KEYS = frozenset(
     {"split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config"}
 )
-_NOT_YET = frozenset({"aux", "subset"})
+_NOT_YET = frozenset({"aux"})
+_REFERENCE_KEYS_V2 = _REFERENCE_KEYS | _NOT_YET | {"subset"}
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
 
 
@@ -34,12 +37,16 @@ class Reference:
         node: the mapping, for messages.
         path: the node of the path, not yet resolved.
         weight: as written, or 1.
+        repetitions: as written, or 1; exact.
+        subset: which part of what the path leads to.
         unsupported: the error to raise if this reference is used.
     """
 
     node: YamlNode
     path: YamlNode
     weight: float = 1.0
+    repetitions: Fraction = Fraction(1)
+    subset: Subset | None = None
     split_part: str | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
     shuffle_over_epochs_multiplier: int | None = 1
@@ -50,9 +57,20 @@ class Reference:
 
 @dataclass(frozen=True)
 class Split:
-    """One entry of ``splits``: a single reference is a blend of one."""
+    """One entry of ``splits``.
+
+    Args:
+        references: what it is made of.
+        blend: the node of the list, for messages; None for a single reference, which goes into blends of both kinds.
+        epochized: the list is under ``blend_epochized``.
+        subset: which part of all that.
+        unsupported: the error to raise if this split is used.
+    """
 
     references: tuple[Reference, ...]
+    blend: YamlNode | None = None
+    epochized: bool = False
+    subset: Subset | None = None
     unsupported: ConfigError | None = None
 
     def shares(self) -> list[float]:
@@ -100,7 +118,7 @@ def _split(node: YamlNode, version: str | None) -> Split:
     if version == "Metadataset" or (version is None and "datasets" in keys):
         _refuse_v2(keys, version)
         entries = node.mapping(required={"datasets"})
-        return Split(_blend(entries["datasets"], _reference_v1))
+        return Split(_blend(entries["datasets"], _reference_v1), blend=entries["datasets"])
     if "datasets" in keys:
         raise keys["datasets"].error(
             "'datasets' is the key of the older Metadataset, but this is a MetadatasetV2",
@@ -122,12 +140,36 @@ def _split(node: YamlNode, version: str | None) -> Split:
         return _unknown_split(node, keys)
     if kinds[0] == "path":
         return Split((_reference(node),))
-    if kinds[0] != "blend":
+    if kinds[0] == "join":
         return Split((), unsupported=_not_yet(keys[kinds[0]], kinds[0]))
-    entries = node.mapping(required={"blend"}, optional={"subset"})
-    subset = entries.get("subset")
-    refused = None if subset is None or subset.is_null else _not_yet(subset, "subset")
-    return Split(_blend(entries["blend"], _blend_entry), unsupported=refused)
+    entries = node.mapping(required={kinds[0]}, optional={"subset"})
+    epochized = kinds[0] == "blend_epochized"
+    return Split(
+        _blend(entries[kinds[0]], _epochized_entry if epochized else _weighted_entry),
+        blend=entries[kinds[0]],
+        epochized=epochized,
+        subset=_subset_of_blend(entries.get("subset"), kinds[0]),
+    )
+
+
+def _subset_of_blend(node: YamlNode | None, kind: str) -> Subset | None:
+    if node is None or node.is_null:
+        return None
+    subset = read_subset(node)
+    if subset.first is not None:
+        raise numbers_above_leaf(node, f"a {kind}")
+    return subset
+
+
+def numbers_above_leaf(node: YamlNode, what: str) -> ConfigError:
+    """The error for a subset by sample numbers of something that is not one data set."""
+    return node.error(
+        f"sample numbers count in one data set, but this is {what}",
+        expected="percentages, such as [0%, 80%]",
+        found=f"the range [{', '.join(str(bound) for bound in node.value['range'].plain())}]",
+        fix="use percentages here, or write the subset where the folder of the data set is referred to",
+        at_key=True,
+    )
 
 
 def _refuse_v2(keys: dict[str, YamlNode], version: str | None) -> None:
@@ -146,7 +188,7 @@ def _refuse_v2(keys: dict[str, YamlNode], version: str | None) -> None:
 def _unknown_split(node: YamlNode, keys: dict[str, YamlNode]) -> Split:
     """Neither path nor blend: the first key is most likely a misspelt one."""
     for key, child in keys.items():
-        if key not in _REFERENCE_KEYS and key not in _NOT_YET:
+        if key not in _REFERENCE_KEYS_V2:
             raise child.error(
                 f"unknown key {key!r}",
                 expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
@@ -167,9 +209,9 @@ def _unknown_split(node: YamlNode, keys: dict[str, YamlNode]) -> Split:
 def _not_yet(node: YamlNode, name: str) -> ConfigError:
     return node.error(
         f"{name!r} is not supported yet",
-        expected="path, or blend with weights",
+        expected="path, blend or blend_epochized",
         found=repr(name),
-        fix="remove it; a plain 'blend' with 'weight' is what there is",
+        fix="remove it; data sets can be blended, not joined" if name == "join" else "remove it",
         at_key=True,
     )
 
@@ -186,7 +228,15 @@ def _blend(node: YamlNode, parse: Callable[[YamlNode], Reference]) -> tuple[Refe
     return tuple(parse(entry) for entry in entries)
 
 
-def _blend_entry(node: YamlNode) -> Reference:
+def _weighted_entry(node: YamlNode) -> Reference:
+    return _blend_entry(node, own="weight", other="repetitions", other_blend="blend_epochized")
+
+
+def _epochized_entry(node: YamlNode) -> Reference:
+    return _blend_entry(node, own="repetitions", other="weight", other_blend="blend")
+
+
+def _blend_entry(node: YamlNode, own: str, other: str, other_blend: str) -> Reference:
     keys = dict(node.items())
     for kind in ("blend", "blend_epochized", "join"):
         if kind not in keys:
@@ -200,31 +250,32 @@ def _blend_entry(node: YamlNode) -> Reference:
             fix="put the inner blend into a metadataset file of its own, and give that file's path here",
             at_key=True,
         )
-    if "repetitions" in keys:
-        raise keys["repetitions"].error(
-            "'repetitions' belongs to blend_epochized",
-            expected="weight",
-            found="'repetitions'",
-            fix="use 'weight'",
+    if other in keys:
+        raise keys[other].error(
+            f"{other!r} belongs to {other_blend}",
+            expected=own,
+            found=repr(other),
+            fix=f"use {own!r}",
             at_key=True,
         )
-    return _reference(node, optional=_REFERENCE_KEYS | _NOT_YET | {"weight"})
+    return _reference(node, optional=_REFERENCE_KEYS_V2 | {own})
 
 
 def _reference_v1(node: YamlNode) -> Reference:
     return _reference(node, optional=_REFERENCE_KEYS | {"weight", "subflavor"})
 
 
-def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS | _NOT_YET) -> Reference:
+def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS_V2) -> Reference:
     keys = dict(node.items())
-    if "weight" in keys and "weight" not in optional:
-        raise keys["weight"].error(
-            "'weight' outside of a blend has no meaning",
-            expected="a list under 'blend'",
-            found="'weight'",
-            fix="remove it, or write 'blend:' and this as an entry of its list",
-            at_key=True,
-        )
+    for key, blend in (("weight", "blend"), ("repetitions", "blend_epochized")):
+        if key in keys and not optional & {"weight", "repetitions"}:
+            raise keys[key].error(
+                f"{key!r} outside of a blend has no meaning",
+                expected=f"a list under {blend!r}",
+                found=repr(key),
+                fix=f"remove it, or write '{blend}:' and this as an entry of its list",
+                at_key=True,
+            )
     entries = node.mapping(required={"path"}, optional=optional)
     used = {key: entry for key, entry in entries.items() if not entry.is_null}
     refused = [_not_yet(used[key], key) for key in sorted(_NOT_YET) if key in used]
@@ -232,7 +283,9 @@ def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS | _NOT
     return Reference(
         node=node,
         path=entries["path"],
-        weight=_weight(entries["weight"]) if "weight" in entries else 1.0,
+        weight=_positive(entries["weight"], "a weight") if "weight" in entries else 1.0,
+        repetitions=_repetitions(entries.get("repetitions")),
+        subset=read_subset(used["subset"]) if "subset" in used else None,
         split_part=used["split_part"].string("the name of a split") if "split_part" in used else None,
         subflavors=_subflavors(entries),
         shuffle_over_epochs_multiplier=_multiplier(entries.get("shuffle_over_epochs_multiplier")),
@@ -242,16 +295,21 @@ def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS | _NOT
     )
 
 
-def _weight(node: YamlNode) -> float:
-    weight = node.number()
-    if weight <= 0:
+def _repetitions(node: YamlNode | None) -> Fraction:
+    """Exactly what is written: 0.1 is a tenth."""
+    return Fraction(1) if node is None else Fraction(str(_positive(node, "the number of repetitions")))
+
+
+def _positive(node: YamlNode, what: str) -> float:
+    number = node.number()
+    if number <= 0:
         raise node.error(
-            "a weight must be above zero",
+            f"{what} must be above zero",
             expected="a number above 0",
             found=node.describe(),
-            fix="remove the entry if it is not to be used" if weight == 0 else "write a number above 0",
+            fix="remove the entry if it is not to be used" if number == 0 else "write a number above 0",
         )
-    return weight
+    return number
 
 
 def _subflavors(entries: dict[str, YamlNode]) -> dict[str, Any]:

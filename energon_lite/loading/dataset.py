@@ -21,7 +21,7 @@ class PlannedDataset:
 
     Args:
         leaves: the data sets it is made of.
-        weights: their shares, or None: one after the other.
+        weights: their shares, or None: one after the other, or by repetitions.
         plan: which samples make up which micro-batch.
         task_encoder: the hooks.
         worker_config: this process's place among the ranks.
@@ -29,6 +29,7 @@ class PlannedDataset:
         seed: 64 bits, for the hooks' randomness.
         refill: replace samples that fail.
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
+        repetitions: how often an epoch shows each leaf, or None.
     """
 
     leaves: tuple[Leaf, ...]
@@ -40,6 +41,7 @@ class PlannedDataset:
     seed: int
     refill: bool
     loop_length: int = 0
+    repetitions: tuple[float, ...] | None = None
 
     def pipeline(self) -> Pipeline:
         """What runs this data set's jobs."""
@@ -89,6 +91,7 @@ class PlannedDataset:
 
     def __str__(self) -> str:
         kind = "one after the other" if self.weights is None else "by weight"
+        kind = kind if self.repetitions is None else "by repetitions"
         config = self.worker_config
         lines = [
             f"PlannedDataset: {len(self.leaves)} data sets, {kind}; batches of {self.plan.batch_size or 1}, "
@@ -96,5 +99,6 @@ class PlannedDataset:
         ]
         for number, leaf in enumerate(self.leaves):
             share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
+            share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
             lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
         return "\n".join(lines)

@@ -23,7 +23,7 @@ from energon_lite.sources.trusted_code import load_function
 from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import Cooker, TaskEncoder
 
-__all__ = ["PathOrDict", "find_leaves", "open_leaves"]
+__all__ = ["PathOrDict", "find_leaves", "open_leaves", "open_source"]
 
 PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def open_leaves(
     seen: Counter[str] = Counter()
     leaves, identities = [], []
     for spec in specs:
-        source = _open_source(spec)
+        source = open_source(spec)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
         key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
         seen[source.fingerprint] += 1
@@ -72,7 +72,12 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def _open_source(spec: LeafSpec) -> WebdatasetSource:
+def open_source(spec: LeafSpec) -> WebdatasetSource:
+    """The samples of a leaf, not yet interpreted.
+
+    Raises:
+        ConfigError, DatasetError: something is wrong with the leaf's files.
+    """
     read_info(spec.path)  # before anything else: a folder that is not prepared has none of the other files either
     split = load_split_config(os.path.join(spec.path, ".nv-meta", spec.split_config))
     return WebdatasetSource.open(
@@ -80,6 +85,7 @@ def _open_source(spec: LeafSpec) -> WebdatasetSource:
         shards=split.shards(spec.split_part),
         excluded_samples=split.excluded_samples,
         split_part=spec.split_part,
+        subset=spec.subset,
     )
 
 

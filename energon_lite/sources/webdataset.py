@@ -7,7 +7,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from energon_lite.errors import (
     DataIndexError,
@@ -23,7 +23,7 @@ from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
 
-__all__ = ["RawSample", "WebdatasetSource"]
+__all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,17 @@ class RawSample(NamedTuple):
     source: SourceInfo
 
 
+class SampleRange(Protocol):
+    """Which run of consecutive samples of a data set is meant."""
+
+    @property
+    def origin(self) -> str:
+        """Where that is written, for messages."""
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        """Start and stop in a data set of so many samples; 0 <= start <= stop <= samples."""
+
+
 class WebdatasetSource:
     """The samples of some shards of a prepared folder, by number. Make one with :meth:`open`.
 
@@ -54,7 +65,8 @@ class WebdatasetSource:
     Attributes:
         path: the folder, absolute.
         split_part: the name of the split, for messages.
-        fingerprint: identifies shards (name, size, number of samples, in order) and exclusions, wherever the folder is.
+        fingerprint: identifies shards (name, size, number of samples, in order), the part of them that is read, and
+            exclusions, wherever the folder is.
         shard_names: the chosen shards, in order.
 
     Example:
@@ -73,11 +85,11 @@ class WebdatasetSource:
         shards: Sequence[str],
         excluded: Sequence[int],
         split_part: str,
+        span: tuple[int, int] | None = None,
         store: ShardStore | None = None,
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
         self._index, self._index_path, self._store = index, index_path, store or shared_store()
-        self._excluded = list(excluded)
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
@@ -88,10 +100,12 @@ class WebdatasetSource:
         self._starts = [0]
         for count in counts:
             self._starts.append(self._starts[-1] + count)
-        self._length = self._starts[-1] - len(self._excluded)
+        self._span = span or (0, self._starts[-1])
+        self._excluded = [position for position in excluded if self._span[0] <= position < self._span[1]]
+        self._length = self._span[1] - self._span[0] - len(self._excluded)
         # The i-th sample that is left stands behind as many excluded ones as have a smaller shifted position.
-        self._shifted = [position - number for number, position in enumerate(self._excluded)]
-        self.fingerprint = _fingerprint(self.shard_names, self._identities, counts, self._excluded)
+        self._shifted = [position - self._span[0] - number for number, position in enumerate(self._excluded)]
+        self.fingerprint = _fingerprint(self.shard_names, self._identities, counts, self._excluded, self._span)
 
     @classmethod
     def open(
@@ -101,6 +115,7 @@ class WebdatasetSource:
         shards: Sequence[str] | None = None,
         excluded_samples: Sequence[tuple[str, str]] = (),
         split_part: str = "",
+        subset: SampleRange | None = None,
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
         """Open a prepared folder; every shard is checked to be there with the size it was indexed with.
@@ -110,6 +125,8 @@ class WebdatasetSource:
             shards: names of the wanted shards relative to the folder, in the wanted order; None for all.
             excluded_samples: (shard, key) of samples to leave out.
             split_part: the name of the split, for messages.
+            subset: the part to read. Its positions count all samples of ``shards``; the excluded ones among them are
+                left out afterwards, as in Energon, so an exclusion does not move the bounds of a subset.
             store: the store to read with; None for the one that all data sets of this process share.
 
         Raises:
@@ -117,6 +134,7 @@ class WebdatasetSource:
             MissingShardError, ShardChangedError: a shard is gone, or not the one that was indexed.
             ShardFormatError: the index had to be made, and a shard cannot be parsed.
             EmptyDatasetError: nothing is left to read.
+            ConfigError: the subset does not fit the data set.
         """
         root = _local_path(path)
         counts = read_info(root)
@@ -132,8 +150,15 @@ class WebdatasetSource:
             shards=chosen,
             excluded=excluded,
             split_part=split_part,
+            span=None if subset is None else subset.bounds(_count(index, chosen)),
             store=store,
         )
+        if not len(source) and subset is not None:
+            raise EmptyDatasetError(
+                f"the subset ({subset}) of the {_count(index, chosen)} samples in {_split_words(split_part)} is empty",
+                where=f"{root}, subset at {subset.origin}" if subset.origin else root,
+                fix="make its range wider, or leave the data set out",
+            )
         if not len(source):
             raise EmptyDatasetError(
                 f"there are no samples in {_split_words(split_part)}",
@@ -160,6 +185,7 @@ class WebdatasetSource:
             raise IndexError(f"sample {index} of {self._length} in {self.path}")
         if self._shifted:
             index += bisect_right(self._shifted, index)
+        index += self._span[0]
         place = bisect_right(self._starts, index) - 1
         return place, self._first[place] + index - self._starts[place]
 
@@ -218,7 +244,8 @@ class WebdatasetSource:
             raise DataIndexError(f"the index has no column {name!r}", where=self._index_path)
         counts = np.diff(self._starts)
         chosen = [values[first : first + count] for first, count in zip(self._first, counts, strict=True)]
-        return np.delete(np.concatenate(chosen), self._excluded)
+        start, stop = self._span
+        return np.delete(np.concatenate(chosen)[start:stop], np.array(self._excluded, dtype=np.int64) - start)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -228,6 +255,7 @@ class WebdatasetSource:
             "shards": None if self.shard_names == self._index.shard_names else self.shard_names,
             "excluded": self._excluded,
             "split_part": self.split_part,
+            "span": self._span,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -289,6 +317,12 @@ def _check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
             raise changed_shard(path, sizes[name], size)
 
 
+def _count(index: PackedIndex, shards: Sequence[str]) -> int:
+    """Samples of ``shards``, excluded ones too."""
+    counts = {name: int(index.shards[i + 1, 3] - index.shards[i, 3]) for i, name in enumerate(index.shard_names)}
+    return sum(counts[name] for name in shards)
+
+
 def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> list[int]:
     """Positions, among the samples of ``shards``, of the samples to leave out."""
     wanted: dict[str, set[str]] = {}
@@ -323,10 +357,16 @@ def _runs(wanted: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, s
 
 
 def _fingerprint(
-    names: Sequence[str], identities: Sequence[ShardIdentity], counts: Sequence[int], excluded: Sequence[int]
+    names: Sequence[str],
+    identities: Sequence[ShardIdentity],
+    counts: Sequence[int],
+    excluded: Sequence[int],
+    span: tuple[int, int],
 ) -> str:
     digest = hashlib.sha256()
     for name, identity, count in zip(names, identities, counts, strict=True):
         digest.update(f"{name}\0{identity.size}\0{count}\n".encode("utf-8", "surrogateescape"))
     digest.update(("excluded " + " ".join(map(str, excluded))).encode())
+    if span != (0, sum(counts)):
+        digest.update(f"\nsubset {span[0]} {span[1]}".encode())
     return digest.hexdigest()

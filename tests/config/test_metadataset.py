@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.metadataset import Step
+from energon_lite.config.subset import Subset
 from energon_lite.errors import ConfigError
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -171,13 +173,116 @@ def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Pa
 
 def test_what_is_not_supported_in_another_split_does_not_matter(write: Callable[..., Path]) -> None:
     path = write(
-        "splits:\n  train: {path: digits}\n  val: {blend_epochized: [{path: prose, repetitions: 2}]}\n"
+        "splits:\n  train: {path: digits}\n  val: {join: [{path: prose}, {path: digits}]}\n"
         "  test: {blend: [{path: prose, aux: {a: digits}}]}\n"
     )
     assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 1.0)]
     for split_part in ("val", "test"):
         with pytest.raises(ConfigError, match="not supported yet"):
             load_metadataset(path, split_part=split_part)
+
+
+# ------------------------------------------------------------------------------------- repetitions, subsets, the trail
+
+
+def test_repetitions(write: Callable[..., Path]) -> None:
+    path = write(
+        V2
+        + "splits:\n  train:\n    blend_epochized:\n    - {path: digits, repetitions: 2}\n"
+        + "    - {path: prose, repetitions: 0.3}\n    - path: digits\n  val: {path: digits}\n"
+    )
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="train")] == [2.0, 0.3, 1.0]
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="val")] == [None]
+
+
+def test_repetitions_multiply_exactly_along_the_path(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits}, b: {blend_epochized: [{path: prose, repetitions: 0.1}]}}\n", "in.yaml")
+    path = write(
+        "splits:\n  train:\n    blend_epochized:\n    - {path: in.yaml, repetitions: 3}\n"
+        "    - {path: in.yaml, split_part: b, repetitions: 3}\n"
+    )
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="train")] == [
+        3.0,
+        0.3,
+    ]  # not 0.30000000000000004
+
+
+def test_repetitions_out_of_range(write: Callable[..., Path]) -> None:
+    write("splits: {a: {blend_epochized: [{path: digits, repetitions: 1.0e+300}]}}\n", "in.yaml")
+    for number in ("1.0e+300", "1.0e-320"):
+        path = write(
+            "splits:\n  train:\n    blend_epochized:\n"
+            f"    - {{path: in.yaml, split_part: a, repetitions: {number}}}\n"
+            f"    - {{path: prose, repetitions: {number}}}\n"
+        )
+        with pytest.raises(ConfigError, match="multiplied along the path, are out of range"):
+            load_metadataset(path, split_part="train")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "names"),
+    [
+        ("blend", "blend_epochized: [{path: digits}]", ("blend_epochized", "blend")),
+        ("blend_epochized", "blend: [{path: digits}]", ("blend", "blend_epochized")),
+        ("blend_epochized", "datasets: [{path: digits}]", ("datasets", "blend_epochized")),
+    ],
+)
+def test_weights_and_repetitions_do_not_mix(
+    outer: str, inner: str, names: tuple[str, str], write: Callable[..., Path]
+) -> None:
+    nested = write(f"splits:\n  train:\n    {inner}\n", "in.yaml")
+    write("splits: {train: {path: in.yaml}}\n", "mid.yaml")
+    top = write(f"splits:\n  train:\n    {outer}:\n    - path: digits\n    - path: mid.yaml\n")
+    with pytest.raises(ConfigError, match="do not go together in one tree") as caught:
+        load_metadataset(top, split_part="train")
+    error = caught.value
+    assert (error.file, error.line, error.column) == (str(nested), 3, 5)
+    assert f"{names[0]!r} inside of {names[1]!r}, which stands at {top}:4" in str(error)
+
+
+def test_subsets_compose_along_the_path(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits, subset: {range: [100, end]}}}\n", "leaf.yaml")
+    write(
+        "splits:\n  train:\n    subset: {range: [0%, 50%]}\n    blend:\n"
+        "    - {path: leaf.yaml, subset: {range: [25%, 75%]}}\n    - path: prose\n",
+        "in.yaml",
+    )
+    top = write("splits:\n  train:\n    path: in.yaml\n    subset: {range: [50%, 100%]}\n")
+    first, second = load_metadataset(top, split_part="train")
+    # half of half of [25%, 75%]: the second quarter of it, of what the sample numbers leave
+    assert first.subset == Subset(Fraction(3, 8), Fraction(1, 2), first=100)
+    assert first.subset.bounds(900) == (400, 500)
+    assert second.subset == Subset(Fraction(1, 4), Fraction(1, 2))
+    assert second.subset.bounds(10) == (2, 5)
+    assert [part.split(":")[-1] for part in first.subset.origin.split(", ")] == ["1", "5", "3", "4"]
+
+
+def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None:
+    write("splits: {train: {datasets: [{path: digits}]}}\n", "in.yaml")
+    top = write("splits:\n  train: {path: in.yaml, subset: {range: [50%, 100%]}}\n")
+    assert load_metadataset(top, split_part="train")[0].subset == Subset(Fraction(1, 2), Fraction(1))
+
+
+@pytest.mark.parametrize("range_", ["[0, 10]", "[3, end]"])
+def test_sample_numbers_above_a_metadataset(range_: str, write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits}}\n", "in.yaml")
+    top = write(f"splits:\n  train:\n    path: in.yaml\n    subset: {{range: {range_}}}\n")
+    with pytest.raises(ConfigError, match="count in one data set, but this is a metadataset") as caught:
+        load_metadataset(top, split_part="train")
+    assert (caught.value.line, caught.value.column, caught.value.at) == (4, 5, "splits.train.subset")
+    assert caught.value.found == f"the range {range_}"
+
+
+def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
+    inner = write("splits: {all: {blend: [{path: digits}, {path: prose}]}}\n", "in.yaml")
+    mid = write("splits:\n  train:\n    path: in.yaml\n    split_part: all\n", "mid.yaml")
+    top = write("splits: {train: {blend: [{path: mid.yaml}, {path: digits}]}}\n")
+    leaves = load_metadataset(top, split_part="train")
+    steps = (
+        Step(str(mid), "train", f"{top}:1", "splits.train.blend[0]"),
+        Step(str(inner), "all", f"{mid}:3", "splits.train"),
+    )
+    assert [leaf.trail for leaf in leaves] == [steps, steps, ()]
 
 
 def test_weights_of_any_size(write: Callable[..., Path]) -> None:
@@ -331,6 +436,47 @@ splits:
         shuffle_over_epochs_multiplier: -1
   val: {path: digits, dataset_config: other.yaml}
 """
+
+
+GOOD_EPOCHS = """\
+splits:
+  train:
+    subset: {range: [10%, 90.5%]}
+    blend_epochized:
+      - {path: digits, repetitions: 1.5, subset: {range: [5, end]}}
+      - path: prose
+        repetitions: 2
+        subset:
+          range: [0%, 1e1%]
+"""
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, len(GOOD_EPOCHS)),
+    st.integers(0, 12),
+    st.text(st.sampled_from("019-:'\"{}[]%.e\t\n ,"), max_size=4),
+)
+def test_damaged_repetitions_and_subsets_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
+    with TemporaryDirectory() as folder:
+        for name in ("digits", "prose"):
+            Path(folder, name).mkdir()
+        path = Path(folder, "doc.yaml")
+        path.write_text(GOOD_EPOCHS[:start] + insert + GOOD_EPOCHS[start + length :])
+        try:
+            leaves = load_metadataset(path, split_part="train")
+        except ConfigError as error:
+            assert error.file == str(path)
+            assert error.line is not None
+            return
+    kinds = {leaf.repetitions is None for leaf in leaves}
+    assert len(kinds) == 1
+    for leaf in leaves:
+        assert leaf.repetitions is None or leaf.repetitions > 0
+        if leaf.subset is not None:
+            samples = max(10**6, leaf.subset.last or 0, leaf.subset.first or 0)
+            start, stop = leaf.subset.bounds(samples)
+            assert 0 <= start <= stop <= samples
 
 
 @settings(deadline=None, max_examples=200)

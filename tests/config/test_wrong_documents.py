@@ -128,9 +128,69 @@ METADATASETS: dict[str, Row] = {
         "splits:\n  train:\n    blend: [{path: digits, repetitions: 2}]\n",
         3, 28, "splits.train.blend[0].repetitions", "belongs to blend_epochized", "use 'weight'",
     ),
-    "blend_epochized": (
-        V2 + "splits:\n  train:\n    blend_epochized:\n      - {path: digits, repetitions: 2}\n",
-        5, 5, "splits.train.blend_epochized", "'blend_epochized' is not supported yet", "'blend' with 'weight'",
+    "repetitions zero": (
+        V2 + "splits:\n  train:\n    blend_epochized:\n      - {path: digits, repetitions: 0}\n",
+        6, 37, "splits.train.blend_epochized[0].repetitions", "the number of repetitions must be above zero",
+        "remove the entry",
+    ),
+    "repetitions negative": (
+        V2 + "splits:\n  train:\n    blend_epochized:\n      - {path: digits, repetitions: -1}\n",
+        6, 37, "splits.train.blend_epochized[0].repetitions", "found the number -1", "write a number above 0",
+    ),
+    "repetitions nan": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, repetitions: .nan}]\n",
+        3, 51, "splits.train.blend_epochized[0].repetitions", "expected a finite number", "",
+    ),
+    "repetitions in quotes": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, repetitions: '1.5'}]\n",
+        3, 51, "splits.train.blend_epochized[0].repetitions", "expected a number; found text '1.5'",
+        "remove the quotes",
+    ),
+    "repetitions null": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, repetitions: }]\n",
+        3, 51, "splits.train.blend_epochized[0].repetitions", "found nothing (null)", "",
+    ),
+    "repetitions is a truth value": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, repetitions: yes}]\n",
+        3, 51, "splits.train.blend_epochized[0].repetitions", "found the truth value true", "",
+    ),
+    "repetitions misspelt": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, repetition: 2}]\n",
+        3, 38, "splits.train.blend_epochized[0].repetition", "unknown key 'repetition'", "did you mean 'repetitions'?",
+    ),
+    "weight in a blend_epochized": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits, weight: 2}]\n",
+        3, 38, "splits.train.blend_epochized[0].weight", "'weight' belongs to blend", "use 'repetitions'",
+    ),
+    "repetitions without a blend": (
+        "splits:\n  train: {path: digits, repetitions: 2}\n",
+        2, 25, "splits.train.repetitions", "'repetitions' outside of a blend", "write 'blend_epochized:'",
+    ),
+    "repetitions in version 1": (
+        "splits:\n  train:\n    datasets: [{path: digits, repetitions: 2}]\n",
+        3, 31, "splits.train.datasets[0].repetitions", "unknown key 'repetitions'", "",
+    ),
+    "empty blend_epochized": (
+        "splits:\n  train:\n    blend_epochized: []\n",
+        3, 22, "splits.train.blend_epochized", "the blend is empty", "add '- path: ...'",
+    ),
+    "blend and blend_epochized": (
+        "splits:\n  train:\n    blend: [{path: digits}]\n    blend_epochized: [{path: digits}]\n",
+        4, 5, "splits.train.blend_epochized", "'blend' and 'blend_epochized' in one split", "keep one of them",
+    ),
+    "blend inside of a blend_epochized": (
+        "splits:\n  train:\n    blend_epochized:\n      - blend: [{path: digits}]\n",
+        4, 9, "splits.train.blend_epochized[0].blend", "'blend' inside of a blend", "metadataset file of its own",
+    ),
+    "unknown key beside blend_epochized": (
+        "splits:\n  train:\n    subste: {range: [0, 1]}\n    blend_epochized: [{path: digits}]\n",
+        3, 5, "splits.train.subste", "unknown key 'subste'", "did you mean 'subset'?",
+    ),
+    "weights below repetitions": (
+        "splits:\n  other: {blend: [{path: digits}]}\n  train:\n    blend_epochized:\n"
+        "      - {path: doc.yaml, split_part: other}\n",
+        2, 11, "splits.other.blend", "doc.yaml:5: weights and repetitions do not go together",
+        "same kind of blend",
     ),
     "join": (
         V2 + "splits:\n  train:\n    join: [{path: digits}]\n",
@@ -140,9 +200,89 @@ METADATASETS: dict[str, Row] = {
         V2 + "splits:\n  train:\n    blend:\n      - join: [{path: digits}]\n",
         6, 9, "splits.train.blend[0].join", "'join' is not supported yet", "remove it",
     ),
-    "subset": (
-        V2 + "splits:\n  train:\n    path: digits\n    subset: {range: [0%, 50%]}\n",
-        6, 5, "splits.train.subset", "'subset' is not supported yet", "remove it",
+    "subset is a list": (
+        "splits:\n  train:\n    path: digits\n    subset: [0%, 50%]\n",
+        4, 13, "splits.train.subset", "expected a mapping with the key range; found a list of 2", "",
+    ),
+    "subset without a range": (
+        "splits:\n  train:\n    path: digits\n    subset: {from: 0%}\n",
+        4, 14, "splits.train.subset.from", "unknown key 'from'", "use the key range",
+    ),
+    "range of one": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [50%]}\n",
+        4, 21, "splits.train.subset.range", "a range has a start and an end", "write 'range: [start, end]'",
+    ),
+    "range is a text": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: 0%-50%}\n",
+        4, 21, "splits.train.subset.range", "expected a list of two", "write a list",
+    ),
+    "range from its end": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [end, 10]}\n",
+        4, 22, "splits.train.subset.range[0]", "cannot start at its end", "write 0 or 0%",
+    ),
+    "range of a percentage and a number": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [10%, 50]}\n",
+        4, 27, "splits.train.subset.range[1]", "expected a percentage; found the number 50", "percentages for both",
+    ),
+    "range of a number and a percentage": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [10, 50%]}\n",
+        4, 26, "splits.train.subset.range[1]", "expected a sample's number, or end", "numbers for both",
+    ),
+    "range of a percentage to end": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [10%, end]}\n",
+        4, 27, "splits.train.subset.range[1]", "a percentage and a sample's number", "write '100%'",
+    ),
+    "range backwards": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [50%, 10%]}\n",
+        4, 21, "splits.train.subset.range", "ends before it starts", "exchange the two",
+    ),
+    "range backwards by number": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [50, 10]}\n",
+        4, 21, "splits.train.subset.range", "found [50, 10]", "exchange the two",
+    ),
+    "range of nothing": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [50%, 50%]}\n",
+        4, 21, "splits.train.subset.range", "the range is empty", "remove the entry",
+    ),
+    "percentage above 100": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [50%, 150%]}\n",
+        4, 27, "splits.train.subset.range[1]", "a percentage is above 100", "write at most 100%",
+    ),
+    "percentage below 0": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [-5%, 50%]}\n",
+        4, 22, "splits.train.subset.range[0]", "found text '-5%'", "write it like 25%",
+    ),
+    "percentage that is none": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [nan%, 50%]}\n",
+        4, 22, "splits.train.subset.range[0]", "found text 'nan%'", "write it like 25%",
+    ),
+    "percentage without its sign": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: ['5', 50%]}\n",
+        4, 22, "splits.train.subset.range[0]", "found text '5'", "remove the quotes, or add %",
+    ),
+    "ratio instead of a percentage": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [0.25, 50%]}\n",
+        4, 22, "splits.train.subset.range[0]", "found the number 0.25", "write '25%'",
+    ),
+    "sample number below zero": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [-5, end]}\n",
+        4, 22, "splits.train.subset.range[0]", "below zero", "count from the start",
+    ),
+    "range of a truth value": (
+        "splits:\n  train:\n    path: digits\n    subset: {range: [no, 50%]}\n",
+        4, 22, "splits.train.subset.range[0]", "found the truth value false", "",
+    ),
+    "sample numbers for a blend": (
+        "splits:\n  train:\n    blend: [{path: digits}]\n    subset: {range: [0, 5]}\n",
+        4, 5, "splits.train.subset", "count in one data set, but this is a blend", "use percentages here",
+    ),
+    "sample numbers for a blend_epochized": (
+        "splits:\n  train:\n    blend_epochized: [{path: digits}]\n    subset: {range: [0, end]}\n",
+        4, 5, "splits.train.subset", "found the range [0, end]", "use percentages here",
+    ),
+    "subset in version 1": (
+        "splits:\n  train:\n    datasets: [{path: digits, subset: {range: [0%, 5%]}}]\n",
+        3, 31, "splits.train.datasets[0].subset", "unknown key 'subset'", "",
     ),
     "aux": (
         V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: prose}\n",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -107,12 +108,59 @@ def test_excluded_samples_leave_no_gap(ten: Path, excluded: set[int], order: lis
     assert keys(pickle.loads(pickle.dumps(source))) == expected
 
 
+@dataclass(frozen=True)
+class Part:
+    """A run of samples, as a configuration would give it."""
+
+    start: int
+    stop: int
+    origin: str = "doc.yaml:7"
+    samples: int = 10
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        assert samples == self.samples  # excluded samples count
+        return self.start, self.stop
+
+
+@given(
+    st.sets(st.integers(0, 9), max_size=9),
+    st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
+    st.integers(0, 10),
+    st.integers(0, 10),
+)
+def test_a_subset_counts_excluded_samples(ten: Path, excluded: set[int], order: list[str], one: int, two: int) -> None:
+    if not (ten / ".nv-meta").exists():
+        prepare_dataset(ten, split_ratio="1,0,0")
+    members = {"a.tar": "0123", "b.tar": "456", "sub/c.tar": "789"}
+    left_out = [(shard, key) for shard, held in members.items() for key in held if int(key) in excluded]
+    part = Part(min(one, two), max(one, two))
+    everything = "".join(members[shard] for shard in order)[part.start : part.stop]
+    expected = "".join(key for key in everything if int(key) not in excluded)
+    if not expected:
+        with pytest.raises(EmptyDatasetError, match="is empty") as caught:
+            WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
+        assert f"{ten}, subset at doc.yaml:7" in str(caught.value)
+        return
+    source = WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
+    assert keys(source) == expected and len(source) == len(expected)
+    assert keys(pickle.loads(pickle.dumps(source))) == expected
+    assert source.fingerprint == pickle.loads(pickle.dumps(source)).fingerprint
+    for outside in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            source.read(outside)
+
+
 def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(WebdatasetSource.open(data, excluded_samples=[("a.tar", "nope"), ("x.tar", "0")])) == 10
     assert "'nope'" in caplog.text and "'x.tar'" in caplog.text
 
 
 class TestFingerprint:
+    def test_depends_on_the_subset_by_its_samples(self, data: Path) -> None:
+        parts = [None, Part(0, 10), Part(0, 9), Part(1, 10), Part(1, 9)]
+        prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
+        assert prints[0] == prints[1] and len(set(prints)) == 4
+
     def test_does_not_depend_on_the_place(self, data: Path, tmp_path: Path) -> None:
         shutil.copytree(data, tmp_path / "copy")
         prints = {WebdatasetSource.open(path).fingerprint for path in (data, tmp_path / "copy")}
@@ -237,6 +285,10 @@ def test_columns_of_the_chosen_samples(data: Path) -> None:
     PackedIndex(sections, index.part_names, index.uuid, index.digest).write(path)
     source = WebdatasetSource.open(data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")])
     assert source.column("length").tolist() == [77, 88, 99, 0, 22, 33]
+    part = WebdatasetSource.open(
+        data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")], subset=Part(2, 6, samples=7)
+    )
+    assert part.column("length").tolist() == [99, 0, 22]
     with pytest.raises(DataIndexError, match="no column 'tokens'"):
         source.column("tokens")
 

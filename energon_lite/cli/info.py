@@ -1,0 +1,170 @@
+"""``energon-lite info``: what a data set or a blend is made of, as a tree, and which data sets come too often."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.loading.leaves import find_leaves, open_source
+
+__all__ = ["LeafFacts", "command", "leaf_facts"]
+
+#: More warnings than this are only counted.
+_SHOWN_WARNINGS = 10
+
+
+@dataclass(frozen=True)
+class LeafFacts:
+    """One data set of a blend, in numbers.
+
+    Args:
+        spec: what the documents say.
+        samples: how many it has.
+        share: of the blend, 0 to 1.
+        epochs: how often the asked-for number of samples of the blend shows each of its samples.
+    """
+
+    spec: LeafSpec
+    samples: int
+    share: float
+    epochs: float
+
+
+def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int) -> list[LeafFacts]:
+    """The numbers of a blend.
+
+    Args:
+        specs: its leaves.
+        samples: how many samples each of them has.
+        blend_samples: over so many samples of the blend, epochs are counted.
+    """
+    shown = [
+        spec.weight if spec.repetitions is None else spec.repetitions * count
+        for spec, count in zip(specs, samples, strict=True)
+    ]
+    total = sum(shown)
+    return [
+        LeafFacts(spec, count, part / total, blend_samples * part / total / count)
+        for spec, count, part in zip(specs, samples, shown, strict=True)
+    ]
+
+
+@click.command(name="info", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--split-part", default="train", show_default=True, help="The split to look at.")
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=10**6, show_default=True, help="Length of the run, in samples."
+)
+@click.option(
+    "--max-epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Warn of data sets that such a run shows more often than this.",
+)
+@click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
+def command(path: str, split_part: str, samples: int, max_epochs: float, split_config: str) -> None:
+    """Show what PATH, a prepared folder or a metadataset .yaml, is made of.
+
+    A line for each data set: its samples, its effective weight (the weights along the path, multiplied) or its
+    repetitions, and its epochs: how often a run of so many samples shows each sample of the data set.
+
+    \b
+    Example:
+      energon-lite info blend.yaml --samples 20000000
+    """
+    specs = find_leaves(path, split_part, "dataset.yaml", split_config, None)
+    facts = leaf_facts(specs, [len(open_source(spec)) for spec in specs], samples)
+    base = os.path.abspath(path)
+    click.echo(_title(base, split_part, facts))
+    click.echo()
+    for line in _table(facts, os.path.dirname(base)):
+        click.echo(line)
+    click.echo()
+    if specs[0].repetitions is not None:
+        epoch = sum(one.samples * (one.spec.repetitions or 0.0) for one in facts)
+        click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
+    click.echo(f"Epochs: how often {samples:,} samples of the blend show each sample of the data set.")
+    _warn(facts, os.path.dirname(base), samples, max_epochs)
+
+
+def _title(path: str, split_part: str, facts: Sequence[LeafFacts]) -> str:
+    kind = "1 data set"
+    if len(facts) > 1:
+        kind = f"{len(facts)} data sets, blended by {'weight' if facts[0].spec.repetitions is None else 'repetitions'}"
+    return f"{path} [{split_part}]: {kind}"
+
+
+def _table(facts: Sequence[LeafFacts], folder: str) -> Iterator[str]:
+    """Aligned lines: the first column to the left, the others to the right."""
+    rows = [_header(facts), *_rows(facts, folder, 0), _cells("total", facts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+def _header(facts: Sequence[LeafFacts]) -> list[str]:
+    if facts[0].spec.repetitions is None:
+        return ["data set", "samples", "weight", "epochs"]
+    return ["data set", "samples", "repetitions", "share", "epochs"]
+
+
+def _rows(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[list[str]]:
+    """The lines for leaves whose trails agree in the first ``depth`` steps."""
+    place = 0
+    while place < len(facts):
+        trail = facts[place].spec.trail
+        if len(trail) == depth:
+            yield _cells("  " * depth + _leaf_name(facts[place].spec, folder), facts[place : place + 1], leaf=True)
+            place += 1
+            continue
+        stop = place
+        while stop < len(facts) and facts[stop].spec.trail[: depth + 1] == trail[: depth + 1]:
+            stop += 1
+        step = trail[depth]
+        yield _cells(f"{'  ' * depth}{_short(step.path, folder)} [{step.split_part}]", facts[place:stop])
+        yield from _rows(facts[place:stop], folder, depth + 1)
+        place = stop
+
+
+def _cells(name: str, facts: Sequence[LeafFacts], *, leaf: bool = False) -> list[str]:
+    cells = [name, f"{sum(one.samples for one in facts):,}"]
+    if facts[0].spec.repetitions is not None:
+        cells.append(f"{facts[0].spec.repetitions:g}" if leaf else "")
+    cells.append(f"{100 * sum(one.share for one in facts):.4g}%")
+    return [*cells, _number(facts[0].epochs) if leaf else ""]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.01 else f"{value:.2g}"
+
+
+def _leaf_name(spec: LeafSpec, folder: str) -> str:
+    part = "" if spec.subset is None else f", {spec.subset}"
+    return f"{_short(spec.path, folder)} [{spec.split_part}{part}]"
+
+
+def _short(path: str, folder: str) -> str:
+    """A path relative to the top document, if it is below it."""
+    return path[len(folder) + 1 :] if path.startswith(folder.rstrip("/") + "/") else path
+
+
+def _warn(facts: Sequence[LeafFacts], folder: str, samples: int, max_epochs: float) -> None:
+    often = sorted((one for one in facts if one.epochs > max_epochs), key=lambda one: -one.epochs)
+    word = "weight" if facts[0].spec.repetitions is None else "repetitions"
+    for one in often[:_SHOWN_WARNINGS]:
+        place = f" ({one.spec.origin})" if one.spec.origin else ""
+        click.secho(
+            f"Warning: {_leaf_name(one.spec, folder)}{place}: {samples:,} samples of the blend show it "
+            f"{_number(one.epochs)} times, more than {max_epochs:g}; "
+            + (f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"),
+            fg="yellow",
+            err=True,
+        )
+    if len(often) > _SHOWN_WARNINGS:
+        click.secho(f"Warning: ... and {len(often) - _SHOWN_WARNINGS} more data sets", fg="yellow", err=True)

@@ -1,0 +1,158 @@
+"""``subset: {range: [a, b]}``: a run of consecutive samples of a data set.
+
+Percentages may stand at every level of a tree of metadatasets; an outer range takes its part of what the inner one
+leaves. Sample numbers may stand at a data set's own reference only, and are applied before all percentages.
+
+The sets are Energon's: sample ``int(samples * ratio)`` is where a percentage cuts, in floating point, with the very
+ratios that Energon computes with. Ranges are composed as exact fractions, where Energon rounds after each step. So
+ranges that meet in the document meet in the data at every depth; in a range of a range a cut may be one sample beside
+Energon's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from energon_lite.config.yaml_node import YamlNode
+from energon_lite.errors import ConfigError
+
+__all__ = ["Subset", "read_subset"]
+
+_PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*%\Z", re.ASCII)
+_BOUND = "a percentage such as 25%, or the number of a sample"
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A run of consecutive samples.
+
+    Args:
+        start, stop: ratios of what ``first`` and ``last`` leave, 0 <= start <= stop <= 1.
+        first: number of the first sample, counted from 0; None: no sample numbers are given.
+        last: number of the sample after the last one; None: to the end.
+        origin: where it is written, for messages.
+
+    Example:
+        >>> Subset(Fraction(1, 4), Fraction(3, 4)).bounds(10)
+        (2, 7)
+        >>> Subset(Fraction(1, 2), Fraction(1), first=10).bounds(30)
+        (20, 30)
+    """
+
+    start: Fraction = Fraction(0)
+    stop: Fraction = Fraction(1)
+    first: int | None = None
+    last: int | None = None
+    origin: str = field(default="", compare=False)
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        """The samples that are meant, as start and stop, of a data set of ``samples``. May be empty.
+
+        Raises:
+            ConfigError: a sample number beyond the end of the data set.
+        """
+        first, last = self.first or 0, samples if self.last is None else self.last
+        if max(first, last) > samples:
+            raise ConfigError(
+                "the subset goes beyond the end of the data set",
+                file=self.origin or None,
+                expected=f"sample numbers up to {samples}",
+                found=f"the range [{first}, {'end' if self.last is None else last}]",
+                fix=f"write 'end' for the last number, or at most {samples}",
+            )
+        return first + _cut(self.start, last - first), first + _cut(self.stop, last - first)
+
+    def of(self, inner: Subset | None) -> Subset:
+        """This range of what ``inner``, which stands further down in the tree, leaves."""
+        if inner is None:
+            return self
+        length = inner.stop - inner.start
+        origin = ", ".join(filter(None, [inner.origin, self.origin]))
+        return Subset(
+            inner.start + self.start * length, inner.start + self.stop * length, inner.first, inner.last, origin
+        )
+
+    def __str__(self) -> str:
+        numbers = "" if self.first is None else f"samples {self.first}:{'end' if self.last is None else self.last}"
+        if numbers and (self.start, self.stop) == (0, 1):
+            return numbers
+        ratios = f"{float(self.start * 100):.6g}% to {float(self.stop * 100):.6g}%"
+        return f"{ratios} of {numbers}" if numbers else ratios
+
+
+def _cut(ratio: Fraction, samples: int) -> int:
+    return samples if ratio == 1 else min(samples, int(samples * float(ratio)))
+
+
+def read_subset(node: YamlNode) -> Subset:
+    """The content of a ``subset`` key.
+
+    Raises:
+        ConfigError: anything wrong in it.
+    """
+    range_ = node.mapping(required={"range"})["range"]
+    pair = range_.sequence("two: start and end")
+    if len(pair) != 2:
+        raise range_.error(
+            "a range has a start and an end",
+            expected="a list of two, such as [0%, 80%] or [100, end]",
+            found=range_.describe(),
+            fix="write 'range: [start, end]'",
+        )
+    start, stop = _bound(pair[0]), _bound(pair[1])
+    if start is None:
+        raise pair[0].error(
+            "a range cannot start at its end", expected=_BOUND, found="'end'", fix="write 0 or 0% for the first sample"
+        )
+    if isinstance(start, int) != (stop is None or isinstance(stop, int)):
+        raise pair[1].error(
+            "a percentage and a sample's number in one range",
+            expected="a sample's number, or end" if isinstance(start, int) else "a percentage",
+            found=pair[1].describe(),
+            fix="write '100%' for the end" if stop is None else "use percentages for both, or numbers for both",
+        )
+    if stop is not None and stop <= start:
+        raise range_.error(
+            "the range is empty" if start == stop else "the range ends before it starts",
+            expected="a start below the end",
+            found=f"[{pair[0].value}, {pair[1].value}]",
+            fix="remove the entry if it is not to be used" if start == stop else "exchange the two",
+        )
+    if isinstance(start, int):
+        return Subset(first=start, last=None if stop is None else int(stop), origin=node.origin)
+    return Subset(start, Fraction(stop or 0), origin=node.origin)
+
+
+def _bound(node: YamlNode) -> int | Fraction | None:
+    """A sample's number, a ratio, or None for ``end``."""
+    value = node.value
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise node.error(
+                "a sample's number is below zero",
+                expected="a number from 0 on",
+                found=node.describe(),
+                fix="count from the start of the data set, from 0",
+            )
+        return value
+    if not isinstance(value, str):
+        fix = None
+        if isinstance(value, float):
+            fix = f"write '{value * 100:g}%' if a ratio is meant" if 0 <= value <= 1 else "write a whole number"
+        raise node.wrong(_BOUND, fix)
+    if value.strip() == "end":
+        return None
+    if not _PERCENTAGE.match(value):
+        number = value.strip()
+        raise node.wrong(_BOUND, "remove the quotes, or add %" if number.isdigit() else "write it like 25% or like 100")
+    percentage = float(value.rstrip("%"))
+    if percentage > 100:
+        raise node.error(
+            "a percentage is above 100",
+            expected="a percentage from 0% to 100%",
+            found=node.describe(),
+            fix="write at most 100%; to show samples more often use weights or repetitions",
+        )
+    return Fraction(percentage / 100.0)

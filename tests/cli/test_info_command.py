@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.info import leaf_facts
+from energon_lite.cli.main import main
+from energon_lite.config import LeafSpec
+
+
+def info(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["info", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def room(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+    """Data sets of 10, 20 and 40 samples, the last with an excluded one, and what blends them."""
+    for name, count in (("ten", 10), ("sub/twenty", 20), ("forty", 41)):
+        samples = [(str(number), {"txt": b"x"}) for number in range(count)]
+        write_dataset(tmp_path / name, {"a.tar": samples}, exclude=["a.tar/40"] if count == 41 else [])
+    (tmp_path / "in.yaml").write_text(
+        "splits:\n  train:\n    blend:\n    - {path: sub/twenty, weight: 1}\n    - {path: forty, weight: 3}\n"
+        "  epochs:\n    blend_epochized:\n    - {path: forty, split_part: val, repetitions: 1.5}\n"
+    )
+    (tmp_path / "top.yaml").write_text(
+        "splits:\n  train:\n    blend:\n    - {path: in.yaml, weight: 4}\n    - {path: ten, weight: 1}\n"
+        "    - {path: in.yaml, weight: 3, subset: {range: [50%, 100%]}}\n"
+        "  epochs:\n    blend_epochized:\n    - {path: in.yaml, repetitions: 2}\n"
+        "    - {path: ten, split_part: train, subset: {range: [2, end]}, repetitions: 0.25}\n"
+    )
+    return tmp_path
+
+
+def test_a_tree_of_blends_by_weight(room: Path) -> None:
+    code, output, warnings = info(room / "top.yaml", "--samples", 800)
+    assert code == 0
+    assert output == textwrap.dedent(f"""\
+        {room}/top.yaml [train]: 5 data sets, blended by weight
+
+        data set                           samples  weight  epochs
+        in.yaml [train]                         60     50%
+          sub/twenty [train]                    20   12.5%    5.00
+          forty [train]                         40   37.5%    7.50
+        ten [train]                             10   12.5%   10.00
+        in.yaml [train]                         30   37.5%
+          sub/twenty [train, 50% to 100%]       10  9.375%    7.50
+          forty [train, 50% to 100%]            20  28.12%   11.25
+        total                                  100    100%
+
+        Epochs: how often 800 samples of the blend show each sample of the data set.
+        """)
+    assert len(warnings.splitlines()) == 5
+
+
+def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
+    code, output, warnings = info(room / "top.yaml", "--split-part", "epochs", "--samples", 244, "--max-epochs", "6")
+    assert (code, warnings) == (0, "")
+    assert output == textwrap.dedent(f"""\
+        {room}/top.yaml [epochs]: 2 data sets, blended by repetitions
+
+        data set                    samples  repetitions   share  epochs
+        in.yaml [epochs]                 40               98.36%
+          forty [val]                    40            3  98.36%    6.00
+        ten [train, samples 2:end]        8         0.25  1.639%    0.50
+        total                            48                 100%
+
+        An epoch of the blend has 122 samples.
+        Epochs: how often 244 samples of the blend show each sample of the data set.
+        """)
+
+
+def test_a_folder(room: Path) -> None:
+    code, output, warnings = info(room / "forty", "--split-part", "val", "--samples", 40)
+    assert (code, warnings) == (0, "")
+    assert output.startswith(f"{room}/forty [val]: 1 data set\n\ndata set     samples  weight  epochs\n")
+    assert "forty [val]       40    100%    1.00\n" in output
+
+
+def test_warnings_begin_with_the_worst_and_say_where(room: Path) -> None:
+    code, _, warnings = info(room / "top.yaml", "--samples", 800, "--max-epochs", 9)
+    assert code == 0
+    lines = warnings.splitlines()
+    assert [line.split()[1] for line in lines] == ["forty", "ten"]
+    assert (
+        f"({room}/in.yaml:5): 800 samples of the blend show it 11.25 times, more than 9; lower its weight" in lines[0]
+    )
+
+
+def test_a_folder_that_is_too_small_for_the_default_run(room: Path) -> None:
+    code, _, warnings = info(room / "ten")
+    assert code == 0
+    assert "1,000,000 samples of the blend show it 100,000.00 times, more than 4; give it more data" in warnings
+
+
+def test_many_warnings_are_counted(room: Path) -> None:
+    entries = "".join("    - path: ten\n" for _ in range(13))
+    (room / "many.yaml").write_text(f"splits:\n  train:\n    blend:\n{entries}")
+    _, _, warnings = info(room / "many.yaml")
+    assert len(warnings.splitlines()) == 11 and "... and 3 more data sets" in warnings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("top.yml",), "the metadataset is missing"),
+        (("top.yaml", "--split-part", "trian"), "did you mean 'train'?"),
+        (("ten", "--split-part", "test"), "the data set has no split 'test'"),
+        (("nowhere",), "there is no such data set"),
+        (("top.yaml", "--samples", "0"), "--samples"),
+        (("top.yaml", "--max-epochs", "0"), "--max-epochs"),
+    ],
+)
+def test_mistakes(room: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, output, errors = info(room / arguments[0], *arguments[1:])
+    assert code in (1, 2) and message in errors and "Traceback" not in errors
+    assert output == ""
+
+
+def test_a_mistake_in_the_document_names_its_line(room: Path) -> None:
+    (room / "bad.yaml").write_text("splits:\n  train:\n    blend:\n    - {path: ten, weigth: 1}\n")
+    code, _, errors = info(room / "bad.yaml")
+    assert code == 1 and "bad.yaml:4:19" in errors and "did you mean 'weight'?" in errors
+
+
+def test_two_references_in_one_line_are_two_branches(room: Path) -> None:
+    (room / "line.yaml").write_text("splits: {train: {blend: [{path: in.yaml}, {path: in.yaml}]}}\n")
+    _, output, _ = info(room / "line.yaml")
+    assert output.count("in.yaml [train]") == 2
+
+
+def test_facts() -> None:
+    specs = [LeafSpec("a", "train", weight=0.75), LeafSpec("b", "train", weight=0.25)]
+    facts = leaf_facts(specs, [100, 50], 1000)
+    assert [(fact.share, fact.epochs) for fact in facts] == [(0.75, 7.5), (0.25, 5.0)]
+    specs = [LeafSpec("a", "train", repetitions=1.5), LeafSpec("b", "train", repetitions=1.0)]
+    facts = leaf_facts(specs, [100, 50], 400)
+    assert [(fact.share, fact.epochs) for fact in facts] == [(0.75, 3.0), (0.25, 2.0)]
