@@ -75,8 +75,8 @@ class PlannedDataset:
         return jobs + [Job(pass_number, number, ()) for number in beyond]
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold (each
-        as often as it is repeated in an epoch)."""
+        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or
+        as an epoch of a blend by repetitions has."""
         world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
