@@ -79,14 +79,16 @@ class PlannedDataset:
         return jobs + [Job(pass_number, number, ()) for number in beyond]
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold."""
+        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or
+        as an epoch of a blend by repetitions has."""
         world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
         count = self.count(0)
         if count is not None:
             return -(-count // world)
-        samples = sum(len(leaf.source) for leaf in self.leaves)
+        repetitions = self.repetitions or (1.0,) * len(self.leaves)
+        samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
         return -(-samples // (self.plan.rows * world))
 
     def __str__(self) -> str:

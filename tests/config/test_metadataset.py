@@ -422,6 +422,36 @@ def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
     assert [(leaf.path, leaf.weight) for leaf in given_as_dict] == [(leaf.path, leaf.weight) for leaf in leaves]
 
 
+REPETITIONS = st.integers(1, 9) | st.integers(1, 99).map(lambda n: n / 10)
+EPOCH_TREES = st.recursive(
+    st.just(0), lambda inner: st.lists(st.tuples(REPETITIONS, inner), min_size=1, max_size=4), max_leaves=12
+).filter(lambda tree: isinstance(tree, list))
+
+
+def write_epochs(tree: Any, folder: Path, expected: list[Fraction], product: Fraction, name: str) -> str:
+    """As :func:`write_tree`, with repetitions: they multiply as decimal numbers."""
+    if not isinstance(tree, list):
+        (folder / f"leaf{len(expected)}").mkdir()
+        expected.append(product)
+        return f"leaf{len(expected) - 1}"
+    entries = [
+        {"path": write_epochs(below, folder, expected, product * Fraction(str(r)), f"{name}{i}"), "repetitions": r}
+        for i, (r, below) in enumerate(tree)
+    ]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend_epochized": entries}}}))
+    return f"{name}.yaml"
+
+
+@settings(deadline=None)
+@given(EPOCH_TREES)
+def test_repetitions_multiply_along_the_path(tree: Any) -> None:
+    with TemporaryDirectory() as folder:
+        expected: list[Fraction] = []
+        top = write_epochs(tree, Path(folder), expected, Fraction(1), "top")
+        leaves = load_metadataset(Path(folder, top), split_part="train")
+    assert [leaf.repetitions for leaf in leaves] == [float(product) for product in expected]
+
+
 GOOD = """\
 __module__: megatron.energon
 __class__: MetadatasetV2
