@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_lite.batching.plan import FixedPlan
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import EmptyDatasetError, UsageError, nearest
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
@@ -104,7 +104,7 @@ def get_train_dataset(
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code)
-    copies = [_multiply(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
+    copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -335,13 +335,6 @@ def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:
     return tuple(replace(one, settings=setting) for one, setting in zip(identities, settings, strict=True))
-
-
-def _multiply(outer: int | None, inner: int | None) -> int | None:
-    """Combine ``shuffle_over_epochs_multiplier`` of the call and of the YAML: None beats -1 beats numbers."""
-    if outer is None or inner is None:
-        return None
-    return -1 if -1 in (outer, inner) else outer * inner
 
 
 def _checked(

@@ -210,7 +210,7 @@ class _Flattening:
             repetitions=above.repetitions * reference.repetitions,
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.subflavors, **above.subflavors},
-            multiplier=_multiply(above.multiplier, reference.shuffle_over_epochs_multiplier),
+            multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             origin=reference.node.origin,
         )
         if here.weight == 0.0:
@@ -295,8 +295,10 @@ def _refuse_mixture(node: YamlNode, split: Split, outer: Split | None) -> None:
     )
 
 
-def _multiply(outer: int | None, inner: int | None) -> int | None:
-    """Energon's rule: None (no shuffling) beats -1 (drawing with replacement) beats the product."""
+def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
+    """Combine two ``shuffle_over_epochs_multiplier`` by Energon's rule: None (no shuffling) beats -1 (drawing with
+    replacement) beats the product.
+    """
     if outer is None or inner is None:
         return None
     if outer == -1 or inner == -1:
