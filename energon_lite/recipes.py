@@ -179,8 +179,8 @@ def get_val_dataset(
     The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
     count here; subsets do.
     """
-    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
+    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     return _val_dataset(specs, split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code)
 
 
@@ -201,8 +201,8 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[PlannedDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
+    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
     return [
         (
             _val_dataset([spec], split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code),

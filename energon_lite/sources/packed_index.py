@@ -181,15 +181,6 @@ class PackedIndex:
             mtime_ns=0 if times is None else int(times[row]),
         )
 
-    def with_columns(self, columns: Mapping[str, NDArray[Any]]) -> PackedIndex:
-        """This index with further columns, or others of the same names.
-
-        Args:
-            columns: arrays of length ``len(self)``, in the order of the samples.
-        """
-        sections = self._sections | {f"column:{name}": np.ascontiguousarray(column) for name, column in columns.items()}
-        return PackedIndex(sections, self.part_names, self.uuid, self.digest, self.notes, self.rules)
-
     def write(self, path: str) -> None:
         """Write the index as the file ``path``, atomically."""
         position, places, chunks = _ALIGN, {}, list[bytes | memoryview]()
