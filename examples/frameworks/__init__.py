@@ -1,0 +1,1 @@
+"""The loader inside other people's training loops: Lightning, Accelerate, and torch's distributed checkpoint."""

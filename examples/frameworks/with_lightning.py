@@ -1,0 +1,81 @@
+"""Lightning: hand it the loader; it finds ``state_dict`` and ``load_state_dict``, and saves the state with the rest.
+
+The loader deals batches to ranks itself, so ``use_distributed_sampler`` is off. An epoch is as many batches as the
+data sets hold samples for; with ``virtual_epoch_length`` it is as long as you say.
+
+    python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from examples.frameworks.bytes_model import loss_of, make_loader, make_model
+
+
+class Reconstruct(LightningModule):
+    """The example's model, with a list of the samples it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+        self.seen: list[str] = []
+
+    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+        self.seen += batch["key"]
+        return loss_of(self.model, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+
+def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[str]:
+    """Train up to step ``steps``, from the newest checkpoint in ``output`` if there is one.
+
+    Returns:
+        The keys of the samples that this rank saw, in order.
+    """
+    module = Reconstruct()
+    trainer = Trainer(
+        accelerator="auto",
+        devices=1,
+        max_steps=steps,
+        default_root_dir=output,
+        callbacks=[ModelCheckpoint(output, filename="{step}", every_n_train_steps=save_every, save_top_k=-1)],
+        use_distributed_sampler=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    newest = max(output.glob("step=*.ckpt"), key=lambda file: int(file.stem.partition("=")[2]), default=None)
+    with make_loader(path, rank=trainer.global_rank, world_size=trainer.world_size) as loader, quiet():
+        trainer.fit(module, loader, ckpt_path=newest)
+    return module.seen
+
+
+class quiet(warnings.catch_warnings):
+    """Without Lightning's advice to add workers to a loader of a few texts."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a tiny model with Lightning.")
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args()
+    print("\n".join(train(arguments.dataset, arguments.output, arguments.steps)))
+
+
+if __name__ == "__main__":
+    main()
