@@ -15,8 +15,9 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +46,7 @@ __all__ = [
     "VQASample",
     "VidQASample",
     "edataclass",
+    "map_tensors",
 ]
 
 T = TypeVar("T")
@@ -98,24 +100,54 @@ class _Record:
 
     def pin_memory(self) -> Self:
         """A copy whose tensors, nested ones too, are in page-locked memory."""
-        pinned = {f.name: _pin(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return type(self)(**pinned)
+        return map_tensors(lambda tensor: tensor.pin_memory(), self)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """A copy whose tensors, nested ones too, are on ``device``."""
+        return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
 
-def _pin(value: Any) -> Any:
+def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
+    """A copy of a nested structure in which each tensor is replaced by ``fn(tensor)``; everything else is shared.
+
+    Looks into lists, tuples, dicts, dataclasses (slotted and frozen ones too), named tuples, and what has been
+    registered with ``torch.utils._pytree``.
+
+    Example:
+        >>> map_tensors(lambda tensor: tensor + 1, {"a": [torch.zeros(2)], "b": "text"})
+        {'a': [tensor([1., 1.])], 'b': 'text'}
+    """
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if isinstance(value, dict):
-        return {key: _pin(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_pin(item) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_pin(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: _pin(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return value
+    def visit(value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return fn(value)
+        if isinstance(value, (str, bytes, int, float)) or value is None:
+            return value
+        if isinstance(value, dict):
+            # A copy first: a subclass keeps what it has beside its entries (a default factory, say).
+            copied = copy.copy(value)
+            for key, item in value.items():
+                copied[key] = visit(item)
+            return copied
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*(visit(item) for item in value))
+        if kind in (list, tuple):
+            return kind(visit(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            copied = copy.copy(value)  # not replace(): that would run the checks of __post_init__ a second time
+            for field in dataclasses.fields(value):
+                object.__setattr__(copied, field.name, visit(getattr(value, field.name)))
+            return copied
+        if kind in pytree.SUPPORTED_NODES:
+            leaves, structure = pytree.tree_flatten(value)
+            return pytree.tree_unflatten([visit(leaf) for leaf in leaves], structure)
+        return value
+
+    import torch.utils._pytree as pytree
+
+    return visit(value)
 
 
 @edataclass

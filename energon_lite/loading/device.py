@@ -1,0 +1,87 @@
+"""Batches on their way to the accelerator, while it is still busy with the step before.
+
+A copy overlaps with computation under three conditions: it starts from page-locked memory, it runs on a stream of its
+own, and somebody starts it before the batch is needed. So a batch's journey has two ends, :meth:`DeviceCopy.start` and
+:meth:`DeviceCopy.finish`, and the loader does other things between them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from energon_lite.errors import UsageError
+from energon_lite.samples import map_tensors
+
+__all__ = ["DeviceCopy", "Underway"]
+
+
+class Underway(NamedTuple):
+    """A batch whose copy was started, and the event that its end triggers (None: it is there already)."""
+
+    batch: Any
+    arrived: torch.cuda.Event | None
+
+
+class DeviceCopy:
+    """Copies batches, tensors at any depth of them, to a device. On the CPU nothing is done, and nothing is copied.
+
+    Args:
+        device: as torch names it; ``cuda`` is the current one.
+
+    Raises:
+        UsageError: there is no such device.
+
+    Example:
+        >>> copy = DeviceCopy("cuda")
+        >>> underway = copy.start(batch)  # returns at once
+        >>> ...  # the step before
+        >>> batch = copy.finish(underway)  # the current stream waits for the copy, the process does not
+    """
+
+    def __init__(self, device: torch.device | str):
+        try:
+            self.device = torch.device(device)
+            if self.device.type == "cuda" and self.device.index is None:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+            self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(
+                f"batches cannot go to the device {str(device)!r}: {str(error).splitlines()[0]}",
+                fix="give a device of this machine, such as 'cpu' or 'cuda:0'",
+            ) from None
+
+    def start(self, batch: Any) -> Underway:
+        """Begin to copy a batch."""
+        if self.device.type == "cpu":
+            return Underway(batch, None)
+        if self._stream is None:
+            return Underway(map_tensors(lambda tensor: tensor.to(self.device), batch), None)
+        # torch keeps a page-locked tensor's memory until the copies from it are done, so nobody has to hold it here.
+        with torch.cuda.stream(self._stream):
+            moved = map_tensors(self._copy, batch)
+            arrived = self._stream.record_event()
+        return Underway(moved, arrived)
+
+    def finish(self, underway: Underway) -> Any:
+        """The batch, for use on the current stream."""
+        if underway.arrived is None:
+            return underway.batch
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(underway.arrived)
+
+        def used_here(tensor: torch.Tensor) -> torch.Tensor:
+            # Its memory belongs to the copying stream, and must not be given away while this one reads it.
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+            return tensor
+
+        map_tensors(used_here, underway.batch)
+        return underway.batch
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            return tensor.to(self.device, non_blocking=True)
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
