@@ -127,7 +127,7 @@ def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
             return value
         if isinstance(value, dict):
             # A copy first: a subclass keeps what it has beside its entries (a default factory, say).
-            copied = copy.copy(value)
+            copied: Any = copy.copy(value)
             for key, item in value.items():
                 copied[key] = visit(item)
             return copied

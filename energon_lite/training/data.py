@@ -76,17 +76,6 @@ class MultimodalBatch(Batch):
     image: torch.Tensor
     image_rows: torch.Tensor
 
-    def to(self, device: torch.device) -> MultimodalBatch:
-        """The batch with its tensors on ``device``."""
-        return MultimodalBatch.derive_from(
-            self,
-            tokens=self.tokens.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            loss_mask=self.loss_mask.to(device, non_blocking=True),
-            image=self.image.to(device, non_blocking=True),
-            image_rows=self.image_rows.to(device, non_blocking=True),
-        )
-
 
 class MultimodalTaskEncoder(TaskEncoder):
     """Makes rows of captioned images (the caption follows the image) and of plain text.
