@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_lite.errors import TopologyError, UsageError
 
@@ -12,12 +12,61 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["WorkerConfig"]
+__all__ = ["Replica", "WorkerConfig"]
 
 #: ``(exception, sample or list of samples or None, sources or None) -> None``; raising from it ends the iteration.
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
+
+Share = Literal["load", "broadcast"]
+Stages = Literal["first", "ends", "all"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """The ranks that work on the same batches as this one: its peers along the axes ``pp``, ``cp`` and ``tp``.
+
+    Args:
+        coordinates: this rank's place along each of these axes; an axis that is not named has one rank.
+        groups: the process group of each axis with more than one rank.
+        stages: number of pipeline stages.
+        share: ``load``: every rank that needs the batch loads it; ``broadcast``: one does, and sends it to the others.
+        stages_with_data: which stages need batches: the first, the first and the last, or all.
+        last_stage_fields: what the last stage needs of a batch; None: everything.
+    """
+
+    coordinates: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
+    stages: int = 1
+    share: Share = "load"
+    stages_with_data: Stages = "first"
+    last_stage_fields: tuple[str, ...] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that stands for all of them: it saves the state."""
+        return not any(self.coordinates.values())
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether this rank's stage needs batches."""
+        return self.coordinates.get("pp", 0) in self.fed_stages
+
+    @property
+    def fed_stages(self) -> tuple[int, ...]:
+        """The stages that need batches."""
+        last = {"first": 1, "ends": 2, "all": self.stages}[self.stages_with_data]
+        return tuple(range(self.stages)) if last >= self.stages else (0, self.stages - 1)[:last]
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank makes batches itself."""
+        return self.is_first if self.share == "broadcast" else self.needs_data
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stages > 1 and self.coordinates.get("pp", 0) == self.stages - 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,6 +84,7 @@ class WorkerConfig:
         seed_offset: the seed of the run. Another one gives another order and other augmentations.
         loads_data: False on ranks that get no data (later pipeline stages); their loader yields None for every batch.
         saves_state: False on ranks whose state a peer saves; ``save_state_rank`` returns None there.
+        replica: the ranks that get the same batches, if they are to share the work; :meth:`from_mesh` fills it in.
         global_error_handler: called with each sample that fails, in the process where it failed. None: log it.
 
     Raises:
@@ -52,6 +102,7 @@ class WorkerConfig:
     seed_offset: int = 0
     loads_data: bool = True
     saves_state: bool = True
+    replica: Replica | None = None
     global_error_handler: ErrorHandler | None = None
 
     def __post_init__(self) -> None:
@@ -80,19 +131,44 @@ class WorkerConfig:
         )
 
     @classmethod
-    def from_mesh(cls, mesh: DeviceMesh, *, num_workers: int = 4, seed_offset: int = 0) -> WorkerConfig:
+    def from_mesh(
+        cls,
+        mesh: DeviceMesh,
+        *,
+        num_workers: int = 4,
+        seed_offset: int = 0,
+        share: Share = "load",
+        stages: Stages = "first",
+        last_stage_fields: Sequence[str] | None = None,
+    ) -> WorkerConfig:
         """Role of this rank in a device mesh with dimensions among ``pp``, ``dp``, ``cp`` and ``tp``.
 
-        Ranks with the same ``dp`` coordinate get the same batches. Only the first pipeline stage loads data. The state
-        is saved by the ranks whose ``pp``, ``cp`` and ``tp`` coordinates are all 0, and can be restored on every rank.
+        Ranks with the same ``dp`` coordinate get the same batches. The state is saved by the ranks whose ``pp``, ``cp``
+        and ``tp`` coordinates are all 0, and can be restored on every rank.
+
+        Args:
+            mesh: the mesh; its dimensions are named.
+            num_workers: worker processes of each rank that loads.
+            seed_offset: the seed of the run.
+            share: ``load``: tensor- and context-parallel peers load the same batches, each for itself;
+                ``broadcast``: one rank of each replica of the model loads, and sends its batches to the peers. Then all
+                ranks that get batches must take them in step.
+            stages: the pipeline stages that get batches: the ``first``, both ``ends``, or ``all``. The loader of any
+                other stage yields None for each batch.
+            last_stage_fields: the fields of a batch that the last stage needs, labels and masks, say; of a dict it gets
+                these entries and those whose names begin with ``__``, of a dataclass the other fields are None.
 
         Raises:
             TopologyError: the mesh has a dimension of another name, or this rank is not in it.
+            UsageError: ``share`` or ``stages`` is none of these.
 
         Example:
             >>> mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
             >>> config = WorkerConfig.from_mesh(mesh, num_workers=2)
         """
+        for name, value, choices in (("share", share, get_args(Share)), ("stages", stages, get_args(Stages))):
+            if value not in choices:
+                raise UsageError(f"{name} is {value!r}", fix=f"give one of {', '.join(map(repr, choices))}")
         names = mesh.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:
@@ -104,12 +180,22 @@ class WorkerConfig:
         if coordinates is None:
             raise TopologyError("this rank is not part of the mesh", fix="build the loader only on ranks of the mesh")
         at = dict(zip(names, coordinates, strict=True))
+        sizes = dict(zip(names, mesh.shape, strict=True))
+        replica = Replica(
+            coordinates={axis: at[axis] for axis in names if axis != "dp"},
+            groups={axis: mesh.get_group(axis) for axis in names if axis != "dp" and sizes[axis] > 1},
+            stages=sizes.get("pp", 1),
+            share=share,
+            stages_with_data=stages,
+            last_stage_fields=None if last_stage_fields is None else tuple(last_stage_fields),
+        )
         return cls(
             rank=at.get("dp", 0),
-            world_size=mesh.size(names.index("dp")) if "dp" in names else 1,
+            world_size=sizes.get("dp", 1),
             num_workers=num_workers,
             data_parallel_group=mesh.get_group("dp") if "dp" in names else None,
             seed_offset=seed_offset,
-            loads_data=at.get("pp", 0) == 0,
-            saves_state=all(at.get(name, 0) == 0 for name in ("pp", "cp", "tp")),
+            loads_data=replica.needs_data,
+            saves_state=replica.is_first,
+            replica=replica,
         )

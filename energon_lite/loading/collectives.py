@@ -13,7 +13,7 @@ from energon_lite.errors import TopologyError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["broadcast_plain", "gather_plain", "is_running", "rank_in"]
+__all__ = ["broadcast_plain", "device_of", "gather_plain", "is_running", "rank_in"]
 
 
 def is_running() -> bool:
@@ -26,7 +26,7 @@ def rank_in(group: ProcessGroup | None) -> int:
     return dist.get_rank(group)
 
 
-def _device(group: ProcessGroup | None) -> torch.device:
+def device_of(group: ProcessGroup | None) -> torch.device:
     """Where tensors must be for this group's collectives."""
     backend = str(dist.get_backend(group))
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
@@ -44,7 +44,7 @@ def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) ->
             f"src_rank {src_rank} in a group of {size} ranks", fix="give the rank inside the data-parallel group"
         )
     source = src_rank if group is None else dist.get_global_rank(group, src_rank)
-    device = _device(group)
+    device = device_of(group)
     data = json.dumps(value).encode() if dist.get_rank() == source else b""
     length = torch.tensor([len(data)], dtype=torch.int64, device=device)
     dist.broadcast(length, source, group=group)
@@ -58,7 +58,7 @@ def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) ->
 
 def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
     """The values of all ranks of the group, on every rank."""
-    size, device = dist.get_world_size(group), _device(group)
+    size, device = dist.get_world_size(group), device_of(group)
     data = json.dumps(value).encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group)

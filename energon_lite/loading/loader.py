@@ -17,6 +17,7 @@ from energon_lite.loading.cursor import Cursor
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.pipeline import Job, Result
 from energon_lite.loading.report import Report
+from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.workers import Executor, InlineExecutor, WorkerPool
 
 __all__ = ["DataLoader"]
@@ -39,6 +40,8 @@ class DataLoader:
         start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``.
         watchdog_timeout_seconds: warn when a batch takes longer than this; None: never.
         fail_on_timeout: raise then.
+        check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
+            ``WorkerConfig.from_mesh``), which costs a small collective per batch and axis.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class DataLoader:
         start_method: str = "fork",
         watchdog_timeout_seconds: float | None = 60.0,
         fail_on_timeout: bool = False,
+        check_peers: bool = False,
     ):
         if not isinstance(dataset, PlannedDataset):
             raise UsageError(
@@ -61,6 +65,7 @@ class DataLoader:
         self._prefetch_factor = prefetch_factor
         self._start_method = start_method
         self._watchdog = (watchdog_timeout_seconds, fail_on_timeout)
+        self._check_peers = check_peers
         self._report = Report(dataset.task_encoder.failure_tolerance)
         self._cursor = Cursor()
         self._feed: _Feed | None = None
@@ -83,8 +88,23 @@ class DataLoader:
         return len(self.dataset)
 
     def _take(self) -> Any:
+        """This rank's batch at the cursor: its own, or its peer's."""
         if not self.worker_config.loads_data:
             return None
+        replica = self.worker_config.replica
+        if replica is None:
+            return self._load()
+        if replica.share == "broadcast":
+            batch = share_batch(self._load, replica)
+        else:
+            batch = self._load()
+            if replica.is_last_stage:
+                batch = select_fields(batch, replica.last_stage_fields)
+        if self._check_peers:
+            check_peers(batch, replica)
+        return batch
+
+    def _load(self) -> Any:
         if self._feed is None:
             self._feed = self._start_feed()
         result = self._feed.take(self._cursor)

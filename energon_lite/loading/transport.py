@@ -7,9 +7,11 @@ not pickled at all: their memory is sent as it is, and the receiver's tensors lo
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Message", "pack", "receive", "send"]
+__all__ = ["Message", "pack", "receive", "send", "unpack"]
 
 _ALIGNMENT = 64
 #: Parts written by one call; the system allows 1,024.
@@ -66,7 +68,7 @@ def pack(obj: Any) -> Message:
     sizes = [view.nbytes for view in views]
     parts = [memoryview(struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes))]
     for view in views:
-        padding = -view.nbytes % _ALIGNMENT  # what follows stands aligned in the receiver's memory
+        padding = _padded(view.nbytes) - view.nbytes  # what follows stands aligned in the receiver's memory
         parts += [view, memoryview(bytes(padding))] if padding else [view]
     return Message(parts, sum(part.nbytes for part in parts))
 
@@ -94,13 +96,24 @@ def receive(connection: Connection) -> Any:
     """
     (count,) = struct.unpack("<Q", _read(connection, 8))
     sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(end)
-        end += size + -size % _ALIGNMENT
-    memory = _read(connection, end)
-    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=True))
+    return _loads(_read(connection, sum(map(_padded, sizes))), sizes)
+
+
+def unpack(memory: memoryview) -> Any:
+    """The object of a message whose parts lie one after the other in ``memory``; its tensors look into it."""
+    (count,) = struct.unpack_from("<Q", memory)
+    sizes = struct.unpack_from(f"<{count}Q", memory, 8)
+    return _loads(memory[8 * (count + 1) :], sizes)
+
+
+def _loads(memory: memoryview, sizes: Sequence[int]) -> Any:
+    starts = itertools.accumulate(map(_padded, sizes), initial=0)
+    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
     return pickle.loads(structure, buffers=buffers)
+
+
+def _padded(size: int) -> int:
+    return size + -size % _ALIGNMENT
 
 
 def _read(connection: Connection, size: int) -> memoryview:
