@@ -1,6 +1,7 @@
 """The public names of the library, all of which ``energon_lite`` has; import them from there."""
 
 from energon_lite.batching.collate import batch_list, batch_pad_stack, batch_stack, generic_batch
+from energon_lite.batching.context_parallel import context_parallel_positions, context_parallel_slice
 from energon_lite.errors import (
     ConfigError,
     DatasetError,
@@ -96,6 +97,8 @@ __all__ = [
     "batch_list",
     "batch_pad_stack",
     "batch_stack",
+    "context_parallel_positions",
+    "context_parallel_slice",
     "cooker",
     "edataclass",
     "generic_batch",
