@@ -45,7 +45,7 @@ def context_parallel_positions(
         rank: among the context-parallel ranks.
         size: number of these ranks.
         cut: ``zigzag`` (equal work under a causal mask) or ``plain`` (one contiguous piece).
-        documents: the bounds ``[0, ..., length]`` of the documents of a packed row (``cu_seqlens``); None: a single one.
+        documents: the bounds ``[0, ..., length]`` of the documents of a packed row (``cu_seqlens``); None: just one.
 
     Returns:
         int64 ``[length / size]``. In a row with one document these are also its tokens' ``position_ids``.
