@@ -1,0 +1,143 @@
+"""Storage that fails under a running loader: a clear error or a counted skip, and never another order."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import (
+    EnergonLiteError,
+    FatalSampleError,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.sources.shard_store import shared_store
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+class Patient(TaskEncoder):
+    failure_tolerance = 1000
+
+
+def _copy(leaf: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(leaf, folder / "copy"))
+
+
+def _train(path: Path, workers: int = 0, encoder: TaskEncoder | None = None) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config, task_encoder=encoder))
+
+
+@pytest.fixture(autouse=True)
+def no_open_files() -> Any:
+    """A deleted file stays readable for whoever has it open; here nobody has."""
+    shared_store().close()
+    yield
+    shared_store().close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_vanishes_is_skipped_sample_by_sample_and_counted(
+    workers: int, leaf_of: Any, tmp_path: Path
+) -> None:
+    undisturbed = _train(leaf_of(30, "a"))
+    expected = [tuple(batch.__key__) for _, batch in zip(range(20), undisturbed, strict=False)]
+    path = _copy(leaf_of(30, "a"), tmp_path)
+    lost = {f"a-{number}" for number in range(10, 20)}
+    with _train(path, workers, Patient()) as loader:
+        (path / "shard-001.tar").unlink()
+        seen = [tuple(batch.__key__) for _, batch in zip(range(20), loader, strict=False)]
+        stats = loader.stats()
+    assert not lost & {key for keys in seen for key in keys}
+    for keys, wanted in zip(seen, expected, strict=True):
+        assert len(keys) == 3
+        assert all(key == old for key, old in zip(keys, wanted, strict=True) if old not in lost), "others moved"
+    assert "the shard does not exist any more" in str(stats)
+
+
+def test_a_shard_that_vanishes_ends_a_run_that_tolerates_little(leaf_of: Any, tmp_path: Path) -> None:
+    path = _copy(leaf_of(30, "a"), tmp_path)
+    loader = _train(path)
+    for shard in path.glob("*.tar"):
+        shard.unlink()
+    with loader, pytest.raises(FatalSampleError, match="the shard does not exist any more") as failure:
+        next(iter(loader))
+    assert "energon-lite prepare" in str(failure.value)
+
+
+def test_a_shard_that_vanishes_leaves_places_empty_in_validation(leaf_of: Any, tmp_path: Path) -> None:
+    path = _copy(leaf_of(30, "a"), tmp_path)
+    dataset = get_val_dataset(path, batch_size=3, worker_config=ALONE)
+    (path / "shard-001.tar").unlink()
+    loader = get_savable_loader(dataset)
+    keys = [key for batch in loader for key in batch.__key__]
+    assert keys == [f"a-{number}" for number in (*range(10), *range(20, 30))]
+    assert loader.stats()["failed"] == 10
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_read_that_fails_names_the_shard_and_the_reason(
+    error: int, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = _train(leaf_of(30, "a"))
+
+    def pread(*_: Any) -> bytes:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "pread", pread)
+    with loader, pytest.raises(FatalSampleError, match=os.strerror(error)):
+        next(iter(loader))
+
+
+class FullDisk(io.RawIOBase):
+    """Takes so many bytes, and then is full."""
+
+    def __init__(self, room: int):
+        self.room = room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if size > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= size
+        return size
+
+
+def test_a_full_disk_while_saving_leaves_the_loader_as_it_was(leaf_of: Any) -> None:
+    loader, undisturbed = _train(leaf_of(30, "a")), _train(leaf_of(30, "a"))
+    expected = [batch.__key__ for _, batch in zip(range(8), undisturbed, strict=False)]
+    batches = iter(loader)
+    seen = [next(batches).__key__ for _ in range(4)]
+    with pytest.raises((OSError, RuntimeError)):
+        torch.save(loader.save_state_rank(), FullDisk(100))
+    seen += [next(batches).__key__ for _ in range(4)]
+    assert seen == expected
+
+
+def test_a_state_file_that_was_cut_off_is_never_taken_for_a_state(leaf_of: Any, tmp_path: Path) -> None:
+    loader = _train(leaf_of(30, "a"))
+    for _ in zip(range(5), loader, strict=False):
+        pass
+    file = tmp_path / "state.pt"
+    torch.save(loader.save_state_rank(), file)
+    whole = file.read_bytes()
+    for length in range(0, len(whole), 100):
+        file.write_bytes(whole[:length])
+        fresh = _train(leaf_of(30, "a"))
+        with pytest.raises((EnergonLiteError, RuntimeError, EOFError, OSError)):
+            fresh.restore_state_rank(torch.load(file, weights_only=True))
+        assert fresh.save_state_rank()["position"] == 0

@@ -1,0 +1,197 @@
+"""Trainers that are killed, stopped or restarted: every step's samples are those of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+
+STEPS = 60
+
+
+def _train(path: Path, folder: Path, workers: int, pause: float = 0.002) -> None:
+    """A loop as users write it: log each step, save every third, begin where the newest state says."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config))
+    state = folder / "state.pt"
+    step = 0
+    if state.exists():
+        saved = torch.load(state, weights_only=True)
+        step = saved["step"]
+        loader.restore_state_rank(saved["loader"])
+    if step == STEPS:
+        return
+    with loader, open(folder / "log", "a") as log:
+        log.write("\n")  # a killed run may have left half a line
+        for batch in loader:
+            step += 1
+            log.write(json.dumps([step, batch.__key__]) + "\n")
+            log.flush()
+            time.sleep(pause)
+            if step % 3 == 0:
+                torch.save({"step": step, "loader": loader.save_state_rank()}, folder / "state.new")
+                os.replace(folder / "state.new", state)
+            if step == STEPS:
+                break
+
+
+def _logged(log: Path) -> list[tuple[int, tuple[str, ...]]]:
+    """The steps in a log and the keys that each of them saw, as often as they were logged."""
+    found = []
+    for line in log.read_text().splitlines():
+        try:
+            step, keys = json.loads(line)
+        except ValueError:
+            continue  # empty, or cut off by a kill
+        found.append((step, tuple(keys)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(leaf_of: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, ...]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    _train(leaf_of(50, "a"), folder, 0, pause=0.0)
+    return dict(_logged(folder / "log"))
+
+
+@pytest.mark.parametrize(
+    "workers, kills", [(0, 8), (2, 8), pytest.param(2, 100, marks=pytest.mark.nightly, id="2-nightly")]
+)
+def test_a_trainer_killed_again_and_again_sees_what_it_should(
+    workers: int, kills: int, leaf_of: Any, tmp_path: Path, undisturbed: dict[int, tuple[str, ...]]
+) -> None:
+    draw = random.Random(workers)
+    context = multiprocessing.get_context("fork")
+
+    def start() -> Any:
+        trainer = context.Process(target=_train, args=(leaf_of(50, "a"), tmp_path, workers))
+        trainer.start()
+        return trainer
+
+    for _ in range(kills):
+        trainer = start()
+        trainer.join(draw.uniform(0.02, 0.2))
+        if trainer.exitcode is None:
+            os.kill(trainer.pid, signal.SIGKILL)
+        else:  # through too early: once more from the start
+            (tmp_path / "state.pt").unlink()
+        trainer.join()
+        assert trainer.exitcode in (0, -signal.SIGKILL)
+    last = start()
+    last.join(60)
+    assert last.exitcode == 0
+    logged = _logged(tmp_path / "log")
+    assert {step for step, _ in logged} == set(range(1, STEPS + 1))
+    for step, keys in logged:
+        assert keys == undisturbed[step], step
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+import torch, torch.distributed as dist
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+
+path, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+config = WorkerConfig.default_worker_config(num_workers=1)
+loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config))
+step, state = 0, os.path.join(folder, "state.pt")
+if os.path.exists(state):
+    saved = torch.load(state, weights_only=True)
+    step = saved["step"]
+    loader.restore_state_global(saved["loader"])
+dist.barrier()
+with loader, open(os.path.join(folder, f"log-{rank}"), "a") as log:
+    log.write("\\n")
+    for batch in loader:
+        step += 1
+        log.write(json.dumps([step, batch.__key__]) + "\\n")
+        log.flush()
+        if step % 2 == 0:
+            whole = loader.save_state_global()
+            if rank == 0:
+                torch.save({"step": step, "loader": whole}, state + ".new")
+                os.replace(state + ".new", state)
+        if step == 5 * (attempt + 1) + attempt and attempt < 2 and rank == attempt:
+            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the run, another rank each time
+        dist.barrier()
+        if step == steps:
+            break
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.nightly
+def test_torchrun_restarts_a_killed_rank_and_nothing_is_lost(leaf_of: Any, tmp_path: Path) -> None:
+    program = tmp_path / "trainer.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=5"]
+    command += [str(program), str(leaf_of(50, "a")), str(tmp_path), "16"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    config = [WorkerConfig(rank=rank, world_size=2) for rank in range(2)]
+    for rank in range(2):
+        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config[rank])
+        expected = [tuple(batch.__key__) for _, batch in zip(range(16), get_savable_loader(dataset), strict=False)]
+        logged = _logged(tmp_path / f"log-{rank}")
+        assert len(logged) > 16, "nothing was done twice: no rank was restarted"
+        assert {step for step, _ in logged} == set(range(1, 17))
+        assert all(keys == expected[step - 1] for step, keys in logged)
+
+
+def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path) -> None:
+    """As a cluster does it: every process of the group gets the signal, workers included."""
+    program = tmp_path / "trainer.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import signal, sys, time, torch
+            from energon_lite import *
+
+            stop = []
+            signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+            dataset = get_train_dataset({str(leaf_of(50, "a"))!r}, batch_size=3,
+                                        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
+            with get_savable_loader(dataset) as loader:
+                for step, batch in enumerate(loader):
+                    if step == 5:
+                        print("busy", flush=True)
+                    time.sleep(0.005)
+                    if stop:
+                        next_batch = next(iter(loader))  # the workers are still there
+                        torch.save([loader.save_state_rank(), next_batch.__key__], {str(tmp_path / "state.pt")!r})
+                        break
+            """
+        )
+    )
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "busy\n"
+        os.killpg(trainer.pid, signal.SIGTERM)
+        assert trainer.wait(60) == 0
+    state, key = torch.load(tmp_path / "state.pt", weights_only=True)
+    config = WorkerConfig(rank=0, world_size=1)
+    loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config))
+    keys = [batch.__key__ for _, batch in zip(range(state["position"] + 1), loader, strict=False)]
+    assert keys[state["position"] - 1] == key
+    restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config))
+    restored.restore_state_rank(state)
+    assert next(iter(restored)).__key__ == keys[state["position"]]
