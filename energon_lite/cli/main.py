@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("prepare", "Index a folder of tar shards, divide it into splits, say what a sample is."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
+    "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
 }
 
 

@@ -1,0 +1,183 @@
+"""``energon-lite tokenize``: texts, prompts with responses, or conversations become a data set of tokens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from energon_lite.errors import UsageError
+from energon_lite.sources.ranks import Ranks
+from energon_lite.tokenizing.metadata import read_metadata
+from energon_lite.tokenizing.run import Input, TokenizeReport, tokenize_files
+from energon_lite.tokenizing.shards import ShardCounts
+from energon_lite.tokenizing.tasks import TASKS, Task
+
+__all__ = ["command"]
+
+#: Seconds between two lines where there is no terminal.
+_BETWEEN = 10.0
+
+
+@click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("files", nargs=-1, type=click.Path(path_type=str))
+@click.option("--tokenizer", "-t", required=True, help="Folder (or tokenizer.json) of a Hugging Face tokenizer.")
+@click.option("--output", "-o", required=True, help="Folder of the data set that is made.")
+@click.option("--task", type=click.Choice(TASKS), default="sft", show_default=True, help="What records are for.")
+@click.option("--prompt-field", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b.")
+@click.option("--response-field", default="response", show_default=True, help="sft: field of the response.")
+@click.option("--messages-field", help="sft: field with a list of {role, content}, instead of prompt and response.")
+@click.option("--text-field", default="content", show_default=True, help="pt: field of the text.")
+@click.option(
+    "--text-records",
+    type=click.Choice(["file", "line"]),
+    default="file",
+    show_default=True,
+    help="What a record of a text file is.",
+)
+@click.option("--max-length", type=click.IntRange(min=2), help="Most tokens of an example.")
+@click.option(
+    "--too-long",
+    type=click.Choice(["keep", "truncate", "drop", "split"]),
+    default="truncate",
+    show_default=True,
+    help="What happens to an example with more.",
+)
+@click.option("--begin-token", help="Text of the first token of each example; '' for none.  [default: the tokenizer's]")
+@click.option("--end-token", help="Text of the last one; '' for none.  [default: the tokenizer's]")
+@click.option("--metadata", help="JSON or YAML file that lists files with their tasks and fields, instead of FILES.")
+@click.option("--split-ratio", default="1,0,0", show_default=True, help="Shares of train, val and test in shards.")
+@click.option("--records-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--num-workers", type=click.IntRange(min=1), help="Processes.  [default: one per core]")
+@click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
+@click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
+@click.option("--progress/--no-progress", default=True, help="Show how far it is.")
+@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
+@click.option(
+    "--world-size", type=int, envvar="WORLD_SIZE", default=1, help="Processes that share the work.  [default: 1]"
+)
+@click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds without any progress.")
+def command(
+    files: tuple[str, ...],
+    tokenizer: str,
+    output: str,
+    task: str,
+    prompt_field: str,
+    response_field: str,
+    messages_field: str | None,
+    text_field: str,
+    text_records: str,
+    max_length: int | None,
+    too_long: Any,
+    begin_token: str | None,
+    end_token: str | None,
+    metadata: str | None,
+    split_ratio: str,
+    records_per_shard: int,
+    num_workers: int | None,
+    force_overwrite: bool,
+    sqlite: bool,
+    progress: bool,
+    rank: int,
+    world_size: int,
+    rank_timeout: float,
+) -> None:
+    """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
+
+    A sample has tokens.npy and, for sft, mask.npy: 1 for each token that the loss counts. Killed and run again it goes
+    on where it was; the result is the same to the byte. Records that are broken are left out, counted, and listed.
+
+    \b
+    Examples:
+      energon-lite tokenize chats.jsonl -t models/llama -o data/chats --messages-field messages --max-length 4096
+      energon-lite tokenize 'books/**/*.txt' -t models/llama -o data/books --task pt --max-length 8192 --too-long split
+    """
+    if bool(files) == bool(metadata):
+        raise UsageError("either FILES or --metadata must be given", fix="name files, or one file that lists them")
+    if metadata:
+        inputs = read_metadata(metadata)
+    else:
+        prompts = tuple(name.strip() for name in prompt_field.split(",") if name.strip())
+        one = Task(
+            kind=task,
+            prompt=prompts,
+            response=response_field,
+            messages=messages_field,
+            text=text_field,
+            max_length=max_length,
+            too_long=too_long,
+        )
+        inputs = [Input(files, one, text_records)]
+    with _progress(progress) as show:
+        report = tokenize_files(
+            inputs,
+            tokenizer,
+            output,
+            begin=begin_token,
+            end=end_token,
+            split_ratio=split_ratio,
+            records_per_shard=records_per_shard,
+            workers=num_workers,
+            force_overwrite=force_overwrite,
+            sqlite=sqlite,
+            ranks=Ranks(rank, world_size, rank_timeout),
+            progress=show,
+        )
+    _show(report)
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Callable[[int, int, ShardCounts], None] | None]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if not wanted:
+        yield None
+        return
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(unit=" records", desc="Tokenising", dynamic_ncols=True, unit_scale=True) as bar:
+
+            def show(done: int, total: int, counts: ShardCounts) -> None:
+                # How many records there will be is known from those that are done, shard for shard.
+                bar.total = round(counts.records / done * total) if done else None
+                bar.set_postfix_str(f"shard {done}/{total}, {counts.tokens / 1e6:.1f} M tokens", refresh=False)
+                bar.update(counts.records - bar.n)
+
+            yield show
+        return
+    start = last = time.monotonic()
+
+    def line(done: int, total: int, counts: ShardCounts) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _BETWEEN:
+            last = now
+            left = (now - start) / done * (total - done)
+            click.echo(
+                f"Tokenised {done} of {total} shards, {counts.records} records, about {left:.0f} s left", err=True
+            )
+
+    yield line
+
+
+def _show(report: TokenizeReport) -> None:
+    counts = report.counts
+    click.echo(
+        f"{counts.records} records -> {counts.examples} examples with {counts.tokens} tokens "
+        f"(longest {counts.longest}) in {report.shards} shards: {report.path}"
+    )
+    if report.made < report.shards:
+        click.echo(f"{report.shards - report.made} shards were there already.")
+    if counts.too_long:
+        click.echo(f"{counts.too_long} records were longer than the limit.")
+    if counts.left_out:
+        click.echo(f"{counts.left_out} records were left out:")
+        for path, number, problem in report.problems[:10]:
+            click.echo(f"  {os.path.relpath(path)}, record {number}: {problem}")
+        if counts.left_out > 10:
+            click.echo("  ... (the first ones are listed)")

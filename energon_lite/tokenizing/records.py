@@ -1,0 +1,218 @@
+"""The records of JSONL, text and Parquet files, in blocks that any process can read for itself.
+
+A block is a stretch of a file (or some small files) with about as many records as a shard shall have. Which record is
+in which block depends on the files alone, so blocks can be done in any order, on any number of processes, and again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_lite.errors import DatasetError, UsageError
+
+__all__ = ["Block", "Record", "find_blocks", "read_block"]
+
+_CHUNK = 1 << 24
+#: Kind of a file by its suffix.
+KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".py": "text",
+    ".parquet": "parquet",
+}
+
+#: The one field of a text file's record.
+TEXT_FIELD = "content"
+
+
+class Record(NamedTuple):
+    """A record: where it is (file number, and number in the file from 1), and its fields, or why there are none."""
+
+    file: int
+    number: int
+    fields: dict[str, Any] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one process reads in one go.
+
+    Args:
+        kind: ``jsonl``, ``text`` (a record is a file), ``lines`` (a record is a line of text) or ``parquet``.
+        paths: the file; of ``text`` any number of files.
+        file: number of the (first) file among all files.
+        start, stop: bytes of the file, or row groups of a Parquet file.
+        first: number of the first record in the file, from 1.
+        task: the number of the task these records are for.
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+    file: int
+    start: int = 0
+    stop: int = 0
+    first: int = 1
+    task: int = 0
+
+
+def find_blocks(
+    paths: Sequence[str], *, records: int, text_records: str = "file", first_file: int = 0, task: int = 0
+) -> list[Block]:
+    """Cut files into blocks.
+
+    Args:
+        paths: files, in their order.
+        records: in a block; Parquet files are cut between row groups only.
+        text_records: ``file`` or ``line``: what a record of a text file is.
+        first_file: number of the first file.
+        task: copied into the blocks.
+
+    Raises:
+        UsageError: a file of another kind.
+    """
+    blocks: list[Block] = []
+    texts: list[tuple[int, str]] = []
+    for number, path in enumerate(paths, start=first_file):
+        kind = kind_of(path)
+        if kind == "text" and text_records == "file":
+            texts.append((number, path))
+        elif kind == "parquet":
+            blocks += _parquet_blocks(path, records, number, task)
+        else:
+            blocks += _line_blocks(path, records, number, task, "lines" if kind == "text" else kind)
+    for start in range(0, len(texts), records):
+        some = texts[start : start + records]
+        blocks.append(Block("text", tuple(path for _, path in some), some[0][0], task=task))
+    return blocks
+
+
+def kind_of(path: str) -> str:
+    """``jsonl``, ``text`` or ``parquet``, by the file's name.
+
+    Raises:
+        UsageError: none of them.
+    """
+    kind = KINDS.get(os.path.splitext(path)[1].lower())
+    if kind is None:
+        raise UsageError(
+            f"{os.path.basename(path)} is not of a kind that is known",
+            fix="give files named " + ", ".join(f"*{suffix}" for suffix in KINDS),
+        )
+    return kind
+
+
+def read_block(block: Block) -> Iterator[Record]:
+    """The records of a block, in order. A line that is no record comes with what is wrong with it.
+
+    Raises:
+        DatasetError: the file has become shorter.
+    """
+    if block.kind == "parquet":
+        yield from _read_parquet(block)
+    elif block.kind == "text":
+        for offset, path in enumerate(block.paths):
+            with open(path, "rb") as file:
+                yield _text_record(block.file + offset, 1, file.read())
+    else:
+        yield from _read_lines(block)
+
+
+def _line_blocks(path: str, records: int, number: int, task: int, kind: str) -> list[Block]:
+    """Cut at every ``records``-th end of a line."""
+    cuts, lines, position = [0], 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == 10)
+            # Of the lines that end in this chunk, those with numbers records, 2 * records, ...
+            chosen = ends[records - 1 - lines % records :: records]
+            cuts += (chosen + (position + 1)).tolist()
+            lines, position = lines + len(ends), position + len(chunk)
+    if cuts[-1] < position:
+        cuts.append(position)
+    return [
+        Block(kind, (path,), number, start, stop, block * records + 1, task)
+        for block, (start, stop) in enumerate(pairwise(cuts))
+    ]
+
+
+def _read_lines(block: Block) -> Iterator[Record]:
+    with open(block.paths[0], "rb") as file:
+        file.seek(block.start)
+        data = file.read(block.stop - block.start)
+    if len(data) < block.stop - block.start:
+        raise DatasetError(
+            "the file has become shorter", where=block.paths[0], fix="start again with the file as it is"
+        )
+    lines = data.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()  # after the last end of a line
+    for number, line in enumerate(lines, start=block.first):
+        if not line.strip():
+            continue
+        if block.kind == "lines":
+            yield _text_record(block.file, number, line.rstrip(b"\r"))
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            yield Record(block.file, number, None, f"not JSON: {error}")
+            continue
+        if not isinstance(fields, dict):
+            yield Record(block.file, number, None, f"not an object but a {type(fields).__name__}")
+            continue
+        yield Record(block.file, number, fields)
+
+
+def _text_record(file: int, number: int, data: bytes) -> Record:
+    try:
+        return Record(file, number, {TEXT_FIELD: data.decode("utf-8-sig")})
+    except UnicodeDecodeError as error:
+        return Record(file, number, None, f"not UTF-8: {error.reason} at byte {error.start}")
+
+
+def _parquet_blocks(path: str, records: int, number: int, task: int) -> list[Block]:
+    with _parquet(path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+    blocks, start, first, rows = [], 0, 1, 0
+    for group, size in enumerate(sizes, start=1):
+        rows += size
+        if rows >= records or group == len(sizes):
+            blocks.append(Block("parquet", (path,), number, start, group, first, task))
+            start, first, rows = group, first + rows, 0
+    return blocks
+
+
+def _read_parquet(block: Block) -> Iterator[Record]:
+    number = block.first
+    with _parquet(block.paths[0]) as file:
+        # A thousand rows at a time: a row group may be larger than memory once it is Python objects.
+        for batch in file.iter_batches(batch_size=1000, row_groups=range(block.start, block.stop)):
+            for fields in batch.to_pylist():
+                yield Record(block.file, number, fields)
+                number += 1
+
+
+def _parquet(path: str) -> Any:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError(
+            "reading Parquet files needs pyarrow", where=path, fix="pip install 'energon-lite[parquet]'"
+        ) from None
+    try:
+        return ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise DatasetError(f"the Parquet file cannot be read: {error}", where=path, fix="check the file") from error

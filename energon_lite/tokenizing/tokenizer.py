@@ -1,0 +1,155 @@
+"""Tokenizers of Hugging Face, from a folder or a file. Nothing is downloaded, and no code that came with it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_lite.errors import DatasetError, UsageError
+
+__all__ = ["HuggingFaceTokenizer", "fingerprint_of"]
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer in the form of the ``tokenizers`` library.
+
+    Args:
+        path: a folder with ``tokenizer.json`` (and, for special tokens and chats, ``tokenizer_config.json``), or the
+            file ``tokenizer.json`` itself.
+        begin: text of the token at the start of each example; None: what the folder says, or none; "": none.
+        end: the same for the end.
+
+    Raises:
+        UsageError: there is no tokenizer, or no such token.
+
+    Example:
+        >>> tokenizer = HuggingFaceTokenizer("models/llama")
+        >>> tokenizer.encode(["Hello"])
+        [[15043]]
+    """
+
+    def __init__(self, path: str, *, begin: str | None = None, end: str | None = None):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise UsageError("tokenising needs the package tokenizers", fix="pip install 'energon-lite[hf]'") from None
+        self._folder, file = _find(path)
+        try:
+            self._tokenizer = Tokenizer.from_file(file)
+        except Exception as error:  # the library raises Exception itself
+            raise DatasetError(f"this is not a tokenizer: {error}", where=file, fix="check the file") from error
+        # What the file says about cutting and padding is for models that want all texts of one length.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        settings = _settings(self._folder)
+        self.begin = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
+        self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
+        self._chat: Any = None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, without special ones."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], bool]]:
+        """The tokens of a conversation, in pieces; of each, whether the assistant says it.
+
+        The template is applied to what stands before each answer, as for generation, and then with the answer; what
+        the second has more than the first is the answer.
+
+        Raises:
+            ValueError: the template refuses the messages, or changes what came before when a message is added.
+        """
+        steps: list[tuple[int, bool]] = []  # messages, and whether the assistant is about to speak
+        for place, message in enumerate(messages):
+            if message["role"] == "assistant":
+                steps += [(place, True), (place + 1, False)] if place else [(1, False)]
+        if not steps or steps[-1][0] < len(messages):
+            steps.append((len(messages), False))
+        pieces: list[tuple[list[int], bool]] = []
+        done: list[int] = []
+        for count, asked in steps:
+            tokens = self._templated(list(messages[:count]), asked)
+            if tokens[: len(done)] != done:
+                raise ValueError(
+                    f"the chat template changes earlier messages when message {count} is added: who says what cannot "
+                    "be told"
+                )
+            answer = not asked and messages[count - 1]["role"] == "assistant"
+            pieces.append((tokens[len(done) :], answer))
+            done = tokens
+        return pieces
+
+    def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> list[int]:
+        tokenizer = self._chat_tokenizer()
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
+        except Exception as error:  # jinja's errors, and whatever a template raises
+            raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _chat_tokenizer(self) -> Any:
+        if self._chat is None:
+            try:
+                from transformers import AutoTokenizer
+            except ImportError:
+                raise UsageError("chat templates need transformers", fix="pip install 'energon-lite[hf]'") from None
+            self._chat = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+            if not self._chat.chat_template:
+                raise UsageError(
+                    "the tokenizer has no chat template",
+                    where=self._folder,
+                    fix="add chat_template.jinja to the folder, or name a prompt and a response field",
+                )
+        return self._chat
+
+    def _special(self, what: str, token: Any, file: str) -> int | None:
+        text = token.get("content") if isinstance(token, dict) else token
+        if not text:
+            return None
+        number = self._tokenizer.token_to_id(text)
+        if number is None:
+            raise UsageError(f"the tokenizer has no token {text!r} for the {what}", where=file, fix="name one it has")
+        return int(number)
+
+
+def fingerprint_of(path: str) -> str:
+    """A digest of the files that make up a tokenizer."""
+    folder, file = _find(path)
+    digest = hashlib.sha256()
+    for one in dict.fromkeys((file, *(os.path.join(folder, name) for name in _FILES[1:]))):
+        if os.path.isfile(one):
+            with open(one, "rb") as handle:
+                digest.update(os.path.basename(one).encode() + b"\0" + hashlib.sha256(handle.read()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _find(path: str) -> tuple[str, str]:
+    """The folder, and the file ``tokenizer.json``."""
+    file = os.path.join(path, _FILES[0]) if os.path.isdir(path) else path
+    if not os.path.isfile(file):
+        raise UsageError(
+            "there is no tokenizer here", where=file, fix="give a folder with tokenizer.json, or that file itself"
+        )
+    return os.path.dirname(file) or ".", file
+
+
+def _settings(folder: str) -> dict[str, Any]:
+    """What the folder says about special tokens."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = os.path.join(folder, name)
+        if not os.path.isfile(file):
+            continue
+        try:
+            with open(file, encoding="utf-8") as handle:
+                found |= {key: value for key, value in json.load(handle).items() if value is not None}
+        except (ValueError, AttributeError) as error:
+            raise DatasetError(f"this is not a JSON object: {error}", where=file, fix="check the file") from None
+    return found

@@ -1,0 +1,45 @@
+"""A tokenizer that one can follow by hand: each letter is a token, its number is that of its byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+BEGIN, END = 256, 257
+
+CHAT = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    # GPT-2's letters for the 256 bytes, so that any text can be tokenised.
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    by_byte = {_byte_of(letter): letter for letter in letters}
+    vocabulary = {by_byte[byte]: byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "__type": "AddedToken"},
+        "chat_template": CHAT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _byte_of(letter: str) -> int:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shifted = {256 + place: byte for place, byte in enumerate(b for b in range(256) if b not in printable)}
+    return shifted.get(ord(letter), ord(letter))
