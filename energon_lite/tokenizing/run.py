@@ -104,8 +104,8 @@ def tokenize_files(
             make, and their counts.
 
     Raises:
-        UsageError: files of unknown kinds, no files, settings that do not fit together, or a folder that holds something
-            else. A folder that holds the very same already is left as it is.
+        UsageError: files of unknown kinds, no files, settings that do not fit together, or a folder that holds other
+            data. A folder that holds the very same already is left as it is.
         EmptyDatasetError: not one record became an example; says why.
         WorkerError: a worker process died.
         DatasetError: another rank made no progress for too long.
@@ -118,11 +118,11 @@ def tokenize_files(
     blocks = _blocks_of(inputs, records_per_shard)
     settings = _settings_of(inputs, tokenizer, begin, end, records_per_shard)
     files = [path for one in inputs for path in one.files]
-    if not force_overwrite and (finished := _read_json(os.path.join(root, DONE_FILE))) is not None:
-        if finished["settings"] == settings and nv_meta.is_prepared(root):
-            shutil.rmtree(work, ignore_errors=True)  # the earlier run may have been killed just before
-            counts = counts_from(finished["counts"])
-            return TokenizeReport(root, len(blocks), counts, _named(counts, files))
+    finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
+    if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
+        shutil.rmtree(work, ignore_errors=True)  # the earlier run may have been killed just before
+        counts = counts_from(finished["counts"])
+        return TokenizeReport(root, len(blocks), counts, _named(counts, files))
     if not ranks.rank:
         _begin(root, work, settings, force_overwrite)
     elif not _wait_for(lambda: _is_begun(work, settings), ranks.timeout):

@@ -18,7 +18,16 @@ from energon_lite.sources.atomic_file import replacing, write_bytes
 from energon_lite.tokenizing.records import Block, Record, read_block
 from energon_lite.tokenizing.tasks import Example, Task, TextTokenizer, examples_of
 
-__all__ = ["MASK_PART", "TOKENS_PART", "ShardCounts", "counts_from", "counts_path", "read_counts", "shard_name", "write_shard"]
+__all__ = [
+    "MASK_PART",
+    "TOKENS_PART",
+    "ShardCounts",
+    "counts_from",
+    "counts_path",
+    "read_counts",
+    "shard_name",
+    "write_shard",
+]
 
 TOKENS_PART, MASK_PART = "tokens.npy", "mask.npy"
 

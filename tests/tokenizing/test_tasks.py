@@ -22,7 +22,7 @@ def tokenizer(tokenizer_folder: Path) -> HuggingFaceTokenizer:
 
 
 def _plain(outcome: Any) -> Any:
-    return [(example.tokens.tolist(), None if example.mask is None else example.mask.tolist()) for example in outcome[0]]
+    return [(one.tokens.tolist(), None if one.mask is None else one.mask.tolist()) for one in outcome.examples]
 
 
 def test_prompt_and_response(tokenizer: HuggingFaceTokenizer) -> None:
