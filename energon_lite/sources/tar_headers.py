@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import islice
 
 from energon_lite.errors import ShardFormatError
+from energon_lite.sources.member_columns import Member, MemberColumns
+from energon_lite.sources.pax_records import SPARSE, pax_records
+from energon_lite.sources.plain_headers import PlainHeaders
 
 __all__ = ["BLOCK", "Member", "TarHeaders"]
 
@@ -30,6 +33,11 @@ _EXTENSION_LIMIT = 1 << 20
 _TRAILER_LIMIT = 1 << 20
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 20
 
+#: A run of plain members of this length shows that plain ones are the rule.
+_WORTH_A_RUN = 64
+#: Members parsed one by one at most before the next attempt at a run.
+_ONE_BY_ONE = 1024
+
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
@@ -37,22 +45,6 @@ _COMPRESSED = {
     b"BZh": ("bzip2", "bunzip2"),
     b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
 }
-
-
-class Member(NamedTuple):
-    """A regular file in a tar.
-
-    Attributes:
-        header_offset: byte at which its first header starts (that of the long name, if it has one).
-        name: path in the archive.
-        offset: byte at which its payload starts.
-        size: bytes of payload.
-    """
-
-    header_offset: int
-    name: str
-    offset: int
-    size: int
 
 
 class TarHeaders:
@@ -75,21 +67,22 @@ class TarHeaders:
         self._fd, self._size, self._path = fd, size, path
         self._buffer, self._base = b"", 0
         self._chunk, self._hits = 1 << 16, 4
+        #: What global extended headers say of all members that follow.
+        self._everywhere: dict[str, str] = {}
         #: Byte after the last member, where the end marker stands.
         self.end = 0
         #: What looks odd but is no error, in words.
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
-        position = first = 0
+        return self._members(0)
+
+    def _members(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position`` or behind it."""
+        first = position
         name: str | None = None
         long_size: int | None = None
-        everywhere: dict[str, str] = {}
         while True:
-            if first == position and not everywhere:
-                for member in self._plain_members(position):
-                    yield member
-                    position = first = member.offset + (member.size + BLOCK - 1) // BLOCK * BLOCK
             block = self._read(position, BLOCK)
             if block == _ZEROS or not block:
                 self._finish(position, first, bool(block))
@@ -100,7 +93,7 @@ class TarHeaders:
                 raise self._damaged(position, "its size is no number")
             if kind in _REGULAR:
                 size = size if long_size is None else long_size
-                found = name if name is not None else everywhere.get("path") or _short_name(block)
+                found = name if name is not None else self._everywhere.get("path") or _short_name(block)
                 after = self._after(payload, size, found, position)
                 if kind or not found.endswith("/"):  # a v7 tar marks a folder only by the slash
                     yield Member(first, found, payload, size)
@@ -113,7 +106,7 @@ class TarHeaders:
                 elif kind != _GNU_LINK:
                     records = self._pax_records(text, position)
                     if kind == _PAX_GLOBAL:
-                        everywhere |= records
+                        self._everywhere |= records
                     else:  # of several extensions to one member the outermost, which comes first, wins
                         name = name if name is not None else records.get("path")
                         if long_size is None and "size" in records:
@@ -125,36 +118,25 @@ class TarHeaders:
                 position = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
                 first, name, long_size = position, None, None
 
-    def _plain_members(self, position: int) -> Iterator[Member]:
-        """Regular members with short names and plain numbers, as almost all are, in as few steps as possible.
-
-        Ends before the first header that is anything else, or is not in order; those are for the caller.
-        """
-        new, checksum, last = tuple.__new__, zlib.adler32, self._size
+    def columns(self) -> Iterator[MemberColumns]:
+        """The same members, in the same order and with the same errors, as arrays, and many times faster."""
+        plain = PlainHeaders(self._fd, self._size)
+        position, one_by_one = 0, 1
         while True:
-            start = position - self._base
-            if not 0 <= start <= len(self._buffer) - BLOCK:
-                self._read(position, BLOCK)
-                start = 0
-            else:
-                self._hits += 1
-            block = self._buffer[start : start + BLOCK]
-            # A regular file, no prefix of the name, and size and checksum in octal that end where they should.
-            if len(block) < BLOCK or block[156] != 48 or block[345] or block[135] not in b"\0 " or block[154]:
+            while not self._everywhere:
+                found, position = plain.run(position)
+                if found is None:
+                    break
+                yield found
+                one_by_one = 1 if len(found) >= _WORTH_A_RUN else one_by_one
+            members = list(islice(self._members(position), one_by_one))
+            if members:
+                yield MemberColumns.from_members(members)
+                position = members[-1].offset + _padded(members[-1].size)
+            if len(members) < one_by_one:
                 return
-            field, stop = block[148:156], block.find(0)
-            try:
-                size, stored = int(block[124:135], 8), int(field[:6], 8)
-            except ValueError:
-                return
-            if size < 0 or not 0 < stop < 100 or (stored + sum(field) - 255) % 65521 != checksum(block) & 0xFFFF:
-                return
-            payload = position + BLOCK
-            after = payload + (size + BLOCK - 1) // BLOCK * BLOCK
-            if after > last:
-                return
-            yield new(Member, (position, block[:stop].decode("utf-8", "surrogateescape"), payload, size))
-            position = after
+            # Where most members are not plain, the attempts must not cost more than they save.
+            one_by_one = min(2 * one_by_one, _ONE_BY_ONE)
 
     def _read(self, position: int, length: int) -> bytes:
         """Bytes at ``position``, fewer at the end of the file."""
@@ -199,7 +181,7 @@ class TarHeaders:
 
     def _after(self, payload: int, size: int, name: str, position: int) -> int:
         """Position after a padded payload, which must be inside the file."""
-        after = payload + (size + BLOCK - 1) // BLOCK * BLOCK
+        after = payload + _padded(size)
         if after > self._size:
             raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
         return after
@@ -228,25 +210,14 @@ class TarHeaders:
         return text
 
     def _pax_records(self, text: bytes, position: int) -> dict[str, str]:
-        """``path`` and ``size`` out of records of the form ``"<length> <key>=<value>\\n"``."""
-        records: dict[str, str] = {}
-        start = 0
-        while start < len(text) and text[start]:
-            length, space, _ = text[start : start + 20].partition(b" ")
-            stop = start + int(length) if space and length.isdigit() else 0
-            key, equals, value = text[start + len(length) + 1 : stop - 1].partition(b"=")
-            if not start < stop <= len(text) or not equals or text[stop - 1 : stop] != b"\n":
-                raise self._damaged(position, "its pax records cannot be parsed")
-            if key.startswith(b"GNU.sparse"):
-                raise self._sparse(position)
-            if key == b"path":
-                records["path"] = _text(value).rstrip("/")
-            elif key == b"size":
-                if not value.isdigit():
-                    raise self._damaged(position, "its pax size is no number")
-                records["size"] = value.decode()
-            start = stop
-        return records
+        try:
+            records = pax_records(text)
+        except ValueError as error:
+            raise self._damaged(position, str(error)) from None
+        if SPARSE in records:
+            raise self._sparse(position)
+        texts = {key: _text(value) for key, value in records.items()}
+        return texts | {"path": texts["path"].rstrip("/")} if "path" in texts else texts
 
     def _truncated(self, place: str) -> ShardFormatError:
         return ShardFormatError(
@@ -268,6 +239,10 @@ class TarHeaders:
             where=self._path,
             fix="write the shard without `tar --sparse`",
         )
+
+
+def _padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
 def _number(field: bytes) -> int:

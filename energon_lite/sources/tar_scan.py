@@ -1,29 +1,21 @@
 """What is in one shard: a header-only scan of a tar file into arrays.
 
 A pure function of one file, so shards can be scanned in any order, on any number of processes or machines.
-
-Which members make a sample is WebDataset's rule as Energon applies it: a member's key is its path up to the first dot
-of the last component, the rest is the part name; neighbours with equal keys are one sample; members whose path begins
-with a ``__name__`` component, and members without a part name, belong to no sample.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources.member_columns import Int64
+from energon_lite.sources.sample_columns import SampleColumns
 from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "ShardScan", "head_checksum", "scan_shard", "split_member_name"]
-
-Int64 = NDArray[np.int64]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "head_checksum", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 1
@@ -77,31 +69,6 @@ class ShardScan:
         return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
 
 
-def split_member_name(name: str) -> tuple[str, str] | None:
-    """Split the name of a tar member into (key, part name); None if it belongs to no sample.
-
-    Example:
-        >>> split_member_name("a.b/0001.seg.png")
-        ('a.b/0001', 'seg.png')
-        >>> split_member_name("__meta__/x.txt") is None
-        True
-    """
-    if name.startswith("__"):
-        top = name.partition("/")[0]
-        if len(top) >= 4 and top.endswith("__"):
-            return None
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    if dot < 0:
-        return None
-    if dot == start:  # a hidden file: Energon takes the folder, slash included, as its key if that has no dot
-        folder = name[:start]
-        above = folder[:-1].rfind("/") + 1
-        if not folder or "." in folder[above:]:
-            return None
-    return name[:dot], name[dot + 1 :]
-
-
 def head_checksum(block: bytes) -> int:
     """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
     that happen to have the same size."""
@@ -144,41 +111,20 @@ def scan_shard(root: str, name: str) -> ShardScan:
 
 
 def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
-    """Collect members into samples."""
-    sample_headers, first_part, parts, key_ends = array("q"), array("q"), array("q"), array("q", [0])
-    keys = bytearray()
-    numbers: dict[str, int] = {}
-    last_key = None
-    for header, member, offset, length in headers:
-        key, dot, part = member.partition(".")
-        if not (dot and key) or "/" in member or member[0] == "_":  # not simply key.part
-            split = split_member_name(member)
-            if split is None:
-                continue
-            key, part = split
-        if key != last_key:
-            sample_headers.append(header)
-            first_part.append(len(parts) // 3)
-            keys += key.encode("utf-8", "surrogateescape")
-            key_ends.append(len(keys))
-            last_key = key
-        parts.extend((offset, length, numbers.setdefault(part, len(numbers))))
-    first_part.append(len(parts) // 3)
+    samples = SampleColumns()
+    for members in headers.columns():
+        samples.add(members)
     return ShardScan(
         name=name,
         size=status.st_size,
         head=head,
         end=headers.end,
-        headers=_int64(sample_headers),
-        first_part=_int64(first_part),
-        parts=_int64(parts).reshape(-1, 3),
-        part_names=tuple(numbers),
-        key_offsets=_int64(key_ends),
-        keys=bytes(keys),
+        headers=samples.headers(),
+        first_part=samples.first_part(),
+        parts=samples.parts(),
+        part_names=samples.part_names(),
+        key_offsets=samples.key_offsets(),
+        keys=samples.keys(),
         notes=tuple(headers.notes),
         mtime_ns=status.st_mtime_ns,
     )
-
-
-def _int64(values: array[int]) -> Int64:
-    return np.array(values, dtype=np.int64)

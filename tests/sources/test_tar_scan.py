@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import MissingShardError
-from energon_lite.sources.tar_scan import scan_shard, split_member_name
+from energon_lite.sources.sample_columns import split_member_name
+from energon_lite.sources.tar_scan import scan_shard
 
 
 @pytest.mark.parametrize(
