@@ -25,7 +25,7 @@ _BLOCK = 512
 _REGULAR, _PAX = b"0x"
 _SIZE, _CHECKSUM, _TYPE, _PREFIX = 124, 148, 156, 345
 #: Members of one run at most: enough that numpy's calls cost nothing, few enough to stay in the processor's cache.
-_RUN = 4096
+_RUN = 1024
 _SMALLEST_CHUNK, _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 16, 1 << 20
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _EVERY_SECOND_BYTE = np.uint64(0x00FF00FF00FF00FF)

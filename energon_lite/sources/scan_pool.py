@@ -29,7 +29,7 @@ __all__ = ["ScanResult", "scan_shards"]
 #: A shard's contents, or why it cannot be used.
 ScanResult = ShardScan | DatasetError
 
-#: Seconds of work that are not worth starting helpers for: small data sets need none.
+#: Seconds of work that are not worth starting helpers for: small data sets need none. 0: leave all work to helpers.
 _ALONE = 0.3
 
 # A bare package object with the right path lets the helper import this module without the package's public names, and
@@ -66,16 +66,20 @@ def scan_shards(
     left = deque(names)
     start = time.monotonic()
 
-    def soon_done() -> bool:
-        return bool(_ALONE) and (not done or (time.monotonic() - start) / len(done) * len(left) < _ALONE)
-
-    while left and (workers == 1 or len(left) == 1 or soon_done()):
-        name = left.popleft()
+    def scan_here(name: str) -> float:
+        begin = time.monotonic()
         done[name] = _scan(root, name, write_indexes)
         if progress:
             progress(name)
+        return time.monotonic() - begin
+
+    # The first shard warms up; it takes longer than the others would.
+    while left and (workers == 1 or len(left) == 1 or (len(done) < 2 and time.monotonic() - start < _ALONE)):
+        last = scan_here(left.popleft())
+    while left and done and last * len(left) < _ALONE:
+        last = scan_here(left.popleft())
     if left:
-        _scan_with_helpers(root, left, min(workers, len(left)), write_indexes, done, progress)
+        _scan_with_helpers(root, left, min(workers, len(left)), write_indexes, done, progress, scan_here)
     return [done[name] for name in names]
 
 
@@ -100,18 +104,28 @@ def _scan_with_helpers(
     write_indexes: bool,
     done: dict[str, ScanResult],
     progress: Callable[[str], None] | None,
+    scan_here: Callable[[str], object],
 ) -> None:
+    """``workers`` at once, of which this process is one: it works while its helpers start."""
     results: queue.SimpleQueue[tuple[str, ScanResult]] = queue.SimpleQueue()
     helpers: list[subprocess.Popen[bytes]] = []
     threads = [
         threading.Thread(target=_drive_helper, args=(root, left, write_indexes, results, helpers), daemon=True)
-        for _ in range(workers)
+        for _ in range(workers - 1 if _ALONE else workers)
     ]
     wanted = len(done) + len(left)
     for thread in threads:
         thread.start()
     try:
         while len(done) < wanted:
+            if _ALONE and results.empty():
+                try:
+                    mine = left.popleft()
+                except IndexError:  # the helpers have the last ones
+                    pass
+                else:
+                    scan_here(mine)
+                    continue
             name, result = results.get()
             done[name] = result
             if progress:
