@@ -6,32 +6,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import MissingShardError
-from energon_lite.sources.sample_columns import split_member_name
 from energon_lite.sources.tar_scan import scan_shard
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("0001.jpg", ("0001", "jpg")),
-        ("0001.seg.png", ("0001", "seg.png")),
-        ("a.b/0001.jpg", ("a.b/0001", "jpg")),
-        ("./0001.jpg", ("./0001", "jpg")),
-        ("0001.", ("0001", "")),
-        ("readme", None),
-        ("a.b/readme", None),
-        (".hidden", None),
-        ("folder/.hidden.txt", ("folder/", "hidden.txt")),
-        ("folder.x/.hidden", None),
-        ("__meta__", None),
-        ("__meta__/0001.jpg", None),
-        ("__meta__x/0001.jpg", ("__meta__x/0001", "jpg")),
-        ("a/__meta__/0001.jpg", ("a/__meta__/0001", "jpg")),
-        ("__0001.jpg", ("__0001", "jpg")),
-    ],
-)
-def test_split_member_name(name: str, expected: tuple[str, str] | None) -> None:
-    assert split_member_name(name) == expected
 
 
 def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:
