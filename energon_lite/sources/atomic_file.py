@@ -7,12 +7,29 @@ with a name of its own in the same folder, which is then renamed over the final 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterator
+import re
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
 
-__all__ = ["remove_if_there", "replacing", "write_bytes"]
+__all__ = ["flush_files", "remove_if_there", "remove_leftovers", "replacing", "temporary_path", "write_bytes"]
+
+_TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
+#: Seconds after which the temporary file of another machine, whose processes cannot be asked, is taken for left over.
+_LONG_AGO = 86_400.0
+_FLUSHING_THREADS = 8
+
+
+def temporary_path(path: str) -> str:
+    """A name in the same folder that no other process uses, and that tells who does."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{_host()}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def _host() -> str:
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
 @contextmanager
@@ -23,8 +40,7 @@ def replacing(path: str) -> Iterator[str]:
         >>> with replacing("index.sqlite") as temporary:
         ...     build_database(temporary)
     """
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_path(path)
     try:
         yield temporary
         os.replace(temporary, path)
@@ -33,22 +49,82 @@ def replacing(path: str) -> Iterator[str]:
         raise
 
 
-def write_bytes(path: str, *chunks: bytes | memoryview) -> None:
-    """Write ``chunks`` one after the other as the file ``path``, atomically and flushed to the disk."""
-    with replacing(path) as temporary:
-        with open(temporary, "xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            _flush(file)
+def write_bytes(path: str, *chunks: bytes | memoryview, flush: bool = True) -> None:
+    """Write ``chunks`` one after the other as the file ``path``, atomically.
+
+    Args:
+        path: the file.
+        chunks: its contents.
+        flush: also flush it to the disk. Without that a power cut after the rename may leave an empty file under the
+            final name; many files are flushed faster together, by :func:`flush_files`.
+    """
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        if flush:
+            os.fsync(file.fileno())
 
 
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    # Without this a power cut after the rename may leave an empty file under the final name.
-    os.fsync(file.fileno())
+def flush_files(paths: Sequence[str]) -> None:
+    """Flush files to the disk, several at once, so that the file system writes its journal once for many of them."""
+    left = list(paths)
+    errors: list[OSError] = []
+
+    def flush_some() -> None:
+        while left and not errors:
+            try:
+                fd = os.open(left.pop(), os.O_RDONLY)
+            except IndexError:
+                return
+            except OSError as error:
+                errors.append(error)
+                return
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                errors.append(error)
+            finally:
+                os.close(fd)
+
+    threads = [threading.Thread(target=flush_some) for _ in range(min(_FLUSHING_THREADS, len(left)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def remove_if_there(path: str) -> None:
     """Remove a file; it is fine if there is none."""
     with suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_leftovers(folder: str) -> list[str]:
+    """Remove the temporary files of processes that are dead from a folder (not from those in it); returns their paths.
+
+    Those of other machines are removed when they are a day old.
+    """
+    removed = []
+    with os.scandir(folder or ".") as entries:
+        for entry in entries:
+            match = _TEMPORARY.fullmatch(entry.name) if entry.name.endswith(".tmp") else None
+            with suppress(FileNotFoundError):
+                if match and _is_left_over(entry, match["host"], int(match["process"])):
+                    os.unlink(entry.path)
+                    removed.append(entry.path)
+    return removed
+
+
+def _is_left_over(entry: os.DirEntry[str], host: str, process: int) -> bool:
+    if host != _host():
+        return time.time() - entry.stat().st_mtime > _LONG_AGO
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it lives, as somebody else
+        return False
+    return False

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError
+from energon_lite.sources.atomic_file import remove_if_there
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_uuid
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import ShardScan, scan_shard
@@ -108,6 +109,8 @@ def _only_one(path: str) -> Iterator[None]:
             _log.debug("no file locks in %s: several processes may index at the same time", folder)
         yield
     finally:
+        # Who waits for this file finds the index when it is let in; who comes later makes a new one.
+        remove_if_there(path + ".lock")
         os.close(fd)
 
 

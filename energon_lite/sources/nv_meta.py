@@ -41,6 +41,7 @@ __all__ = [
     "read_info",
     "read_uuid",
     "sample_dataset_document",
+    "tar_index_path",
     "write_info",
     "write_split",
     "write_tar_index",
@@ -125,12 +126,9 @@ def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = Fal
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    import energon_lite  # asking importlib.metadata would take longer than indexing a small data set
 
-    try:
-        return version("energon_lite")
-    except PackageNotFoundError:
-        return "unknown"
+    return energon_lite.__version__
 
 
 def read_uuid(root: str) -> str:
@@ -180,9 +178,14 @@ def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> d
     return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
 
 
-def write_tar_index(root: str, scan: ShardScan) -> str:
+def tar_index_path(root: str, shard: str) -> str:
+    """Path of a shard's ``.tar.idx``."""
+    return os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
+
+
+def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
-    path = os.path.join(root, os.path.splitext(scan.name)[0] + ".tar.idx")
+    path = tar_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     try:
         with open(path, "rb") as file:
@@ -190,5 +193,5 @@ def write_tar_index(root: str, scan: ShardScan) -> str:
                 return path
     except FileNotFoundError:
         pass
-    write_bytes(path, offsets)
+    write_bytes(path, offsets, flush=flush)
     return path

@@ -5,8 +5,9 @@ Three steps, which the command line takes one by one and :func:`prepare_dataset`
 1. :func:`scan_dataset` reads the headers of all shards that are new or have changed (and writes each shard's
    ``.tar.idx``), and keeps what it found in a file for each shard;
 2. splits and the description of samples are made and checked in memory;
-3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` last: a run that is interrupted leaves a folder that
-   is not prepared, and running again is all that is needed; shards that were scanned are not scanned again.
+3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
+   leaves a folder that is not prepared, and running again is all that is needed; shards that were scanned are not
+   scanned again.
 
 Several ranks can do the first step together; the others are for rank 0.
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +26,15 @@ import yaml
 
 from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
 from energon_lite.sources import nv_meta
-from energon_lite.sources.atomic_file import remove_if_there
+from energon_lite.sources.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans, scan_dataset
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import sample_document
 from energon_lite.sources.scan_pool import ScanResult
-from energon_lite.sources.shard_pieces import remove_pieces
+from energon_lite.sources.shard_pieces import is_unfinished, mark_unfinished, remove_pieces
 from energon_lite.sources.shard_scans import scan_share
 from energon_lite.sources.splits import collapse_names, divide_by_patterns, divide_by_ratio, parse_pattern, split_notes
-from energon_lite.sources.sqlite_index import find_duplicate_key, write_sqlite_index
+from energon_lite.sources.sqlite_index import build_sqlite_index, find_duplicate_key
 from energon_lite.sources.tar_scan import ShardScan
 
 __all__ = [
@@ -92,8 +94,8 @@ def write_prepared(
     root = scan.root
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
     os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
-    # From here until the new .info.json is there the folder counts as not prepared. The database goes first: Energon
-    # takes a folder with a database but without .info.json for something else altogether.
+    # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and comes
+    # last: Energon takes a folder with a database but without .info.json for something else altogether.
     for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
         remove_if_there(nv_meta.meta_path(root, name))
     warnings = [*scan.notes, *split_notes(splits, scan.shard_names)]
@@ -107,10 +109,14 @@ def write_prepared(
         path = nv_meta.meta_path(root, dataset_yaml_name)
         nv_meta.write_yaml(path, dataset_document)
         written.append(path)
-    if sqlite:
-        written += _write_sqlite(scan, warnings)
-    written.append(nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy))
+    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
+    with _database(database, scan, warnings, wanted=sqlite) as made:
+        # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
+        # for something else altogether. A run that is killed in between can be told by the mark.
+        mark_unfinished(root)
+        written += [*made, nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy)]
     # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
+    _remove_leftovers(root, scan.shard_names)
     remove_pieces(root)
     counts = scan.index.shard_counts
     return PrepareReport(
@@ -132,21 +138,42 @@ def _write_indexes(scan: DatasetScan) -> list[str]:
     return [uuid_path, path]
 
 
-def _write_sqlite(scan: DatasetScan, warnings: list[str]) -> list[str]:
-    path = nv_meta.meta_path(scan.root, nv_meta.SQLITE_INDEX)
-    if write_sqlite_index(path, scan.scans):
-        return [path]
+@contextmanager
+def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
+    """Make ``index.sqlite``, if it is wanted and can be made; it gets its name when the block ends.
+
+    Gives the paths of what is made: one or none.
+    """
+    temporary = temporary_path(path)
+    try:
+        made = wanted and build_sqlite_index(temporary, scan.scans)
+        if wanted and not made:
+            warnings.append(_why_no_database(scan))
+        yield [path] if made else []
+        if made:
+            os.replace(temporary, path)
+    finally:
+        remove_if_there(temporary)
+
+
+def _why_no_database(scan: DatasetScan) -> str:
     duplicate = find_duplicate_key(scan.scans)
     if duplicate is None:
-        warnings.append("no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not")
-        return []
+        return "no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"
     key, one, other = duplicate
     place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
-    warnings.append(
+    return (
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
         "look-ups by key (auxiliary data, joins) need unique keys"
     )
-    return []
+
+
+def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
+    """What runs that were killed have left, here and beside the shards."""
+    for folder in sorted({nv_meta.META_FOLDER, *(os.path.dirname(name) for name in shards)}):
+        for path in remove_leftovers(os.path.join(root, folder)):
+            _log.info("removed %s, which a run that was killed has left", path)
+    remove_if_there(nv_meta.meta_path(root, nv_meta.PACKED_INDEX + ".lock"))
 
 
 def _earlier_exclusions(root: str) -> list[str]:
@@ -177,7 +204,7 @@ def check_not_prepared(root: str, force_overwrite: bool) -> None:
     Raises:
         UsageError: the folder is prepared already.
     """
-    if nv_meta.is_prepared(root) and not force_overwrite:
+    if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
         raise UsageError(
             "the data set has already been prepared",
             where=os.path.join(root, nv_meta.META_FOLDER),
@@ -214,8 +241,10 @@ def index_again(
                 fix="prepare anew with --force-overwrite",
             )
     written, warnings = _write_indexes(scan), list(scan.notes)
-    if sqlite:
-        written += _write_sqlite(scan, warnings)
+    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
+    with _database(database, scan, warnings, wanted=sqlite) as made:
+        written += made
+    _remove_leftovers(root, scan.shard_names)
     remove_pieces(root)
     has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
     return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)

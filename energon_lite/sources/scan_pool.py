@@ -55,7 +55,7 @@ def scan_shards(
         root: the data set's folder.
         names: shards, relative to it.
         workers: processes at most; None for one per core.
-        write_indexes: also write each shard's ``.tar.idx`` and its piece.
+        write_indexes: also write each shard's ``.tar.idx`` and its piece. They are not flushed to the disk yet.
         progress: called in this thread with the name of each shard that is done.
 
     Returns:
@@ -87,7 +87,7 @@ def _scan(root: str, name: str, write_indexes: bool) -> ScanResult:
     try:
         scan = scan_shard(root, name)
         if write_indexes:
-            write_tar_index(root, scan)
+            write_tar_index(root, scan, flush=False)
             write_piece(root, scan)
         return scan
     except DatasetError as error:

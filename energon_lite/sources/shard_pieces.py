@@ -20,11 +20,12 @@ import shutil
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.atomic_file import remove_if_there, replacing
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_headers import BLOCK
@@ -35,6 +36,8 @@ __all__ = [
     "has_failed",
     "indexed_scans",
     "is_current",
+    "is_unfinished",
+    "mark_unfinished",
     "piece_path",
     "read_piece",
     "remove_pieces",
@@ -48,6 +51,7 @@ PIECES_FOLDER = "energon_lite.shards"
 _HEADER = struct.Struct("<8sIIQ")
 _MAGIC = b"ENRGLPCE"
 _VERSION = 1
+_UNFINISHED = "unfinished"
 
 
 def piece_path(root: str, shard: str) -> str:
@@ -189,6 +193,23 @@ def _state(root: str, shard: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def mark_unfinished(root: str) -> None:
+    """Say that the preparation is not at its end, although ``.info.json`` may be there already."""
+    os.makedirs(meta_path(root, PIECES_FOLDER), exist_ok=True)
+    with open(os.path.join(meta_path(root, PIECES_FOLDER), _UNFINISHED), "wb"):
+        return
+
+
+def is_unfinished(root: str) -> bool:
+    """Whether a preparation was interrupted in its last steps."""
+    return os.path.exists(os.path.join(meta_path(root, PIECES_FOLDER), _UNFINISHED))
+
+
 def remove_pieces(root: str) -> None:
-    """Remove all pieces of a data set."""
-    shutil.rmtree(meta_path(root, PIECES_FOLDER), ignore_errors=True)
+    """Remove all pieces of a data set, and after them the mark of :func:`mark_unfinished`."""
+    folder = meta_path(root, PIECES_FOLDER)
+    with suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if name != _UNFINISHED:
+                remove_if_there(os.path.join(folder, name))
+    shutil.rmtree(folder, ignore_errors=True)

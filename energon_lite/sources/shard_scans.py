@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from energon_lite.errors import DatasetError
-from energon_lite.sources.nv_meta import meta_path, write_tar_index
+from energon_lite.sources.atomic_file import flush_files
+from energon_lite.sources.nv_meta import meta_path, tar_index_path, write_tar_index
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.scan_pool import ScanResult, scan_shards
 from energon_lite.sources.shard_pieces import PIECES_FOLDER, has_failed, indexed_scans, stored_scans, write_failure
@@ -57,12 +58,20 @@ def scan_share(
     left = [name for name in own if name not in known]
     if workers is None and ranks.world_size > 1:  # the cores of a machine are for all of its ranks
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    results = dict(zip(left, scan_shards(root, left, workers=workers, progress=progress), strict=True))
+    results = _scan(root, left, workers, progress)
     if ranks.rank and not ranks.grouped:
         for name, result in results.items():
             if not isinstance(result, ShardScan):
                 write_failure(root, name)
     return {**known, **results}
+
+
+def _scan(
+    root: str, shards: Sequence[str], workers: int | None, progress: Callable[[str], None] | None
+) -> dict[str, ScanResult]:
+    results = dict(zip(shards, scan_shards(root, shards, workers=workers, progress=progress), strict=True))
+    flush_files([tar_index_path(root, name) for name, found in results.items() if isinstance(found, ShardScan)])
+    return results
 
 
 def _known(root: str, shards: Sequence[str], use_index: bool) -> dict[str, ShardScan]:
@@ -101,7 +110,7 @@ def gather_scans(
             found |= _wait(root, [name for name in others if name not in found], shards, ranks, progress)
         left = [name for name in others if name not in found]
         done |= found
-        done |= zip(left, scan_shards(root, left, workers=workers, progress=progress), strict=True)
+        done |= _scan(root, left, workers, progress)
     return done
 
 

@@ -6,17 +6,16 @@ prepared here loses nothing there. Energon demands that keys are unique in a dat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import repeat
 
 import numpy as np
 
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.atomic_file import flush_files
 from energon_lite.sources.tar_scan import ShardScan
 
-__all__ = ["find_duplicate_key", "write_sqlite_index"]
+__all__ = ["build_sqlite_index", "find_duplicate_key"]
 
 _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -44,30 +43,29 @@ def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | Non
     return None
 
 
-def write_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
-    """Write the database, atomically.
+def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
+    """Build the database as the file ``path``, which is to be renamed when it is whole: meanwhile nothing protects it.
 
     Returns:
-        False, and no file, if keys are not unique (or are not text).
+        False, and a file that is of no use, if keys are not unique (or are not text).
     """
     import sqlite3
 
-    try:
-        with replacing(path) as temporary:
-            with closing(sqlite3.connect(temporary)) as connection:
-                # The finished file is renamed, so a journal would protect nobody.
-                connection.execute("PRAGMA journal_mode = OFF")
-                connection.execute("PRAGMA synchronous = OFF")
-                connection.executescript(_TABLES)
-                for number, scan in enumerate(scans):
-                    connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", _sample_rows(number, scan))
-                    connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _part_rows(number, scan))
-                connection.commit()
-                connection.executescript(_INDEXES)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-    except (sqlite3.IntegrityError, UnicodeEncodeError):
-        return False
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.executescript(_TABLES)
+        try:
+            for number, scan in enumerate(scans):
+                connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", _sample_rows(number, scan))
+                connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _part_rows(number, scan))
+        except (sqlite3.IntegrityError, UnicodeEncodeError):
+            return False
+        connection.commit()
+        connection.executescript(_INDEXES)
+    flush_files([path])
     return True
 
 

@@ -83,7 +83,7 @@ def test_killed_many_times(
                 os._exit(0)
             except BaseException:
                 os._exit(1)
-        time.sleep(moments.uniform(0.1, 0.7) * duration)
+        time.sleep(moments.uniform(0.1, 0.95) * duration)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert status in (0, signal.SIGKILL)
@@ -93,9 +93,9 @@ def test_killed_many_times(
         if status == 0 or kills == times or pieces == 24:
             survived += 1
             prepare(folder, workers)
-            found = {name: data for name, data in contents(folder).items() if not name.endswith(".tmp")}
+            # A helper of a run that was killed may be about to end; what is left of dead ones is gone.
+            found = {name: data for name, data in contents(folder).items() if workers == 1 or name[-4:] != ".tmp"}
             assert found == expected
-            # A helper of a run that was killed may be about to end.
             shutil.rmtree(folder / ".nv-meta", ignore_errors=True)
             for path in folder.rglob("*.tar.idx*"):
                 path.unlink()
