@@ -64,7 +64,7 @@ def test_the_list_of_shards_is_written_last(ten: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(prepare.nv_meta, "write_info", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
-    assert meta(ten) == {"split.yaml", "dataset.yaml", "index.uuid", "energon_lite.idx", "energon_lite.shards"}
+    assert meta(ten) == {"split.yaml", "dataset.yaml", "index.uuid", "energon_lite.idx"}
     with pytest.raises(NotPreparedError, match="not prepared to the end"):
         WebdatasetSource.open(ten)
     monkeypatch.undo()
