@@ -1,7 +1,9 @@
 """One memory-mapped index file for a whole data set: where every part of every sample is.
 
 Opening costs the same for a thousand samples as for a billion: nothing per sample is touched until it is read, and all
-processes of a machine share the pages. A sample is found with three small look-ups, without parsing tar headers.
+processes of a machine share the pages. A sample is found with three small look-ups, without parsing tar headers. In a
+large index these read the few bytes they need instead of touching the mapping: a touched page brings its neighbours
+along, so that a few thousand look-ups would make gigabytes appear in the memory of each worker.
 
 Format (little endian, version 1)::
 
@@ -51,6 +53,8 @@ _HEADER = struct.Struct("<8sIIQQ")
 _MAGIC = b"ENRGLIDX"
 _VERSION = 1
 _ALIGN = 64
+#: Bytes of an index whose rows are looked up in the mapping, a few times faster than by reading.
+_LARGEST_MAPPED = 128 << 20
 _CURE = "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again"
 
 
@@ -228,17 +232,55 @@ class PackedIndex:
                     fix=_CURE,
                 )
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        raw = mapping[offset:]
-        if zlib.crc32(raw) != checksum:
-            raise DataIndexError("the packed index is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
-        table = json.loads(raw)
-        sections = {name: _section(mapping, *place) for name, place in table["sections"].items()}
-        samples, shards = sections["samples"], sections["shards"]
-        ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
-        if ends != (shards[-1, 3], samples[-1, 0], samples[-1, 1]):
-            raise DataIndexError("the packed index is damaged (its tables do not fit together)", where=path, fix=_CURE)
-        notes, rules = table.get("notes"), table.get("scan", 0)
-        return cls(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
+            table, sections = _read_table(path, mapping, offset, checksum)
+            kind = cls if size <= _LARGEST_MAPPED else _LargeIndex
+            notes, rules = table.get("notes"), table.get("scan", 0)
+            index = kind(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
+            if isinstance(index, _LargeIndex):
+                index.read_rows_from(os.dup(file.fileno()), {name: at for name, (*_, at) in table["sections"].items()})
+        return index
+
+
+class _LargeIndex(PackedIndex):
+    """An index whose rows are read from the file."""
+
+    _fd = -1
+
+    def read_rows_from(self, fd: int, offsets: Mapping[str, int]) -> None:
+        """Look up in an open file, which this index closes, whose sections start at ``offsets``."""
+        self._fd = fd
+        self._first_sample, self._first_part, self._first_key = (offsets[n] for n in ("samples", "parts", "keys"))
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def key(self, sample: int) -> str:
+        row = os.pread(self._fd, 32, self._first_sample + 24 * sample + 8)
+        start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
+        return str(os.pread(self._fd, stop - start, self._first_key + start), "utf-8", "surrogateescape")
+
+    def part_rows(self, sample: int) -> list[int]:
+        row = os.pread(self._fd, 32, self._first_sample + 24 * sample)
+        start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
+        parts = os.pread(self._fd, 24 * (stop - start), self._first_part + 24 * start)
+        return memoryview(parts).cast("q").tolist()
+
+
+def _read_table(
+    path: str, mapping: mmap.mmap, offset: int, checksum: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The table at the end of the file, and the sections that it lists."""
+    raw = mapping[offset:]
+    if zlib.crc32(raw) != checksum:
+        raise DataIndexError("the packed index is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
+    table = json.loads(raw)
+    sections = {name: _section(mapping, *place) for name, place in table["sections"].items()}
+    samples, shards = sections["samples"], sections["shards"]
+    ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
+    if ends != (shards[-1, 3], samples[-1, 0], samples[-1, 1]):
+        raise DataIndexError("the packed index is damaged (its tables do not fit together)", where=path, fix=_CURE)
+    return table, sections
 
 
 def _section(mapping: mmap.mmap, dtype: str, shape: list[int], offset: int) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
+from energon_lite.sources import packed_index
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import ShardScan
 
@@ -37,8 +38,15 @@ rows = st.tuples(st.integers(0, 1 << 50), st.integers(0, 1 << 40), st.sampled_fr
 samples_of = st.lists(st.tuples(st.text(max_size=6), st.lists(rows, max_size=4)), max_size=6)
 
 
+@pytest.mark.parametrize("largest_mapped", [0, 1 << 20])
 @given(st.lists(samples_of, max_size=5))
-def test_what_is_packed_is_found(tmp_path: Path, shards: list[Samples]) -> None:
+def test_what_is_packed_is_found(tmp_path: Path, largest_mapped: int, shards: list[Samples]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_index, "_LARGEST_MAPPED", largest_mapped)
+        check_what_is_found(tmp_path, shards)
+
+
+def check_what_is_found(tmp_path: Path, shards: list[Samples]) -> None:
     scans = [scan_of(f"s/{number}.tar", samples) for number, samples in enumerate(shards)]
     made = PackedIndex.from_scans(scans, uuid="u-1")
     made.write(str(tmp_path / "i.idx"))
