@@ -69,7 +69,8 @@ class MemberColumns:
         width = padded_width(int(lengths.max(initial=0)))
         matrix = np.frombuffer(b"".join(name.ljust(width, b"\0") for name in names), dtype=np.uint8)
         numbers = np.array([(m.header_offset, m.offset, m.size) for m in members], dtype=np.int64).reshape(-1, 3)
-        return cls(*numbers.T.copy(), matrix.reshape(-1, width), lengths)
+        headers, offsets, sizes = numbers.T.copy()
+        return cls(headers, offsets, sizes, matrix.reshape(-1, width), lengths)
 
 
 def padded_width(length: int) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["SPARSE", "pax_records"]
 
 #: Key under which :func:`pax_records` tells that a member is stored sparsely.
 SPARSE = "GNU.sparse"
+#: A single record, the most frequent one: seconds with a fraction.
+_ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
 
 
 def pax_records(text: bytes) -> dict[str, bytes]:
@@ -18,6 +22,9 @@ def pax_records(text: bytes) -> dict[str, bytes]:
         >>> pax_records(b"30 mtime=1700000000.123456789\\n13 size=1000\\n")
         {'size': b'1000'}
     """
+    one_time = _ONE_TIME.fullmatch(text)
+    if one_time and int(one_time[1]) == len(text):
+        return {}
     records: dict[str, bytes] = {}
     start = 0
     while start < len(text) and text[start]:

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: Bytes between two wanted parts that are rather read than skipped: about what a disk streams during one seek.
 _GAP = 1 << 20
+#: Shards that are asked for their size when a data set is opened, at most.
+_SIZES_CHECKED = 1000
 
 
 class RawSample(NamedTuple):
@@ -119,6 +121,8 @@ class WebdatasetSource:
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
         """Open a prepared folder; every shard is checked to be there with the size it was indexed with.
+
+        Of more than 1,000 shards, sizes of 1,000 are checked now, and those of the others when they are first read.
 
         Args:
             path: the folder that holds ``.nv-meta``.
@@ -302,19 +306,40 @@ def _check_known(root: str, shards: Sequence[str], counts: dict[str, int], split
 
 
 def _check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
+    """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read)."""
+    if len(shards) > _SIZES_CHECKED:
+        _check_there(root, shards)
     sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))
-    for name in shards:
+    for name in shards[:: -(-len(shards) // _SIZES_CHECKED)]:
         path = os.path.join(root, name)
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
-            raise MissingShardError(
-                "a shard of the data set does not exist",
-                where=path,
-                fix=f"put it back, or leave it out with `energon-lite prepare --force-overwrite {root}`",
-            ) from None
+            raise _missing(root, name) from None
         if size != sizes[name]:
             raise changed_shard(path, sizes[name], size)
+
+
+def _check_there(root: str, shards: Sequence[str]) -> None:
+    """Every shard is there: listing a folder takes a request or two, where asking for each file takes thousands."""
+    listed: dict[str, set[str]] = {}
+    for name in shards:
+        folder, _, file = name.rpartition("/")
+        if folder not in listed:
+            try:
+                listed[folder] = set(os.listdir(os.path.join(root, folder)))
+            except (FileNotFoundError, NotADirectoryError):
+                listed[folder] = set()
+        if file not in listed[folder]:
+            raise _missing(root, name)
+
+
+def _missing(root: str, shard: str) -> MissingShardError:
+    return MissingShardError(
+        "a shard of the data set does not exist",
+        where=os.path.join(root, shard),
+        fix=f"put it back, or leave it out with `energon-lite prepare --force-overwrite {root}`",
+    )
 
 
 def _count(index: PackedIndex, shards: Sequence[str]) -> int:

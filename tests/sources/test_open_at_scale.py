@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import MissingShardError
 from energon_lite.sources import packed_index
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.prepare import prepare_dataset
@@ -36,7 +37,18 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
         return recorded
 
+    stats = 0
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal stats
+            stats += str(path).endswith(".tar")
+            return function(path, *arguments, **options)
+
+        return counted
+
     with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", counting(os.stat))
         patch.setattr(builtins, "open", recording(builtins.open))
         patch.setattr(os, "open", recording(os.open))
         dataset = get_train_dataset(
@@ -48,6 +60,7 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         )
         with get_savable_loader(dataset) as loader:
             next(iter(loader))
+    assert stats <= 1000
     return names
 
 
@@ -76,6 +89,10 @@ def test_opening_touches_one_shard_of_two_thousand(
     # Everything else is opened as often as for a small data set.
     few, many = ([name for name in opened[shards] if not name.endswith(".tar")] for shards in (5, 2000))
     assert few == many and ".info.json" in many and "energon_lite.idx" in many
+    # One whose size is not looked at.
+    (folder / "0333.tar").unlink()
+    with pytest.raises(MissingShardError, match=r"0333\.tar"):
+        opened_until_the_first_batch(folder, monkeypatch)
 
 
 def private_memory() -> int:
