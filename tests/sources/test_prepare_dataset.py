@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -100,11 +101,17 @@ def test_killed_at_any_time_running_again_is_enough(ten: Path, tmp_path: Path) -
         "p.prepare_dataset(sys.argv[1], split_ratio='1,0,0', sample_type='TextSample', field_map={'text': 'txt'})\n"
     )
     (tmp_path / "script.py").write_text(script)
-    for step in (0, 7, 5):  # before the first .tar.idx, the packed index, and (all shards are known) .info.json
-        done = subprocess.run([sys.executable, tmp_path / "script.py", ten, str(step)], capture_output=True, text=True)
+    for renamed in itertools.count():  # each run goes on where the last, killed after so many renames, stopped
+        done = subprocess.run(
+            [sys.executable, tmp_path / "script.py", ten, str(renamed)], capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            break
         assert done.returncode == -signal.SIGKILL, done.stderr
-        assert ".info.json" not in meta(ten)
-    prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+        if ".info.json" in meta(ten):  # what looks prepared is prepared
+            assert len(WebdatasetSource.open(ten)) == 10
+    assert renamed >= 5
+    assert not [name for name in meta(ten) if name.endswith(".tmp")]
     assert len(WebdatasetSource.open(ten)) == 10
 
 
