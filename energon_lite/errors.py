@@ -33,6 +33,7 @@ __all__ = [
     "StateMismatchError",
     "TopologyError",
     "TrustError",
+    "UnknownLengthError",
     "UsageError",
     "WorkerError",
     "nearest",
@@ -84,6 +85,10 @@ def _rebuild(cls: type[Exception], args: tuple[object, ...], attributes: dict[st
 
 class UsageError(EnergonLiteError, ValueError):
     """A function was called with arguments that cannot work (or cannot work together)."""
+
+
+class UnknownLengthError(UsageError, TypeError):
+    """The number of batches is not known. Also a TypeError, because ``list()`` and progress bars expect that."""
 
 
 class ConfigError(EnergonLiteError, ValueError):

@@ -14,9 +14,11 @@ from energon_lite.errors import (
     StateMismatchError,
     TopologyError,
     TrustError,
+    UnknownLengthError,
     UsageError,
     WorkerError,
 )
+from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.savable_loader import SavableDataLoader
@@ -59,6 +61,7 @@ from energon_lite.worker_config import WorkerConfig
 __all__ = [
     "Batch",
     "CaptioningSample",
+    "ChunkedDataset",
     "ConfigError",
     "Cooker",
     "CrudeSample",
@@ -87,6 +90,7 @@ __all__ = [
     "TextSample",
     "TopologyError",
     "TrustError",
+    "UnknownLengthError",
     "UsageError",
     "VQAOCRSample",
     "VQASample",

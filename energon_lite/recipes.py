@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_lite.batching.plan import FixedPlan
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
-from energon_lite.errors import EmptyDatasetError, UsageError, nearest
+from energon_lite.errors import UsageError, nearest
+from energon_lite.loading.assembly import Chunking, assembled, content_decides
+from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
@@ -27,8 +28,8 @@ __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dat
 
 logger = logging.getLogger(__name__)
 
-#: Tags that keep the hashes for different purposes apart.
-_BLEND, _HOOKS = 22, 23
+#: Keeps the hashes for different purposes apart.
+_BLEND = 22
 
 #: So many samples are refused: positions have to stay below 2**62 for a few thousand epochs at least.
 _LONGEST_EPOCH = 2.0**50
@@ -66,8 +67,11 @@ def get_train_dataset(
     dataset_config: str = "dataset.yaml",
     split_config: str = "split.yaml",
     trust_code: bool = False,
+    chunk_size: int | None = None,
+    chunk_remainder: str | None = None,
+    lanes: int | None = None,
     **kwargs: Any,
-) -> PlannedDataset:
+) -> PlannedDataset | ChunkedDataset:
     """A shuffled, blended, endless data set for training.
 
     Args:
@@ -76,6 +80,8 @@ def get_train_dataset(
         worker_config: who this process is.
         batch_size: samples in a micro-batch; None: single samples, not batched.
         batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
+        packing_buffer_size: pack samples by ``select_samples_to_pack`` and ``pack_selected_samples``, which see so many
+            samples at a time. None: no packing.
         shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which runs are mixed. No
             buffer exists: it is the order that is computed. None: mix everything.
         max_samples_per_sequence: length of the runs of neighbours that are read one after the other, for storage
@@ -89,6 +95,12 @@ def get_train_dataset(
         subflavors: more labels for all samples; they win over those in the files.
         dataset_config, split_config: names of the files in ``.nv-meta``.
         trust_code: allow the files to name Python code that is run.
+        chunk_size: where hooks decide how many samples there are (packing, groups, generators): positions of the order
+            that are worked on together. None: ``packing_buffer_size``, or 32 micro-batches' worth.
+        chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"keep"`` them in
+            smaller batches, or ``"drop"`` and count them. None: "keep", or "drop" with ``batch_drop_last``.
+        lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.
+            None: as many as there are ranks when the run begins.
         kwargs: Energon's other keywords are accepted where they have nothing to act on here.
 
     Raises:
@@ -102,6 +114,7 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
+    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code)
     copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
@@ -138,14 +151,16 @@ def get_train_dataset(
         "repeat": repeat,
         **({"blend": "repetitions"} if repetitions else {}),
     }
-    return _planned(
-        leaves,
-        None if repetitions else weights,
-        FixedPlan(order, batch_size, drop_last=batch_drop_last),
-        encoder,
-        worker_config,
+    return assembled(
+        order,
         Identity(settings, _with_settings(identities, leaf_settings)),
+        chunking,
+        batch_size=batch_size,
         refill=True,
+        leaves=leaves,
+        weights=None if repetitions else weights,
+        task_encoder=encoder,
+        worker_config=worker_config,
         loop_length=virtual_epoch_length,
         repetitions=repetitions or None,
     )
@@ -165,8 +180,11 @@ def get_val_dataset(
     dataset_config: str = "dataset.yaml",
     split_config: str = "split.yaml",
     trust_code: bool = False,
+    chunk_size: int | None = None,
+    chunk_remainder: str | None = None,
+    lanes: int | None = None,
     **kwargs: Any,
-) -> PlannedDataset:
+) -> PlannedDataset | ChunkedDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
 
     All ranks make the same number of steps. In the last one, ranks that find no samples left get an empty batch (see
@@ -180,8 +198,9 @@ def get_val_dataset(
     count here; subsets do.
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
+    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    return _val_dataset(specs, split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code)
+    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, limit, encoder, trust_code)
 
 
 def get_val_datasets(
@@ -198,26 +217,27 @@ def get_val_datasets(
     dataset_config: str = "dataset.yaml",
     split_config: str = "split.yaml",
     trust_code: bool = False,
+    chunk_size: int | None = None,
+    chunk_remainder: str | None = None,
+    lanes: int | None = None,
     **kwargs: Any,
-) -> list[tuple[PlannedDataset, LeafSpec]]:
+) -> list[tuple[PlannedDataset | ChunkedDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
+    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     return [
-        (
-            _val_dataset([spec], split_part, worker_config, batch_size, batch_drop_last, limit, encoder, trust_code),
-            spec,
-        )
+        (_val_dataset([spec], split_part, worker_config, batch_size, chunking, limit, encoder, trust_code), spec)
         for spec in specs
     ]
 
 
-def get_loader(dataset: PlannedDataset, **kwargs: Any) -> DataLoader:
+def get_loader(dataset: PlannedDataset | ChunkedDataset, **kwargs: Any) -> DataLoader:
     """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
     return DataLoader(dataset, **_loader_arguments(kwargs))
 
 
-def get_savable_loader(dataset: PlannedDataset, **kwargs: Any) -> SavableDataLoader:
+def get_savable_loader(dataset: PlannedDataset | ChunkedDataset, **kwargs: Any) -> SavableDataLoader:
     """A loader whose position can be saved and restored.
 
     Args:
@@ -241,75 +261,36 @@ def _val_dataset(
     split_part: str,
     worker_config: WorkerConfig,
     batch_size: int | None,
-    drop_last: bool,
+    chunking: Chunking,
     limit: int | None,
     encoder: TaskEncoder,
     trust_code: bool,
-) -> PlannedDataset:
+) -> PlannedDataset | ChunkedDataset:
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     leaves, identities = open_leaves(specs, encoder, trust_code)
     length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
-    order: Order = ConcatOrder([len(leaf.source) for leaf in leaves], length=length)
+    if content_decides(encoder, batch_size, chunking):
+        length = None  # how many samples a batch takes is not known
     settings = {
         "kind": "val",
         "split_part": split_part,
         "batch_size": batch_size,
-        "batch_drop_last": drop_last,
+        "batch_drop_last": chunking.drop_last,
         "seed": worker_config.seed_offset,
     }
-    return _planned(
-        leaves,
-        None,
-        FixedPlan(order, batch_size, drop_last=drop_last),
-        encoder,
-        worker_config,
+    return assembled(
+        ConcatOrder([len(leaf.source) for leaf in leaves], length=length),
         Identity(settings, _with_settings(identities, [() for _ in identities])),
+        chunking,
+        batch_size=batch_size,
         refill=False,
-    )
-
-
-def _planned(
-    leaves: tuple[Leaf, ...],
-    weights: tuple[float, ...] | None,
-    plan: FixedPlan,
-    encoder: TaskEncoder,
-    worker_config: WorkerConfig,
-    identity: Identity,
-    *,
-    refill: bool,
-    loop_length: int = 0,
-    repetitions: tuple[float, ...] | None = None,
-) -> PlannedDataset:
-    dataset = PlannedDataset(
+        limit=limit,
         leaves=leaves,
-        weights=weights,
-        plan=plan,
+        weights=None,
         task_encoder=encoder,
         worker_config=worker_config,
-        identity=identity,
-        seed=hash_ints(worker_config.seed_offset, _HOOKS),
-        refill=refill,
-        loop_length=loop_length,
-        repetitions=repetitions,
     )
-    bounds, world = plan.order.bounds(0), worker_config.world_size
-    where = ", ".join(leaf.name for leaf in leaves[:3]) + (" and others" if len(leaves) > 3 else "")
-    samples = bounds[1] - bounds[0] if bounds else None
-    if samples is not None and samples < world:
-        raise EmptyDatasetError(
-            f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
-            where=where,
-            fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
-        )
-    if dataset.count(0) == 0:
-        raise EmptyDatasetError(
-            f"{samples} samples do not fill one batch of {plan.batch_size} on each of {world} ranks, and "
-            "batch_drop_last leaves out the rest",
-            where=where,
-            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
-        )
-    return dataset
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:
@@ -341,9 +322,7 @@ def _checked(
     encoder: TaskEncoder | None, packing_buffer_size: int | None, kwargs: Mapping[str, Any], function: Any
 ) -> TaskEncoder:
     encoder = DefaultTaskEncoder() if encoder is None else encoder
-    check_hooks(encoder)
-    if packing_buffer_size is not None:
-        raise UsageError("packing is not supported yet", fix="leave out packing_buffer_size")
+    check_hooks(encoder, packing_buffer_size=packing_buffer_size)
     _check_keywords(kwargs, function.__name__, _names_of(function))
     return encoder
 

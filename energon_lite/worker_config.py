@@ -114,6 +114,11 @@ class WorkerConfig:
         if self.num_workers < 0:
             raise UsageError(f"num_workers is {self.num_workers}", fix="give 0 (no worker processes) or more")
 
+    @property
+    def reads(self) -> bool:
+        """Whether this rank makes batches itself; else it gets a peer's, or none."""
+        return self.loads_data and (self.replica is None or self.replica.reads)
+
     @classmethod
     def default_worker_config(
         cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, *, seed_offset: int = 0

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from energon_lite.errors import TopologyError
+from energon_lite.errors import TopologyError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["broadcast_plain", "device_of", "gather_plain", "is_running", "rank_in"]
+__all__ = [
+    "agree_on_step",
+    "broadcast_plain",
+    "check_group",
+    "device_of",
+    "gather_plain",
+    "is_running",
+    "rank_in",
+]
 
 
 def is_running() -> bool:
@@ -67,3 +75,32 @@ def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
     payloads = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
     dist.all_gather(payloads, padded, group=group)
     return [json.loads(bytes(payload.cpu().numpy())) for payload in payloads]
+
+
+def check_group(*, world_size: int, group: ProcessGroup | None) -> None:
+    """Whether the ranks can agree on anything.
+
+    Raises:
+        UsageError: there is no process group to ask the other ranks over.
+        TopologyError: the group has another number of ranks.
+    """
+    if not is_running():
+        raise UsageError(
+            f"a pass that ends, over data whose content decides how many batches there are, on {world_size} ranks: the "
+            "ranks have to agree at each step on whether any of them still has a batch, and there is no process group",
+            fix="call torch.distributed.init_process_group before the loop; or build the data set on each rank with "
+            "WorkerConfig(rank=0, world_size=1), so that each of them goes through all of it",
+        )
+    if dist.get_world_size(group) != world_size:
+        raise TopologyError(
+            f"world_size is {world_size}, but the data-parallel group has {dist.get_world_size(group)} ranks",
+            fix="give WorkerConfig the data_parallel_group of these ranks",
+        )
+
+
+def agree_on_step(step: int, *, group: ProcessGroup | None) -> tuple[int, int]:
+    """The smallest and the largest of the ranks' numbers. One all-reduce of 16 bytes."""
+    numbers = torch.tensor([step, -step], dtype=torch.int64, device=device_of(group))
+    dist.all_reduce(numbers, op=dist.ReduceOp.MIN, group=group)
+    least, most = numbers.tolist()
+    return least, -most

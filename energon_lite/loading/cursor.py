@@ -15,11 +15,18 @@ from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.identity import Identity
 from energon_lite.order import ORDER_VERSION
 
-__all__ = ["Cursor", "from_state", "to_state"]
+__all__ = ["Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
 
 _FORMAT = "energon_lite.loader"
-#: Raised when the meaning of a state changes.
-_VERSION = 1
+#: Raised when the meaning of a state changes. A state says the lowest version that can express it: 1 knows planned
+#: batches only, 2 has a ``kind``.
+_VERSION = 2
+
+#: What a state can be about, in words.
+_KINDS = {
+    "planned": "of batches that are planned ahead",
+    "lanes": "of batches whose content decides how many there are",
+}
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,23 @@ class Cursor:
 def to_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
     """The state: plain integers, strings and dicts; JSON, msgpack and ``torch.load(weights_only=True)`` take it."""
     return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "order_version": ORDER_VERSION,
+        **header("planned"),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
         "identity": identity.to_plain(),
     }
+
+
+def header(kind: str) -> dict[str, Any]:
+    """The first entries of a state."""
+    state = {"format": _FORMAT, "version": 1, "order_version": ORDER_VERSION}
+    return state if kind == "planned" else state | {"version": 2, "kind": kind}
+
+
+def kind_of(state: Mapping[str, Any]) -> Any:
+    """What a state is about: ``"planned"`` or ``"lanes"``."""
+    return state.get("kind", "planned")
 
 
 def from_state(state: Any, identity: Identity) -> Cursor:
@@ -66,16 +82,29 @@ def from_state(state: Any, identity: Identity) -> Cursor:
         StateError: not a state, a damaged one, or one of a format that this version does not know.
         StateMismatchError: a state of other data, another configuration or another order; says what differs.
     """
+    return Cursor(**checked(state, "planned", identity))
+
+
+def checked(state: Any, kind: str, identity: Identity | None) -> dict[str, int]:
+    """Check a state, and return the numbers that all kinds have: ``pass_number``, ``position``, ``loop_start``.
+
+    Args:
+        kind: what it has to be about.
+        identity: what it has to belong to; None: anything.
+
+    Raises:
+        StateError, StateMismatchError: see :func:`from_state`.
+    """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise StateError(
             f"this is not a loader state: {_shown(state)}",
             fix="give what save_state_rank or save_state_global returned",
         )
     version = state.get("version")
-    if version != _VERSION:
+    if not isinstance(version, int) or not 1 <= version <= _VERSION:
         newer = isinstance(version, int) and version > _VERSION
         raise StateError(
-            f"the state has format version {version!r}, this energon_lite reads version {_VERSION}",
+            f"the state has format version {version!r}, this energon_lite reads versions up to {_VERSION}",
             fix="upgrade energon_lite" if newer else "save the state again",
         )
     if state.get("order_version") != ORDER_VERSION:
@@ -88,8 +117,14 @@ def from_state(state: Any, identity: Identity) -> Cursor:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
-    identity.check(state.get("identity"))
-    return Cursor(**numbers)  # type: ignore[arg-type]
+    if kind_of(state) != kind:
+        raise StateMismatchError(
+            f"the state is one {_KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {_KINDS[kind]}",
+            fix="build the loader with the hooks, and the packing_buffer_size, with which the state was saved",
+        )
+    if identity is not None:
+        identity.check(state.get("identity"))
+    return numbers  # type: ignore[return-value]
 
 
 def _shown(value: Any) -> str:

@@ -12,36 +12,64 @@ from energon_lite.loading.pipeline import Job, Leaf, Pipeline
 from energon_lite.task_encoder import TaskEncoder
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["PlannedDataset"]
+__all__ = ["BaseDataset", "PlannedDataset"]
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedDataset:
-    """What ``get_train_dataset`` and ``get_val_dataset`` return. Immutable; loaders of it do not share anything.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BaseDataset:
+    """What all data sets have. Immutable; loaders of it do not share anything.
 
     Args:
         leaves: the data sets it is made of.
         weights: their shares, or None: one after the other, or by repetitions.
-        plan: which samples make up which micro-batch.
         task_encoder: the hooks.
         worker_config: this process's place among the ranks.
         identity: what states of its loaders are checked against.
         seed: 64 bits, for the hooks' randomness.
-        refill: replace samples that fail.
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
         repetitions: how often an epoch shows each leaf, or None.
     """
 
     leaves: tuple[Leaf, ...]
     weights: tuple[float, ...] | None
-    plan: FixedPlan
     task_encoder: TaskEncoder
     worker_config: WorkerConfig
     identity: Identity
     seed: int
-    refill: bool
     loop_length: int = 0
     repetitions: tuple[float, ...] | None = None
+
+    def has(self, leaf: int, index: int) -> bool:
+        """Whether there is such a sample."""
+        return 0 <= leaf < len(self.leaves) and 0 <= index < len(self.leaves[leaf].source)
+
+    def describe(self, batches: str) -> str:
+        """A title and a line for each leaf; ``batches`` is a part of the title."""
+        kind = "one after the other" if self.weights is None else "by weight"
+        kind = kind if self.repetitions is None else "by repetitions"
+        config = self.worker_config
+        lines = [
+            f"{type(self).__name__}: {len(self.leaves)} data sets, {kind}; {batches}, "
+            f"rank {config.rank} of {config.world_size}"
+        ]
+        for number, leaf in enumerate(self.leaves):
+            share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
+            share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
+            lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedDataset(BaseDataset):
+    """What ``get_train_dataset`` and ``get_val_dataset`` return where batches can be planned ahead.
+
+    Args:
+        plan: which samples make up which micro-batch.
+        refill: replace samples that fail.
+    """
+
+    plan: FixedPlan
+    refill: bool
 
     def pipeline(self) -> Pipeline:
         """What runs this data set's jobs."""
@@ -60,10 +88,6 @@ class PlannedDataset:
         if count is None or not self.plan.drop_last:
             return count
         return count - count % self.worker_config.world_size  # all ranks or none
-
-    def has(self, leaf: int, index: int) -> bool:
-        """Whether there is such a sample."""
-        return 0 <= leaf < len(self.leaves) and 0 <= index < len(self.leaves[leaf].source)
 
     def step(self, cursor: Cursor) -> Cursor:
         """The cursor after one more micro-batch on every rank."""
@@ -92,15 +116,4 @@ class PlannedDataset:
         return -(-samples // (self.plan.rows * world))
 
     def __str__(self) -> str:
-        kind = "one after the other" if self.weights is None else "by weight"
-        kind = kind if self.repetitions is None else "by repetitions"
-        config = self.worker_config
-        lines = [
-            f"PlannedDataset: {len(self.leaves)} data sets, {kind}; batches of {self.plan.batch_size or 1}, "
-            f"rank {config.rank} of {config.world_size}"
-        ]
-        for number, leaf in enumerate(self.leaves):
-            share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
-            share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
-            lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
-        return "\n".join(lines)
+        return self.describe(f"batches of {self.plan.batch_size or 1}")

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.cursor import Cursor
+from energon_lite.loading.chunked_dataset import ChunkedDataset
+from energon_lite.loading.crew import Crew
 from energon_lite.loading.dataset import PlannedDataset
-from energon_lite.loading.pipeline import Job, Result
+from energon_lite.loading.lane_walk import LaneWalk
+from energon_lite.loading.pipeline import Pipeline, Result
+from energon_lite.loading.planned_walk import PlannedWalk
 from energon_lite.loading.report import Report
+from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
-from energon_lite.loading.workers import Executor, InlineExecutor, WorkerPool
+from energon_lite.worker_config import Replica
 
 __all__ = ["DataLoader"]
-
-logger = logging.getLogger(__name__)
-
-#: Batches whose addresses are looked up at once, and samples in them at most.
-_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES = 64, 1 << 14
 
 
 class DataLoader:
@@ -46,7 +42,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: PlannedDataset,
+        dataset: PlannedDataset | ChunkedDataset,
         *,
         prefetch_factor: int = 2,
         start_method: str = "fork",
@@ -54,7 +50,7 @@ class DataLoader:
         fail_on_timeout: bool = False,
         check_peers: bool = False,
     ):
-        if not isinstance(dataset, PlannedDataset):
+        if not isinstance(dataset, (PlannedDataset, ChunkedDataset)):
             raise UsageError(
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )
@@ -62,82 +58,77 @@ class DataLoader:
             raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
         self.dataset = dataset
         self.worker_config = dataset.worker_config
-        self._prefetch_factor = prefetch_factor
-        self._start_method = start_method
-        self._watchdog = (watchdog_timeout_seconds, fail_on_timeout)
         self._check_peers = check_peers
         self._report = Report(dataset.task_encoder.failure_tolerance)
-        self._cursor = Cursor()
-        self._feed: _Feed | None = None
-        self._pipeline = dataset.pipeline()
+        self._pipeline: Pipeline = dataset.pipeline()
+        self._crew = Crew(
+            self._pipeline,
+            self.worker_config.num_workers,
+            start_method=start_method,
+            watchdog_seconds=watchdog_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
+        )
+        weakref.finalize(self, self._crew.close)
+        self._walk = self._make_walk(prefetch_factor, [])
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        if self._loop_is_over():
-            self._cursor = self._next_loop()
-        while not self._loop_is_over():
-            batch = self._take()
+        self._walk.start_loop()
+        while (result := self._take()) is not None:
             # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
-            self._cursor = self.dataset.step(self._cursor)
-            yield batch
+            self._walk.advance()
+            yield result.batch
 
     def __len__(self) -> int:
-        """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold."""
+        """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
+
+        Raises:
+            UnknownLengthError: hooks decide how many batches there are, and there is no ``virtual_epoch_length``.
+        """
         return len(self.dataset)
 
-    def _take(self) -> Any:
-        """This rank's batch at the cursor: its own, or its peer's."""
-        if not self.worker_config.loads_data:
-            return None
+    def _take(self) -> Result | None:
+        """This rank's next batch: its own, or its peer's. None: the loop is over."""
         replica = self.worker_config.replica
-        if replica is None:
+        if replica is None or not self.worker_config.loads_data:
             return self._load()
         if replica.share == "broadcast":
-            batch = share_batch(self._load, replica)
+            result = self._share(replica)
         else:
-            batch = self._load()
-            if replica.is_last_stage:
-                batch = select_fields(batch, replica.last_stage_fields)
-        if self._check_peers:
-            check_peers(batch, replica)
-        return batch
+            result = self._load()
+            if result is not None and replica.is_last_stage:
+                result = Result(select_fields(result.batch, replica.last_stage_fields))
+        if result is not None and self._check_peers:
+            check_peers(result.batch, replica)
+        return result
 
-    def _load(self) -> Any:
-        if self._feed is None:
-            self._feed = self._start_feed()
-        result = self._feed.take(self._cursor)
-        self._report.add(result.outcomes)
-        return result.batch
+    def _load(self) -> Result | None:
+        result = self._walk.take()
+        if result is not None:
+            self._report.add(result.outcomes, batches=int(self.worker_config.reads))
+        return result
 
-    def _loop_is_over(self) -> bool:
-        count, length = self.dataset.count(self._cursor.pass_number), self.dataset.loop_length
-        if count is not None:
-            return self._cursor.position >= count
-        return (
-            bool(length) and self._cursor.position - self._cursor.loop_start >= length * self.worker_config.world_size
-        )
+    def _share(self, replica: Replica) -> Result | None:
+        """The next batch of the rank that loads for this one. Where only that rank knows the loop's end, it tells."""
+        if self._walk.knows_end:
+            return None if self._walk.is_over() else Result(share_batch(lambda: _batch(self._load()), replica))
 
-    def _next_loop(self) -> Cursor:
-        if self.dataset.count(self._cursor.pass_number) is not None:
-            return Cursor(pass_number=self._cursor.pass_number + 1)
-        return replace(self._cursor, loop_start=self._cursor.position)
+        def load() -> tuple[int, int, Any] | None:
+            result = self._load()
+            return None if result is None else (*self._walk.step, result.batch)
 
-    def _start_feed(self) -> _Feed:
+        found = share_batch(load, replica)
+        self._walk.follow(None if found is None else found[:2])
+        return None if found is None else Result(found[2])
+
+    def _make_walk(self, prefetch_factor: int, skip: Collection[tuple[int, int]]) -> PlannedWalk | LaneWalk:
         workers = self.worker_config.num_workers
-        if not workers:
-            return _Feed(self.dataset, InlineExecutor(self._pipeline), ahead=0)
-        seconds, fail = self._watchdog
-        pool = WorkerPool(
-            self._pipeline,
-            workers,
-            start_method=self._start_method,
-            watchdog_seconds=seconds,
-            fail_on_timeout=fail,
-        )
-        weakref.finalize(self, pool.close)
-        return _Feed(self.dataset, pool, ahead=self._prefetch_factor * workers)
+        if isinstance(self.dataset, PlannedDataset):
+            return PlannedWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
+        ahead = max(1, prefetch_factor - 1) * workers
+        return LaneWalk(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
 
     # -- a single sample ------------------------------------------------------------------------------------------
 
@@ -161,22 +152,13 @@ class DataLoader:
         Example:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
-        match tuple(restore_key):
-            case ("batch", int(pass_number), int(number)) if pass_number >= 0 and number >= 0:
-                (job,) = self.dataset.jobs(pass_number, [number])
-                return self._pipeline.run(job).batch
-            case ("sample", int(leaf), int(index), int(epoch), int(attempt)) if self.dataset.has(leaf, index):
-                return self._pipeline.restore((leaf, index, epoch), attempt)
-        raise UsageError(
-            f"{restore_key!r} is not a restore key of this loader",
-            fix="give the __restore_key__ of a batch or of a sample as it was delivered",
-        )
+        return restore_by_key(restore_key, self.dataset, self._pipeline)
 
     # -- what happened --------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Batches and samples delivered to this rank, samples skipped and failed with their reasons, worker deaths."""
-        return self._report.stats() | {"worker_deaths": 0 if self._feed is None else self._feed.worker_deaths}
+        return self._report.stats() | {"worker_deaths": self._crew.worker_deaths}
 
     def config(self) -> dict[str, Any]:
         """The settings and the data that decide the order, as plain data."""
@@ -184,9 +166,8 @@ class DataLoader:
 
     def close(self) -> None:
         """Stop the workers and log a summary of what was skipped. The loader can be used again; it starts new ones."""
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        self._walk.close()
+        if self._crew.close():
             self._report.log_summary()
 
     def __enter__(self) -> Self:
@@ -198,66 +179,8 @@ class DataLoader:
         self.close()
 
     def __str__(self) -> str:
-        return f"{type(self).__name__} at {self._cursor}\n{self.dataset}"
+        return f"{type(self).__name__} at {self._walk.cursor}\n{self.dataset}"
 
 
-class _Feed:
-    """Keeps an executor supplied with the jobs that come next for this rank.
-
-    Args:
-        dataset: where jobs come from.
-        executor: who runs them.
-        ahead: jobs submitted before their turn.
-    """
-
-    def __init__(self, dataset: PlannedDataset, executor: Executor, *, ahead: int):
-        self._dataset = dataset
-        self._executor = executor
-        self._ahead = ahead
-        self._at: Cursor | None = None  # the cursor at which the first of _tickets will be asked for
-        self._tickets: deque[int] = deque()
-        self._planned: deque[Job] = deque()
-        self._next_number = 0  # the first micro-batch of this rank that is not planned yet
-
-    @property
-    def worker_deaths(self) -> int:
-        return int(getattr(self._executor, "total_deaths", 0))
-
-    def take(self, cursor: Cursor) -> Result:
-        """The result for this rank at ``cursor``. Quick if that follows the one taken last; else starts over there."""
-        if self._at is None or (self._at.pass_number, self._at.position) != (cursor.pass_number, cursor.position):
-            self._restart(cursor)
-        while len(self._tickets) <= self._ahead and (job := self._next_job(cursor)) is not None:
-            self._tickets.append(self._executor.submit(job))
-        self._at = None  # until the result is there: after an error the next call starts over
-        result = self._executor.result(self._tickets.popleft())
-        self._at = self._dataset.step(cursor)
-        return result
-
-    def close(self) -> None:
-        self._executor.close()
-
-    def _restart(self, cursor: Cursor) -> None:
-        self._executor.cancel()
-        self._tickets.clear()
-        self._planned.clear()
-        self._next_number = cursor.position + self._dataset.worker_config.rank
-
-    def _next_job(self, cursor: Cursor) -> Job | None:
-        if not self._planned:
-            self._plan(cursor)
-        return self._planned.popleft() if self._planned else None
-
-    def _plan(self, cursor: Cursor) -> None:
-        """Look up the addresses of the next few micro-batches of this rank in one go."""
-        world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
-        number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
-        stop = self._next_number + number_of_jobs * world
-        count = self._dataset.count(cursor.pass_number)
-        if count is not None:
-            # The last step begins below count; ranks that find nothing left there get an empty batch.
-            last_step = cursor.position + -(-(count - cursor.position) // world) * world
-            stop = min(stop, last_step + rank)
-        numbers = range(self._next_number, stop, world)
-        self._planned.extend(self._dataset.jobs(cursor.pass_number, numbers))
-        self._next_number = numbers[-1] + world if len(numbers) else self._next_number
+def _batch(result: Result | None) -> Any:
+    return None if result is None else result.batch

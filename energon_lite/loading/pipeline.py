@@ -13,7 +13,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
 from functools import cached_property
+from types import GeneratorType
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
@@ -21,10 +23,10 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import Cooker, HookContext, TaskEncoder, hook_context
+from energon_lite.task_encoder import Cooker, HookContext, TaskEncoder, hook_context, hooks_of
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["Failure", "Job", "Leaf", "Pipeline", "Result"]
+__all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result", "set_restore_key"]
 
 Address = tuple[int, int, int]
 
@@ -86,7 +88,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that was skipped or that failed, and why."""
+    """A sample that was skipped or that failed, and why.
+
+    Args:
+        dropped: nothing is wrong with it, but there was no place for it.
+    """
 
     leaf: str
     key: str
@@ -95,6 +101,13 @@ class Failure:
     skipped: bool
     details: str = ""
     fix: str = ""
+    dropped: bool = False
+
+
+class Mark(Enum):
+    """What else may stand between failures."""
+
+    FINE = "a sample that went well so far; it is counted when it is delivered"
 
 
 @dataclass
@@ -102,10 +115,14 @@ class Result:
     """A finished job: the batch, and what happened to its samples in their order (None: nothing, all is well)."""
 
     batch: Any
-    outcomes: list[Failure | None] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
 
 
-class _Rejected(Exception):
+#: What happened to a sample: None: it is part of the batch.
+Outcome = Failure | Mark | None
+
+
+class Rejected(Exception):
     """A sample (or batch) that will not be part of the result."""
 
     def __init__(self, failure: Failure):
@@ -140,6 +157,7 @@ class Pipeline:
         self.refill = refill
         self.batched = batched
         self.error_handler = error_handler
+        self.hooks = hooks_of(encoder, packing=False, batched=batched)
         self._example: tuple[Any, int] | None = None
 
     def run(self, job: Job) -> Result:
@@ -166,7 +184,7 @@ class Pipeline:
             try:
                 result.batch = self._batch(samples, job)
                 return result
-            except _Rejected as rejected:
+            except Rejected as rejected:
                 # The samples were fine each, but none of them gets through.
                 result.outcomes = [outcome or rejected.failure for outcome in result.outcomes]
                 if not self.refill:
@@ -190,22 +208,28 @@ class Pipeline:
         context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=epoch * length + index)
         key = ("sample", leaf_number, *address[1:], attempt)
         with hook_context(context):
-            raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.parts)
-            name = raw.key
-            sample = self._guarded("decode", leaf.name, name, raw.source, leaf.loader.load, raw, key)
-            if leaf.cooker is not None:
-                cook = self.encoder.cook_crude_sample
-                sample = self._guarded("cook_crude_sample", leaf.name, name, sample, cook, sample, leaf.cooker)
-            encoded = self._guarded("encode_sample", leaf.name, name, sample, self.encoder.encode_sample, sample)
+            name, sample = self._sample_of_source(leaf, index, key)
+            for hook in self.hooks.sample:
+                sample = self._guarded(hook, leaf.name, name, sample, getattr(self.encoder, hook), sample)
         if not self.batched:
-            _set_restore_key(encoded, key)
-        return encoded
+            set_restore_key(sample, key)
+        return sample
+
+    def _sample_of_source(self, leaf: Leaf, index: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
+        """The name of a sample, and the sample before the hooks (but cooked)."""
+        raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.parts)
+        name = raw.key
+        sample = self._guarded("decode", leaf.name, name, raw.source, leaf.loader.load, raw, restore_key)
+        if leaf.cooker is not None:
+            cook = self.encoder.cook_crude_sample
+            sample = self._guarded("cook_crude_sample", leaf.name, name, sample, cook, sample, leaf.cooker)
+        return name, sample
 
     def restore(self, address: Address, attempt: int) -> Any:
         """:meth:`sample` for the user: what is wrong with it is raised as a SampleError."""
         try:
             return self.sample(address, attempt)
-        except _Rejected as rejected:
+        except Rejected as rejected:
             failure = rejected.failure
             raise SampleError(
                 f"the sample cannot be made: {failure.stage}: {failure.reason}",
@@ -213,7 +237,7 @@ class Pipeline:
                 fix=failure.fix or None,
             ) from rejected.__cause__
 
-    def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Failure | None]) -> Any:
+    def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Outcome]) -> Any:
         """The sample for one place of a batch, or a replacement, or nothing."""
         tolerance = self.encoder.failure_tolerance
         # Each attempt of the batch as a whole has replacements of its own.
@@ -224,7 +248,7 @@ class Pipeline:
                 sample = self.sample(address, attempt)
                 outcomes.append(None)
                 return sample
-            except _Rejected as rejected:
+            except Rejected as rejected:
                 outcomes.append(rejected.failure)
                 if not self.refill:
                     return _NOTHING
@@ -240,7 +264,7 @@ class Pipeline:
         # A context of its own for each hook: what one draws must not depend on how much the other drew.
         with hook_context(HookContext(*origin, 1, batch_index=job.number)):
             batch = self._guarded("encode_batch", "*", names, batch, self.encoder.encode_batch, batch)
-        _set_restore_key(batch, _key(job))
+        set_restore_key(batch, _key(job))
         return batch
 
     def _empty(self, job: Job) -> Any:
@@ -250,7 +274,7 @@ class Pipeline:
         if self._example is None:
             self._example = self._make_example()
         batch = self.encoder.empty_batch(*self._example)
-        _set_restore_key(batch, _key(job))
+        set_restore_key(batch, _key(job))
         return batch
 
     def _make_example(self) -> tuple[Any, int]:
@@ -263,23 +287,26 @@ class Pipeline:
                 tried += 1
                 try:
                     found.append(self.sample((number, index, 0)))
-                except _Rejected as rejected:
+                except Rejected as rejected:
                     failure = rejected.failure
                 if len(found) == 2 or (not found and 0 < self.encoder.failure_tolerance <= tried):
                     break
             if found:
                 try:
                     return self._batch(found, Job(0, -1, ())), len(found)
-                except _Rejected as rejected:
+                except Rejected as rejected:
                     failure = rejected.failure
         raise too_many_failures(tried, failure)
 
     def _guarded(self, stage: str, leaf: str, key: str, subject: Any, step: Callable[..., Any], *arguments: Any) -> Any:
         """Run one step; turn what it raises into a rejection, unless it must end the iteration."""
         try:
-            return step(*arguments)
+            value = step(*arguments)
+            if type(value) is GeneratorType:
+                raise _undeclared(stage)
+            return value
         except SkipSample as skip:
-            raise _Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
+            raise Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
         except _FATAL:
             raise
         except Exception as error:
@@ -290,7 +317,7 @@ class Pipeline:
             details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             fix = (error.fix or "") if isinstance(error, EnergonLiteError) else ""
             failure = Failure(leaf, key, stage, f"{kind}: {reason}" if reason else kind, False, details, fix)
-            raise _Rejected(failure) from error
+            raise Rejected(failure) from error
 
 
 def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
@@ -301,6 +328,13 @@ def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
         where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
         fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
         + "; to allow more in a row, raise failure_tolerance of the task encoder (0: any number)",
+    )
+
+
+def _undeclared(stage: str) -> FatalSampleError:
+    return FatalSampleError(
+        f"{stage} returned a generator, but is no generator function",
+        fix="write it with `yield`, so that the loader knows that it gives any number of results",
     )
 
 
@@ -325,7 +359,7 @@ def _key(job: Job) -> tuple[Any, ...]:
     return ("batch", job.pass_number, job.number)
 
 
-def _set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
+def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
     if isinstance(value, dict):
         if "__restore_key__" in value:
             value["__restore_key__"] = key

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from energon_lite.loading.pipeline import Failure, too_many_failures
+from energon_lite.loading.pipeline import Failure, Mark, Outcome, too_many_failures
 
 __all__ = ["Report"]
 
@@ -30,24 +30,31 @@ class Report:
         self._tolerance = tolerance
         self.batches = 0
         self.samples = 0
+        self.dropped = 0
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
         self._in_a_row = 0
         self._told: set[tuple[str, str, str]] = set()
         self._filter_told = False
 
-    def add(self, outcomes: Sequence[Failure | None]) -> None:
+    def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
         """Count the samples of a batch that is about to be delivered.
+
+        Args:
+            outcomes: what happened to its samples, and to those lost on the way to it.
+            batches: 0 if there is no batch.
 
         Raises:
             FatalSampleError: too many failures in a row.
         """
-        self.batches += 1
+        self.batches += batches
         for outcome in outcomes:
-            if outcome is None:
-                self.samples += 1
+            if outcome is None or isinstance(outcome, Mark):
+                self.samples += outcome is None
                 self._in_a_row = 0
                 continue
             self._count(outcome)
+            if outcome.dropped:
+                continue
             self._in_a_row += 1
             if self._tolerance and self._in_a_row >= self._tolerance:
                 raise too_many_failures(self._in_a_row, outcome)
@@ -55,7 +62,7 @@ class Report:
     @property
     def skipped(self) -> int:
         """Samples left out because a hook said so."""
-        return sum(count for (_, _, _, skipped), count in self.reasons.items() if skipped)
+        return sum(count for (_, _, _, skipped), count in self.reasons.items() if skipped) - self.dropped
 
     @property
     def failed(self) -> int:
@@ -69,6 +76,7 @@ class Report:
             "samples": self.samples,
             "skipped": self.skipped,
             "failed": self.failed,
+            "dropped": self.dropped,
             "reasons": [
                 {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}
                 for (leaf, stage, reason, skipped), count in self.reasons.most_common()
@@ -79,8 +87,9 @@ class Report:
         """One paragraph on what was left out, if anything was."""
         if not self.reasons:
             return
-        total = self.samples + self.skipped + self.failed
-        lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed:"]
+        total = self.samples + self.skipped + self.failed + self.dropped
+        dropped = f", {self.dropped} were dropped" if self.dropped else ""
+        lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
         lines += [
             f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
         ]
@@ -93,8 +102,9 @@ class Report:
         if key not in self.reasons and len(self.reasons) >= _MAX_REASONS:
             key = (failure.leaf, failure.stage, "(other reasons)", failure.skipped)
         self.reasons[key] += 1
+        self.dropped += failure.dropped
         self._tell(failure)
-        lost, seen = sum(self.reasons.values()), self.samples
+        lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
             logger.warning(

@@ -6,16 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.errors import StateError
 from energon_lite.loading.collectives import broadcast_plain, gather_plain, is_running, rank_in
-from energon_lite.loading.cursor import Cursor, from_state, to_state
 from energon_lite.loading.loader import DataLoader
-from energon_lite.order.permutation import MAX_LENGTH
+from energon_lite.loading.state_merge import merged
+from energon_lite.loading.walk import State
 
 __all__ = ["SavableDataLoader", "State"]
-
-#: Plain data: dicts, lists, strings and integers.
-State = dict[str, Any]
 
 
 class SavableDataLoader(DataLoader):
@@ -37,7 +34,7 @@ class SavableDataLoader(DataLoader):
 
     def save_state_rank(self) -> State | None:
         """The state of this rank; None on ranks whose state is saved by a peer (see ``WorkerConfig.from_mesh``)."""
-        return to_state(self._cursor, self.dataset.identity) if self.worker_config.saves_state else None
+        return self._walk.state() if self.worker_config.saves_state else None
 
     def restore_state_rank(self, state: State | None) -> None:
         """Go on where ``state`` was saved, on whatever rank it was saved. None: from the beginning.
@@ -48,10 +45,7 @@ class SavableDataLoader(DataLoader):
             StateError: it cannot be read.
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
-        cursor = Cursor() if state is None else from_state(state, self.dataset.identity)
-        if cursor.position * self.dataset.plan.rows >= MAX_LENGTH:
-            raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
-        self._cursor = cursor
+        self._walk.restore(state)
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.
@@ -65,13 +59,14 @@ class SavableDataLoader(DataLoader):
         Raises:
             StateMismatchError: the ranks are not at the same step.
         """
-        state = to_state(self._cursor, self.dataset.identity)
+        state = self._walk.state()
         if not is_running():
             return state if self.worker_config.saves_state else None
         import torch.distributed as dist
 
         if self.worker_config.world_size > 1:
-            _agreed(gather_plain(state, group=self.worker_config.data_parallel_group))
+            states = gather_plain(state, group=self.worker_config.data_parallel_group)
+            state = merged(states) if self.worker_config.reads else state
         return state if dist.get_rank() == global_dst_rank else None
 
     def restore_state_global(
@@ -90,13 +85,13 @@ class SavableDataLoader(DataLoader):
         """
         group = self.worker_config.data_parallel_group
         if src_rank is None or not is_running() or self.worker_config.world_size == 1:
-            self.restore_state_rank(_merged(state))
+            self.restore_state_rank(_one_state(state))
             return
         # What is wrong with the state is known on one rank only, and must end the call on all of them.
         message: dict[str, Any] = {}
         if rank_in(group) == src_rank:
             try:
-                message = {"state": _merged(state)}
+                message = {"state": _one_state(state)}
                 json.dumps(message)
             except (StateError, TypeError, ValueError) as error:
                 message = {"error": str(error)}
@@ -107,40 +102,18 @@ class SavableDataLoader(DataLoader):
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""
-        return to_state(self._cursor, self.dataset.identity)
+        return self._walk.state()
 
     def load_state_dict(self, state_dict: State) -> None:
         """:meth:`restore_state_rank`, by torch's name for it."""
         self.restore_state_rank(state_dict)
 
 
-def _merged(state: Any) -> State:
+def _one_state(state: Any) -> State:
     """The one state that is meant by a state, or by a list of the states of all ranks."""
     if isinstance(state, Mapping):
         return dict(state)
     if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
-        return _agreed([one for one in state if one is not None])
+        return merged([one for one in state if one is not None])
     what = "there is no state" if state is None else f"this is not a loader state: a {type(state).__name__}"
     raise StateError(what, fix="give what save_state_global returned on the rank that it was saved on")
-
-
-def _agreed(states: Sequence[State]) -> State:
-    """The one state that all ranks have.
-
-    Raises:
-        StateMismatchError: names the ranks that are elsewhere.
-    """
-    if not states:
-        raise StateError("there is no state: all entries of the list are None", fix="give what the ranks saved")
-    places = [(state.get("pass_number"), state.get("position")) for state in states]
-    if len(set(places)) > 1:
-        listed = "\n".join(f"    rank {rank}: pass {at[0]}, micro-batch {at[1]}" for rank, at in enumerate(places))
-        raise StateMismatchError(
-            f"the ranks are not at the same step:\n{listed}", fix="save after the same number of batches on every rank"
-        )
-    if any(state != states[0] for state in states):
-        raise StateMismatchError(
-            "the ranks' states belong to different data or configurations",
-            fix="build the loader from the same data and with the same arguments on every rank",
-        )
-    return dict(states[0])

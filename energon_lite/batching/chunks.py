@@ -1,0 +1,93 @@
+"""Which samples make up which chunk, where content decides what becomes of them. Integers only: no torch, no I/O.
+
+A pass is cut into chunks of equal length. What a chunk's samples become, its batches, depends on nothing outside of it,
+so any chunk can be worked on by itself, anywhere. Chunks are dealt to lanes like cards: chunk ``c`` belongs to lane
+``c % lanes``. Micro-batch ``m`` of a pass is the next one of lane ``m % lanes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_lite.errors import UsageError
+from energon_lite.order import Order
+from energon_lite.order.tree import Addresses
+
+__all__ = ["ChunkPlan", "default_chunk_size", "worlds_for"]
+
+#: A chunk has so many micro-batches' worth of samples, if it is not the buffer of packing.
+_CHUNK_BATCHES = 32
+#: Samples of a micro-batch where nobody knows.
+_TYPICAL_BATCH = 32
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Chunks of a pass, and how their samples become batches.
+
+    Args:
+        order: the order of the samples. If it ends, so does each pass.
+        batch_size: samples in a micro-batch; None: as the groups say, or single samples.
+        chunk_size: positions in a chunk.
+        packing_buffer_size: samples in a buffer of packing; None: no packing.
+        keep_remainder: what is left at a chunk's end becomes smaller batches; else it is dropped.
+        limit: a pass ends after so many steps, if not earlier.
+
+    Example:
+        >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk_size=3)
+        >>> plan.count(0), [plan.addresses(number, 0).index.tolist() for number in (0, 1)]
+        (2, [[0, 1, 2], [3, 4]])
+    """
+
+    order: Order
+    batch_size: int | None
+    chunk_size: int
+    packing_buffer_size: int | None = None
+    keep_remainder: bool = True
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None")
+        if self.chunk_size < 1:
+            raise UsageError(f"chunk_size is {self.chunk_size}", fix="give at least 1")
+        if self.chunk_size < (self.packing_buffer_size or 1):
+            raise UsageError(
+                f"chunk_size is {self.chunk_size}, but packing_buffer_size {self.packing_buffer_size}: no buffer would "
+                "ever be full",
+                fix="give a multiple of packing_buffer_size, or leave out chunk_size",
+            )
+
+    def count(self, pass_number: int) -> int | None:
+        """Chunks of a pass; None: it never ends."""
+        bounds = self.order.bounds(pass_number)
+        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk_size)
+
+    def addresses(self, number: int, pass_number: int, first: int = 0) -> Addresses:
+        """Addresses of a chunk's samples, from its ``first`` position on."""
+        bounds = self.order.bounds(pass_number)
+        start = (0 if bounds is None else bounds[0]) + number * self.chunk_size
+        stop = start + self.chunk_size if bounds is None else min(start + self.chunk_size, bounds[1])
+        return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
+
+
+def default_chunk_size(batch_size: int | None, packing_buffer_size: int | None) -> int:
+    """Positions in a chunk if the user does not say: a buffer of packing, or 32 micro-batches' worth.
+
+    Example:
+        >>> default_chunk_size(8, None), default_chunk_size(8, 1000)
+        (256, 1000)
+    """
+    return packing_buffer_size or _CHUNK_BATCHES * (batch_size or _TYPICAL_BATCH)
+
+
+def worlds_for(lanes: int) -> list[int]:
+    """The world sizes among which so many lanes can be divided evenly, ascending.
+
+    Example:
+        >>> worlds_for(6)
+        [1, 2, 3, 6]
+    """
+    return [world for world in range(1, lanes + 1) if lanes % world == 0]

@@ -1,0 +1,153 @@
+"""From an order, leaves and hooks to a data set: planned ahead, or in chunks where content decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
+from energon_lite.batching.plan import FixedPlan
+from energon_lite.errors import EmptyDatasetError, UsageError, nearest
+from energon_lite.loading.chunked_dataset import ChunkedDataset
+from energon_lite.loading.dataset import BaseDataset, PlannedDataset
+from energon_lite.loading.identity import Identity
+from energon_lite.loading.lane_cursor import check_topology
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.tree import Order
+from energon_lite.task_encoder import TaskEncoder, hooks_of
+
+__all__ = ["Chunking", "assembled", "content_decides"]
+
+#: Keeps the hashes for different purposes apart.
+_HOOKS = 23
+
+_REMAINDERS = ("keep", "drop")
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """What the user said about packing and chunks; the arguments of the same names of ``get_train_dataset``."""
+
+    packing_buffer_size: int | None = None
+    chunk_size: int | None = None
+    chunk_remainder: str | None = None
+    lanes: int | None = None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunk_remainder not in (None, *_REMAINDERS):
+            close = nearest(self.chunk_remainder, _REMAINDERS)
+            raise UsageError(
+                f"chunk_remainder is {self.chunk_remainder!r}",
+                fix=f"did you mean {close!r}?" if close else 'give "keep" or "drop"',
+            )
+        if self.lanes is not None and self.lanes < 1:
+            raise UsageError(f"lanes is {self.lanes}", fix="give a multiple of the number of data-parallel ranks")
+
+    @property
+    def keeps(self) -> bool:
+        """Samples that do not fill a batch at a chunk's end are kept."""
+        return self.chunk_remainder == "keep" or (self.chunk_remainder is None and not self.drop_last)
+
+
+def content_decides(encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> bool:
+    """Whether nobody knows, before the hooks have run, how many batches there will be."""
+    packing = chunking.packing_buffer_size is not None
+    return hooks_of(encoder, packing=packing, batched=batch_size is not None).content_decides
+
+
+def assembled(
+    order: Order,
+    identity: Identity,
+    chunking: Chunking,
+    *,
+    batch_size: int | None,
+    refill: bool,
+    limit: int | None = None,
+    **common: Any,
+) -> PlannedDataset | ChunkedDataset:
+    """A data set.
+
+    Args:
+        refill: replace samples that fail, where batches are planned.
+        limit: steps of a pass at most, where content decides. (A planned order is cut to that already.)
+        common: fields of :class:`~energon_lite.loading.dataset.BaseDataset`.
+
+    Raises:
+        UsageError: arguments that do not go together.
+        TopologyError: the lanes cannot be divided among the ranks.
+        EmptyDatasetError: a pass has too few samples.
+    """
+    common["seed"] = hash_ints(common["worker_config"].seed_offset, _HOOKS)
+    if not content_decides(common["task_encoder"], batch_size, chunking):
+        _refuse_chunking(chunking)
+        plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
+        planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
+        _check_size(planned, order)
+        return planned
+    if chunking.lanes is not None:
+        check_topology(chunking.lanes, common["worker_config"].world_size)
+    chunk_size = chunking.chunk_size
+    chunks = ChunkPlan(
+        order,
+        batch_size,
+        default_chunk_size(batch_size, chunking.packing_buffer_size) if chunk_size is None else chunk_size,
+        packing_buffer_size=chunking.packing_buffer_size,
+        keep_remainder=chunking.keeps,
+        limit=limit,
+    )
+    dataset = ChunkedDataset(
+        plan=chunks, lanes=chunking.lanes, drop_last=chunking.drop_last, identity=identity, **common
+    )
+    _check_length(dataset, order)
+    return replace(dataset, identity=_with_chunks(identity, dataset))
+
+
+def _with_chunks(identity: Identity, dataset: ChunkedDataset) -> Identity:
+    """The identity with what decides the batches of a chunk."""
+    plan, hooks = dataset.plan, dataset.hooks
+    settings = {
+        "packing_buffer_size": plan.packing_buffer_size,
+        "chunk_size": plan.chunk_size,
+        "chunk_remainder": "keep" if plan.keep_remainder else "drop",
+        "groups": hooks.groups,
+    }
+    return replace(identity, settings={**identity.settings, **settings})
+
+
+def _refuse_chunking(chunking: Chunking) -> None:
+    for name in ("chunk_size", "chunk_remainder", "lanes"):
+        if getattr(chunking, name) is not None:
+            raise UsageError(
+                f"{name}={getattr(chunking, name)!r} has no effect: the batches of this task encoder are planned, "
+                "without chunks, and go on on any number of ranks",
+                fix=f"leave out {name}",
+            )
+
+
+def _check_length(dataset: BaseDataset, order: Order) -> None:
+    bounds, world = order.bounds(0), dataset.worker_config.world_size
+    samples = bounds[1] - bounds[0] if bounds else None
+    if samples is not None and samples < world:
+        raise EmptyDatasetError(
+            f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
+            where=_names(dataset),
+            fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
+        )
+
+
+def _check_size(dataset: PlannedDataset, order: Order) -> None:
+    _check_length(dataset, order)
+    if dataset.count(0) == 0:
+        bounds, world = order.bounds(0), dataset.worker_config.world_size
+        samples = bounds[1] - bounds[0] if bounds else None
+        raise EmptyDatasetError(
+            f"{samples} samples do not fill one batch of {dataset.plan.batch_size} on each of {world} ranks, and "
+            "batch_drop_last leaves out the rest",
+            where=_names(dataset),
+            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
+        )
+
+
+def _names(dataset: BaseDataset) -> str:
+    return ", ".join(leaf.name for leaf in dataset.leaves[:3]) + (" and others" if len(dataset.leaves) > 3 else "")

@@ -1,0 +1,186 @@
+"""Walking through a sequence of micro-batches that is planned: what comes next for this rank, and keeping it coming."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from energon_lite.errors import StateError
+from energon_lite.loading.cursor import Cursor, from_state, to_state
+from energon_lite.loading.dataset import PlannedDataset
+from energon_lite.loading.pipeline import Job, Result
+from energon_lite.loading.walk import State
+from energon_lite.loading.workers import Executor
+from energon_lite.order.permutation import MAX_LENGTH
+
+__all__ = ["PlannedWalk"]
+
+#: Batches whose addresses are looked up at once, and samples in them at most.
+_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES = 64, 1 << 14
+
+
+class PlannedWalk:
+    """The way of one rank through the plan.
+
+    Args:
+        dataset: what is planned.
+        executor: makes the executor, at the first batch.
+        ahead: jobs submitted before their turn.
+        skip: ``(pass, step)`` of steps that are passed over.
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        executor: Callable[[], Executor],
+        *,
+        ahead: int,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self._dataset = dataset
+        self._world = dataset.worker_config.world_size
+        self._executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
+        self.cursor = Cursor()
+        self.feed: Feed | None = None
+
+    def start_loop(self) -> None:
+        if self._loop_is_over():
+            self.cursor = self._next_loop()
+
+    @property
+    def knows_end(self) -> bool:
+        return True
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self.cursor.position
+
+    def is_over(self) -> bool:
+        self.cursor = self._behind_skipped(self.cursor)
+        return self._loop_is_over()
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        pass  # each rank knows for itself
+
+    def take(self) -> Result | None:
+        if self.is_over():
+            return None
+        if not self._dataset.worker_config.reads:
+            return Result(None)
+        if self.feed is None:
+            self.feed = Feed(self._dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
+        return self.feed.take(self.cursor, following=self._behind_skipped(self._dataset.step(self.cursor)))
+
+    def advance(self) -> None:
+        self.cursor = self._dataset.step(self.cursor)
+
+    def state(self) -> State:
+        return to_state(self.cursor, self._dataset.identity)
+
+    def restore(self, state: State | None) -> None:
+        cursor = Cursor() if state is None else from_state(state, self._dataset.identity)
+        if cursor.position * self._dataset.plan.rows >= MAX_LENGTH:
+            raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
+        self.cursor = cursor
+
+    def close(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
+
+    def _loop_is_over(self) -> bool:
+        count, length = self._dataset.count(self.cursor.pass_number), self._dataset.loop_length
+        if count is not None:
+            return self.cursor.position >= count
+        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
+
+    def _next_loop(self) -> Cursor:
+        if self._dataset.count(self.cursor.pass_number) is not None:
+            return Cursor(pass_number=self.cursor.pass_number + 1)
+        return replace(self.cursor, loop_start=self.cursor.position)
+
+    def _is_skipped(self, pass_number: int, position: int) -> bool:
+        return (pass_number, position // self._world) in self._skip
+
+    def _behind_skipped(self, cursor: Cursor) -> Cursor:
+        """The first place from ``cursor`` on that is not to be passed over."""
+        while self._is_skipped(cursor.pass_number, cursor.position):
+            following = self._dataset.step(cursor)
+            if following == cursor:
+                break  # the end of the pass
+            cursor = following
+        return cursor
+
+
+class Feed:
+    """Keeps an executor supplied with the jobs that come next for this rank.
+
+    Args:
+        dataset: where jobs come from.
+        executor: who runs them.
+        ahead: jobs submitted before their turn.
+        is_skipped: ``(pass, position at which a step begins) -> it is passed over``.
+    """
+
+    def __init__(
+        self, dataset: PlannedDataset, executor: Executor, *, ahead: int, is_skipped: Callable[[int, int], bool]
+    ):
+        self._dataset = dataset
+        self._executor = executor
+        self._is_skipped = is_skipped
+        self._ahead = ahead
+        self._at: Cursor | None = None  # the cursor at which the first of _tickets will be asked for
+        self._tickets: deque[int] = deque()
+        self._planned: deque[Job] = deque()
+        self._next_number = 0  # the first micro-batch of this rank that is not planned yet
+
+    @property
+    def worker_deaths(self) -> int:
+        return int(getattr(self._executor, "total_deaths", 0))
+
+    def take(self, cursor: Cursor, following: Cursor) -> Result:
+        """The result for this rank at ``cursor``. Quick if that was ``following`` last time; else starts over there.
+
+        Args:
+            following: where the next result will be asked for, as far as one knows.
+        """
+        if self._at is None or (self._at.pass_number, self._at.position) != (cursor.pass_number, cursor.position):
+            self._restart(cursor)
+        while len(self._tickets) <= self._ahead and (job := self._next_job(cursor)) is not None:
+            self._tickets.append(self._executor.submit(job))
+        self._at = None  # until the result is there: after an error the next call starts over
+        result = self._executor.result(self._tickets.popleft())
+        self._at = following
+        return result
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _restart(self, cursor: Cursor) -> None:
+        self._executor.cancel()
+        self._tickets.clear()
+        self._planned.clear()
+        self._next_number = cursor.position + self._dataset.worker_config.rank
+
+    def _next_job(self, cursor: Cursor) -> Job | None:
+        if not self._planned:
+            self._plan(cursor)
+        return self._planned.popleft() if self._planned else None
+
+    def _plan(self, cursor: Cursor) -> None:
+        """Look up the addresses of the next few micro-batches of this rank in one go."""
+        world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
+        number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
+        stop = self._next_number + number_of_jobs * world
+        count = self._dataset.count(cursor.pass_number)
+        if count is not None:
+            # The last step begins below count; ranks that find nothing left there get an empty batch.
+            last_step = cursor.position + -(-(count - cursor.position) // world) * world
+            stop = min(stop, last_step + rank)
+        numbers = range(self._next_number, stop, world)
+        wanted = [number for number in numbers if not self._is_skipped(cursor.pass_number, number - rank)]
+        self._planned.extend(self._dataset.jobs(cursor.pass_number, wanted))
+        self._next_number = numbers[-1] + world if len(numbers) else self._next_number
+        if len(numbers) and not wanted:
+            self._plan(cursor)

@@ -1,0 +1,64 @@
+"""Making a batch, or a sample, again from its restore key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from energon_lite.errors import SampleError, UsageError
+from energon_lite.loading.chunk_job import Place
+from energon_lite.loading.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.chunked_dataset import ChunkedDataset
+from energon_lite.loading.dataset import PlannedDataset
+from energon_lite.loading.pipeline import Pipeline
+
+__all__ = ["restore_by_key"]
+
+
+def restore_by_key(key: Sequence[Any], dataset: PlannedDataset | ChunkedDataset, pipeline: Pipeline) -> Any:
+    """The batch or sample of a key, made in this process.
+
+    Keys are ``("batch", pass, number)``, ``("chunk", pass, number, *place)``, ``("sample", leaf, index, epoch,
+    attempt)``, with the number of the result behind it if the hooks yield several, and ``("empty",)``.
+
+    Raises:
+        UsageError: not a key of such a data set.
+        SampleError: the sample (or the batch) cannot be made.
+    """
+    parts = tuple(key)
+    whole = all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts[1:])
+    if isinstance(dataset, ChunkedDataset) and isinstance(pipeline, ChunkPipeline):
+        match parts:
+            case ("chunk", pass_number, number, *place) if whole and len(place) == len(Place._fields):
+                return _batch_of_chunk(pass_number, number, Place(*place), dataset, pipeline)
+            case ("sample", leaf, index, epoch, 0, *sub) if whole and len(sub) <= 1 and dataset.has(leaf, index):
+                return pipeline.restore((leaf, index, epoch), 0, *sub)
+            case ("empty",):
+                for number in range(dataset.plan.count(0) or 1):
+                    for made in pipeline.run(dataset.job(0, number, empty=True)).batch:
+                        return made.batch
+    elif isinstance(dataset, PlannedDataset):
+        match parts:
+            case ("batch", pass_number, number) if whole:
+                (job,) = dataset.jobs(pass_number, [number])
+                return pipeline.run(job).batch
+            case ("sample", leaf, index, epoch, attempt) if whole and dataset.has(leaf, index):
+                return pipeline.restore((leaf, index, epoch), attempt)
+    raise UsageError(
+        f"{key!r} is not a restore key of this loader",
+        fix="give the __restore_key__ of a batch or of a sample as it was delivered",
+    )
+
+
+def _batch_of_chunk(
+    pass_number: int, number: int, place: Place, dataset: ChunkedDataset, pipeline: ChunkPipeline
+) -> Any:
+    count = dataset.plan.count(pass_number)
+    if count is None or number < count:
+        for made in pipeline.batches(dataset.job(pass_number, number, place)):
+            if made.is_batch:
+                return made.batch
+    raise SampleError(
+        f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
+        fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",
+    )

@@ -1,0 +1,48 @@
+"""What a loader asks of the way of its rank through the data."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from energon_lite.loading.pipeline import Result
+
+__all__ = ["State", "Walk"]
+
+#: Plain data: dicts, lists, strings and integers.
+State = dict[str, Any]
+
+
+class Walk(Protocol):
+    """A place in the run, and what comes next."""
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether every rank can tell by itself when the loop is over; else only those that read."""
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """The pass, and the position at which the step begins, of what was taken last."""
+
+    def start_loop(self) -> None:
+        """A ``for`` loop begins: go on in the running pass (or virtual epoch), or begin the next one if it is over."""
+
+    def is_over(self) -> bool:
+        """Whether the loop is over; only where ``knows_end``."""
+
+    def take(self) -> Result | None:
+        """What comes next for this rank; None: the loop is over. Taken again without ``advance``, it is the same."""
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        """Take what a peer has taken at its ``step``; None: the peer's loop is over. Only where not ``knows_end``."""
+
+    def advance(self) -> None:
+        """What was taken is delivered."""
+
+    def state(self) -> State:
+        """The place as plain data."""
+
+    def restore(self, state: State | None) -> None:
+        """Go to a place; None: to the beginning."""
+
+    def close(self) -> None:
+        """Stop the workers. ``take`` starts new ones."""

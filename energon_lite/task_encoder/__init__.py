@@ -1,0 +1,23 @@
+"""The user's side of the pipeline: what is done to each sample, and how samples become a batch."""
+
+from energon_lite.task_encoder.base import TaskEncoder
+from energon_lite.task_encoder.checks import check_hooks
+from energon_lite.task_encoder.context import HookContext, hook_context
+from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
+from energon_lite.task_encoder.default import DefaultTaskEncoder
+from energon_lite.task_encoder.hooks import Hooks, hooks_of
+from energon_lite.task_encoder.stateless import stateless
+
+__all__ = [
+    "Cooker",
+    "DefaultTaskEncoder",
+    "HookContext",
+    "Hooks",
+    "TaskEncoder",
+    "basic_sample_keys",
+    "check_hooks",
+    "cooker",
+    "hook_context",
+    "hooks_of",
+    "stateless",
+]
