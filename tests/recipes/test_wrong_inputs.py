@@ -168,7 +168,15 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda path: _call(path, shufle_buffer_size=5),
         ["shufle_buffer_size", "'shuffle_buffer_size'"],
     ),
-    "packing": (lambda path: _call(path, packing_buffer_size=5), ["packing is not supported yet"]),
+    "packing without hooks": (
+        lambda path: _call(path, packing_buffer_size=5),
+        ["packing_buffer_size=5", "no select_samples_to_pack and no pack_selected_samples"],
+    ),
+    "packing with no buffer": (lambda path: _call(path, packing_buffer_size=0), ["packing_buffer_size is 0"]),
+    "chunks of planned batches": (lambda path: _call(path, chunk_size=5), ["chunk_size=5 has no effect", "planned"]),
+    "lanes of planned batches": (lambda path: _call(path, lanes=4), ["lanes=4 has no effect"]),
+    "no lanes": (lambda path: _call(path, lanes=0), ["lanes is 0"]),
+    "an unknown remainder": (lambda path: _call(path, chunk_remainder="kepe"), ["'kepe'", "did you mean 'keep'"]),
     "negative window": (lambda path: _call(path, shuffle_buffer_size=-5), ["shuffle_buffer_size is -5"]),
     "virtual epochs of one pass": (
         lambda path: _call(path, repeat=False, virtual_epoch_length=5),
@@ -203,37 +211,70 @@ def test_a_call_that_cannot_work(images: Path, case: str) -> None:
     assert caught.value.fix
 
 
-def test_hooks_that_are_not_called_yet_are_refused(images: Path) -> None:
-    class Packs(TaskEncoder):
-        def select_samples_to_pack(self, samples: list[Any]) -> Any:
-            return [samples]
+class Packs(TaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return [samples]
 
-    class Yields(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            yield sample
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
 
-    class Builds(TaskEncoder):
-        def build_batch(self, dataset: Any) -> Any:
-            return dataset
 
-    class Tolerates(TaskEncoder):
-        __default_failure_tolerance__ = 5
+def _hooked(base: type[TaskEncoder] = TaskEncoder, **hooks: Any) -> TaskEncoder:
+    encoder: TaskEncoder = type("Wrong", (base,), hooks)()
+    return encoder
 
-    class CooksWithAux(TaskEncoder):
-        def cook_crude_sample(self, sample: Any, cooker: Any, aux: Any) -> Any:  # type: ignore[override]
-            return sample
 
-    for encoder, words in (
-        (Builds(), "build_batch would not be called"),
-        (Tolerates(), "set failure_tolerance instead"),
-        (CooksWithAux(), r"called with \(sample, cooker\)"),
-    ):
-        with pytest.raises(EnergonLiteError, match=words):
-            _call(images, task_encoder=encoder)
-    with pytest.raises(EnergonLiteError, match=r"Packs\.select_samples_to_pack is not supported yet"):
-        _call(images, task_encoder=Packs())
-    with pytest.raises(EnergonLiteError, match=r"Yields\.encode_sample is a generator"):
-        _call(images, task_encoder=Yields())
+def _yields(self: Any, value: Any) -> Any:
+    yield value
+
+
+def _returns(self: Any, value: Any) -> Any:
+    return value
+
+
+PACKING = {"packing_buffer_size": 4}
+#: Name: (encoder, arguments, words of the message).
+WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
+    "build": (_hooked(build_batch=_returns), {}, "build_batch would not be called"),
+    "tolerance": (_hooked(__default_failure_tolerance__=5), {}, "set failure_tolerance instead"),
+    "aux": (
+        _hooked(cook_crude_sample=lambda self, sample, cooker, aux: sample),
+        {},
+        r"called with \(sample, cooker\)",
+    ),
+    "two first hooks": (
+        _hooked(encode_sample=_returns, preencode_sample=_returns),
+        {},
+        "both encode_sample and preencode_sample",
+    ),
+    "half a packing": (
+        _hooked(select_samples_to_pack=lambda self, samples: [samples]),
+        PACKING,
+        "has no pack_selected_samples",
+    ),
+    "selection yields": (_hooked(Packs, select_samples_to_pack=_yields), PACKING, "select_samples_to_pack is a gener"),
+    "late yields": (
+        _hooked(Packs, postencode_sample=_yields),
+        PACKING,
+        "postencode_sample is a generator: the samples",
+    ),
+    "criterion yields": (_hooked(batch_group_criterion=_yields), {}, "batch_group_criterion is a generator"),
+    "group yields": (
+        _hooked(batch_group_criterion=_returns, batch=_yields),
+        {},
+        "batch is a generator: a group makes one batch",
+    ),
+    "buffers never full": (Packs(), {**PACKING, "chunk_size": 3}, "chunk_size is 3, but packing_buffer_size 4"),
+    "no chunk": (Packs(), {**PACKING, "chunk_size": 0}, "chunk_size is 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_HOOKS)
+def test_hooks_that_cannot_work_are_refused(images: Path, case: str) -> None:
+    encoder, arguments, words = WRONG_HOOKS[case]
+    with pytest.raises(EnergonLiteError, match=words) as caught:
+        _call(images, task_encoder=encoder, **arguments)
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize("workers", [0, 2])
