@@ -1,0 +1,136 @@
+"""What a micro-batch may hold, and in which unit that is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+
+__all__ = ["UNITS", "AttentionCost", "Capacity", "Ints", "Unit", "checked_lengths"]
+
+Ints = NDArray[np.int64]
+Unit = Literal["padded_tokens", "packed_tokens", "cost"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """``l + l * l // alpha``: work that grows with the length, and attention, which grows with its square.
+
+    Args:
+        alpha: the length at which attention costs as much as all the rest. For a decoder that is about ``6 * hidden``
+            with full attention and ``12 * hidden`` with a causal kernel.
+
+    Example:
+        >>> AttentionCost(alpha=4096)(np.array([1024, 4096])).tolist()
+        [1280, 8192]
+    """
+
+    alpha: int = 24_576
+
+    def __post_init__(self) -> None:
+        if self.alpha < 1:
+            raise UsageError(f"alpha is {self.alpha}", fix="give the length at which attention is half of the work")
+
+    def __call__(self, lengths: Ints) -> Ints:
+        return lengths + lengths * lengths // self.alpha
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The most that a micro-batch may hold.
+
+    "A capacity of 12,000 tokens" can mean two things, and what is right for one is an out-of-memory error for the
+    other, so a capacity has a unit:
+
+    * ``padded_tokens``: samples times the longest of them, padding included;
+    * ``packed_tokens``: the sum of the samples' lengths, one behind the other without padding;
+    * ``cost``: the sum of a cost of each sample; ``l + l * l // alpha`` if no other one is given.
+
+    Args:
+        limit: tokens, or cost.
+        unit: what ``limit`` counts.
+        multiple: every length counts as the next multiple of this, as a collation does that pads each sample to it.
+        cost: for the unit ``cost``: int64 lengths ``[n]`` -> int64 costs ``[n]``, growing with the length. Integers,
+            because all ranks, on whatever machines, must come to the same plan.
+
+    Raises:
+        UsageError: nothing fits, or an unknown unit.
+
+    Example:
+        >>> Capacity(10).sizes(np.array([3, 4])).tolist()
+        [3, 4]
+        >>> Capacity(10, multiple=8).largest_length()
+        8
+    """
+
+    limit: int
+    unit: Unit = "packed_tokens"
+    multiple: int = 1
+    cost: Callable[[Ints], Ints] = AttentionCost()
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise UsageError(f"there is no unit {self.unit!r} of capacity", fix=f"use one of {', '.join(UNITS)}")
+        if self.multiple < 1:
+            raise UsageError(f"multiple is {self.multiple}", fix="give at least 1")
+        if self._size(1) > self.limit:
+            raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the size of a micro-batch is the sum of its samples' sizes."""
+        return self.unit != "padded_tokens"
+
+    def sizes(self, lengths: Ints) -> Ints:
+        """What each sample takes up, at least 1: with ``padded_tokens``, the length that a row must have for it."""
+        lengths = np.maximum(lengths, 1)
+        if self.multiple > 1:
+            lengths = -(-lengths // self.multiple) * self.multiple
+        if self.unit != "cost":
+            return lengths
+        costs = np.asarray(self.cost(lengths))
+        if costs.dtype.kind not in "iu" or costs.shape != lengths.shape:
+            raise UsageError(
+                f"the cost function returned {costs.dtype} {list(costs.shape)} for {list(lengths.shape)} lengths",
+                fix="return one integer for each length; floating point differs between machines",
+            )
+        return np.maximum(costs.astype(np.int64), 1)
+
+    def largest_length(self) -> int:
+        """The longest sample that fits alone."""
+        if self.unit != "cost":
+            return self.limit // self.multiple * self.multiple
+        low, high = 1, 2
+        while self._size(high) <= self.limit:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._size(middle) <= self.limit else (low, middle)
+        return low
+
+    def _size(self, length: int) -> int:
+        return int(self.sizes(np.array([length], dtype=np.int64))[0])
+
+
+def checked_lengths(lengths: object, name: str = "lengths") -> Ints:
+    """An int64 copy or view of a one-dimensional array of lengths.
+
+    Raises:
+        UsageError: not one-dimensional, not integers, or negative.
+    """
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise UsageError(
+            f"{name} are {array.dtype} {list(array.shape)}", fix="give a one-dimensional array of integers"
+        )
+    array = array.astype(np.int64, copy=False)
+    if array.size and int(array.min()) < 0:
+        place = int(np.argmax(array < 0))
+        raise UsageError(f"{name}[{place}] is {int(array[place])}", fix="a length counts tokens: 0 or more")
+    return array

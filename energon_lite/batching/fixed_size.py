@@ -1,0 +1,190 @@
+"""Micro-batches of a given number of samples: plain ones, of similar lengths, and with a limit on the length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
+from energon_lite.batching.oversize import Oversize, Pieces, cut_to_fit
+from energon_lite.errors import UsageError
+
+__all__ = ["Fixed", "LengthDifference", "MaxLength"]
+
+
+def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
+    """The lengths to group by: those of the key field, if one is named."""
+    if name is None:
+        return lengths
+    if key_lengths is None:
+        raise UsageError(f"the strategy groups by the field {name!r}", fix="give its lengths as key_lengths")
+    key = checked_lengths(key_lengths, "key_lengths")
+    if len(key) != len(lengths):
+        raise UsageError(f"{len(key)} key_lengths for {len(lengths)} samples", fix="give one for each sample")
+    return key
+
+
+def _at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UsageError(f"{name} is {value}", fix="give at least 1")
+
+
+def _runs_of(count: int, batch_size: int) -> Ints:
+    """Boundaries of runs of ``batch_size``, the last one shorter."""
+    return np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """``batch_size`` samples in each micro-batch, padded to the longest of them; the last one has what is left.
+
+    DynamiCat's ``FixedBatchSize`` planner.
+
+    Args:
+        batch_size: samples in a micro-batch.
+        sort: sort the samples by length first (smart batching).
+        order: order of the micro-batches.
+
+    Example:
+        >>> [part.tolist() for part in Fixed(2, sort=True).plan(np.array([9, 2, 8, 1]), seed=0)]
+        [[3, 1], [2, 0]]
+    """
+
+    batch_size: int
+    sort: bool = False
+    order: PlanOrder = "none"
+
+    def __post_init__(self) -> None:
+        _at_least_one(batch_size=self.batch_size)
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """See :class:`energon_lite.batching.strategy.Strategy`."""
+        lengths = checked_lengths(lengths)
+        count = len(lengths)
+        everything = np.arange(count, dtype=np.int64)
+        return arrange(
+            Pieces(everything, np.zeros_like(everything), lengths),
+            np.argsort(lengths, kind="stable") if self.sort else everything,
+            _runs_of(count, self.batch_size),
+            packed=False,
+            limit=None,
+            lateness_bound=count if self.sort or self.order != "none" else 0,
+            order=self.order,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class LengthDifference:
+    """Up to ``batch_size`` samples whose lengths differ by at most ``max_difference``.
+
+    The samples are sorted by the length of the key field; a micro-batch ends where the next sample is too long for its
+    first one. DynamiCat's ``LengthDifferenceRestricted`` planner.
+
+    Args:
+        batch_size: most samples in a micro-batch.
+        max_difference: largest difference of key lengths inside a micro-batch, in tokens.
+        key: the field whose length counts, for example ``prompt``; None: the whole sample.
+        order: order of the micro-batches; ``random``, because sorted ones would come from short to long.
+
+    Example:
+        >>> [part.tolist() for part in LengthDifference(3, 1, order="none").plan(np.array([5, 2, 6, 1, 8]), seed=0)]
+        [[3, 1], [0, 2], [4]]
+    """
+
+    batch_size: int
+    max_difference: int
+    key: str | None = None
+    order: PlanOrder = "random"
+
+    def __post_init__(self) -> None:
+        _at_least_one(batch_size=self.batch_size)
+        if self.max_difference < 0:
+            raise UsageError(f"max_difference is {self.max_difference}", fix="give 0 or more tokens")
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """See :class:`energon_lite.batching.strategy.Strategy`."""
+        lengths = checked_lengths(lengths)
+        key = _key(lengths, key_lengths, self.key)
+        entries = np.argsort(key, kind="stable")
+        ordered = key[entries]
+        ends = np.searchsorted(ordered, ordered + self.max_difference, side="right").tolist()
+        offsets = [0]
+        while offsets[-1] < len(lengths):
+            offsets.append(min(offsets[-1] + self.batch_size, ends[offsets[-1]]))
+        return arrange(
+            Pieces(np.arange(len(lengths), dtype=np.int64), np.zeros_like(lengths), lengths),
+            entries,
+            np.array(offsets, dtype=np.int64),
+            packed=False,
+            limit=None,
+            lateness_bound=len(lengths),
+            order=self.order,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class MaxLength:
+    """``batch_size`` samples in each micro-batch, none with a key field longer than ``max_length``.
+
+    DynamiCat's ``MaxLengthRestricted`` planner, which splits longer fields; the pieces then have the key field only.
+
+    Args:
+        batch_size: samples in a micro-batch.
+        max_length: most tokens of the key field.
+        key: the field whose length counts, for example ``content``; None: the whole sample.
+        sort: sort by the length of the key field first (smart batching).
+        oversize: what to do with a longer field. ``truncate`` and ``split`` count ``start`` and ``length`` in the key
+            field.
+        order: order of the micro-batches.
+
+    Example:
+        >>> batches = MaxLength(2, 4).plan(np.array([3, 10]), seed=0)
+        >>> [part.tolist() for part in batches], batches.length.tolist()
+        ([[0, 1], [1, 1]], [3, 4, 4, 2])
+    """
+
+    batch_size: int
+    max_length: int
+    key: str | None = None
+    sort: bool = False
+    oversize: Oversize = "split"
+    order: PlanOrder = "none"
+
+    def __post_init__(self) -> None:
+        _at_least_one(batch_size=self.batch_size, max_length=self.max_length)
+        if self.oversize == "own_batch":
+            raise UsageError(
+                "a field above max_length cannot have a batch of its own: the limit is on each field",
+                fix="use error, drop, truncate or split",
+            )
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """See :class:`energon_lite.batching.strategy.Strategy`."""
+        lengths = checked_lengths(lengths)
+        key = _key(lengths, key_lengths, self.key)
+        pieces = cut_to_fit(key, Capacity(self.max_length), self.oversize)
+        if self.key is not None:
+            # A sample that was not cut has its other fields, too.
+            cut = (key > self.max_length)[pieces.sample]
+            pieces = Pieces(
+                pieces.sample, pieces.start, np.where(cut, pieces.length, lengths[pieces.sample]), pieces.counts
+            )
+            sort_key = np.minimum(key, self.max_length)[pieces.sample]
+        else:
+            sort_key = pieces.length
+        count = len(pieces.sample)
+        return arrange(
+            pieces,
+            np.argsort(sort_key, kind="stable") if self.sort else np.arange(count, dtype=np.int64),
+            _runs_of(count, self.batch_size),
+            packed=False,
+            limit=None,
+            lateness_bound=count if self.sort or self.order != "none" else 0,
+            order=self.order,
+            seed=seed,
+        )

@@ -1,0 +1,175 @@
+"""The result of planning: micro-batches as three flat arrays and their boundaries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+
+from energon_lite.batching.capacity import Ints
+from energon_lite.batching.oversize import Counts, Pieces
+from energon_lite.errors import UsageError
+from energon_lite.order.hashing import hash_ints, mix64_array
+
+__all__ = ["PLAN_ORDERS", "MicroBatches", "PlanOrder", "arrange", "concatenate"]
+
+#: The orders of DynamiCat, under its names. ``bs``: samples in a micro-batch; ``pc``: tokens in it, with padding.
+PlanOrder = Literal["none", "random", "bs_asc", "bs_desc", "pc_asc", "pc_desc"]
+PLAN_ORDERS: tuple[PlanOrder, ...] = get_args(PlanOrder)
+_ORDER_TAG = 0x6F72646572
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Which samples, or pieces of samples, make up each micro-batch. Micro-batch ``m`` has the entries
+    ``offsets[m]:offsets[m + 1]`` of the other arrays.
+
+    Args:
+        sample: index of the sample in the lengths that were planned, ``[entries]``.
+        start: its first token that is used, ``[entries]``; not 0 only where a sample was split.
+        length: how many of its tokens are used, ``[entries]``.
+        offsets: ``[micro-batches + 1]``.
+        packed: whether the entries of a micro-batch lie one behind the other (or are rows, padded to the longest).
+        limit: the capacity, None if there is none.
+        lateness_bound: no entry comes more than so many places after its place in the stream.
+        counts: what was dropped, truncated, split.
+
+    Example:
+        >>> batches = BestFit(Capacity(10)).plan(np.array([6, 7, 4, 3]), seed=0)
+        >>> [part.tolist() for part in batches]
+        [[0, 2], [1, 3]]
+    """
+
+    sample: Ints
+    start: Ints
+    length: Ints
+    offsets: Ints
+    packed: bool
+    limit: int | None = None
+    lateness_bound: int = 0
+    counts: Counts = field(default_factory=Counts)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, number: int) -> Ints:
+        """The samples of micro-batch ``number``."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"micro-batch {number} of {len(self)}")
+        number %= len(self)
+        return self.sample[self.offsets[number] : self.offsets[number + 1]]
+
+    def rows(self) -> Ints:
+        """Entries in each micro-batch, ``[micro-batches]``."""
+        return np.diff(self.offsets)
+
+    def tokens(self) -> Ints:
+        """Tokens in each micro-batch, without padding, ``[micro-batches]``."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.length)])[self.offsets])
+
+    def longest(self) -> Ints:
+        """Length of the longest entry of each micro-batch, ``[micro-batches]``."""
+        return np.maximum.reduceat(self.length, self.offsets[:-1]) if len(self) else self.offsets[:0]
+
+    def squares(self) -> Ints:
+        """Sum of squared lengths in each micro-batch, ``[micro-batches]``: what attention costs if entries do not see
+        each other."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.length * self.length)])[self.offsets])
+
+    def space(self) -> Ints:
+        """Tokens that each micro-batch takes up, padding included, ``[micro-batches]``."""
+        return self.tokens() if self.packed else self.rows() * self.longest()
+
+    def digest(self) -> str:
+        """SHA-256 of the whole plan: equal on all ranks, machines and releases, or the plan is not the same."""
+        state = hashlib.sha256(b"packed" if self.packed else b"padded")
+        for column in (self.sample, self.start, self.length, self.offsets):
+            state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        return state.hexdigest()
+
+    def select(self, numbers: Ints) -> MicroBatches:
+        """Micro-batches ``numbers``, in this order, with the same settings and counts."""
+        rows = self.rows()[numbers]
+        offsets = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        entries = np.repeat(self.offsets[:-1][numbers] - offsets[:-1], rows) + np.arange(offsets[-1])
+        return MicroBatches(
+            self.sample[entries],
+            self.start[entries],
+            self.length[entries],
+            offsets,
+            self.packed,
+            self.limit,
+            self.lateness_bound,
+            self.counts,
+        )
+
+
+def arrange(
+    pieces: Pieces,
+    entries: Ints,
+    offsets: Ints,
+    *,
+    packed: bool,
+    limit: int | None,
+    lateness_bound: int,
+    order: PlanOrder = "none",
+    seed: int = 0,
+    groups: Ints | None = None,
+) -> MicroBatches:
+    """Put micro-batches together from pieces, and bring them into a plan order.
+
+    Args:
+        pieces: the samples as they go into micro-batches.
+        entries: numbers of pieces, micro-batch by micro-batch, ``[pieces]``.
+        offsets: where each micro-batch begins in ``entries``, ``[micro-batches + 1]``.
+        lateness_bound: see :class:`MicroBatches`; the order must not break it.
+        order: order of the micro-batches inside each group.
+        seed: for the order ``random``.
+        groups: ascending numbers ``[micro-batches]``; None: all in one group.
+    """
+    made = MicroBatches(
+        pieces.sample[entries],
+        pieces.start[entries],
+        pieces.length[entries],
+        np.asarray(offsets, dtype=np.int64),
+        packed,
+        limit,
+        lateness_bound,
+        pieces.counts,
+    )
+    if order == "none" or len(made) < 2:
+        return made
+    key = _order_key(made, order, seed)
+    return made.select(np.argsort(key, kind="stable") if groups is None else np.lexsort((key, groups)))
+
+
+def _order_key(batches: MicroBatches, order: PlanOrder, seed: int) -> np.ndarray:
+    if order == "random":
+        return mix64_array(np.arange(len(batches), dtype=np.uint64) ^ np.uint64(hash_ints(seed, _ORDER_TAG)))
+    if order not in PLAN_ORDERS:
+        raise UsageError(f"there is no plan order {order!r}", fix=f"use one of {', '.join(PLAN_ORDERS)}")
+    key = batches.rows() if order.startswith("bs") else batches.rows() * batches.longest()
+    return -key if order.endswith("desc") else key
+
+
+def concatenate(parts: Sequence[MicroBatches], firsts: Sequence[int]) -> MicroBatches:
+    """One plan out of the plans of consecutive chunks.
+
+    Args:
+        parts: at least one.
+        firsts: the number of each chunk's first sample, added to its sample numbers.
+    """
+    edges = np.cumsum([0, *(len(part.sample) for part in parts)])
+    return MicroBatches(
+        np.concatenate([part.sample + first for part, first in zip(parts, firsts, strict=True)]),
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.length for part in parts]),
+        np.concatenate([[0], *(part.offsets[1:] + edge for part, edge in zip(parts, edges[:-1], strict=True))]),
+        parts[0].packed,
+        parts[0].limit,
+        max(part.lateness_bound for part in parts),
+        sum((part.counts for part in parts), Counts()),
+    )

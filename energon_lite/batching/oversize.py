@@ -1,0 +1,117 @@
+"""Samples that no micro-batch can hold: what is done with them, and how many there were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+import numpy as np
+
+from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.errors import UsageError
+
+__all__ = ["POLICIES", "Counts", "Oversize", "Pieces", "cut_to_fit"]
+
+Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
+POLICIES: tuple[Oversize, ...] = get_args(Oversize)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What planning did to samples, apart from grouping them. Nothing is left out without being counted here.
+
+    Args:
+        dropped_samples: samples that are in no micro-batch.
+        dropped_tokens: their tokens.
+        truncated_samples: samples that lost their end.
+        truncated_tokens: what they lost.
+        split_samples: samples that were cut into several pieces.
+        own_batches: micro-batches above the capacity, of one sample each.
+    """
+
+    dropped_samples: int = 0
+    dropped_tokens: int = 0
+    truncated_samples: int = 0
+    truncated_tokens: int = 0
+    split_samples: int = 0
+    own_batches: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The samples as they go into micro-batches, in stream order.
+
+    Args:
+        sample: which sample each piece belongs to, ``[pieces]``.
+        start: where in the sample it begins, in tokens, ``[pieces]``.
+        length: its tokens, ``[pieces]``.
+        counts: what happened to samples that were too long.
+    """
+
+    sample: Ints
+    start: Ints
+    length: Ints
+    counts: Counts = field(default_factory=Counts)
+
+
+def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
+    """Make pieces of samples, so that each fits into the capacity.
+
+    Args:
+        lengths: tokens of each sample, ``[samples]``.
+        capacity: what a micro-batch may hold.
+        policy: what to do with a longer sample: ``error``, ``drop`` it, ``truncate`` its end, ``split`` it into as many
+            full pieces as there are and a rest, or ``own_batch``: leave it as it is, for a micro-batch of its own that
+            exceeds the capacity.
+
+    Raises:
+        UsageError: policy ``error``, and there is such a sample; or an unknown policy.
+
+    Example:
+        >>> pieces = cut_to_fit(np.array([3, 25]), Capacity(10), "split")
+        >>> pieces.sample.tolist(), pieces.start.tolist(), pieces.length.tolist()
+        ([0, 1, 1, 1], [0, 0, 10, 20], [3, 10, 10, 5])
+    """
+    if policy not in POLICIES:
+        raise UsageError(f"there is no rule {policy!r} for samples that are too long", fix=f"use one of {POLICIES}")
+    everything = np.arange(len(lengths), dtype=np.int64)
+    whole = Pieces(everything, np.zeros(len(lengths), dtype=np.int64), lengths)
+    too_long = capacity.sizes(lengths) > capacity.limit
+    found = int(too_long.sum())
+    if not found:
+        return whole
+    limit = capacity.largest_length()
+    if policy == "error":
+        first = int(np.argmax(too_long))
+        raise UsageError(
+            f"{found} of {len(lengths)} samples are longer than the {limit} tokens that fit into {capacity.limit} "
+            f"{capacity.unit}; the first is sample {first} with {int(lengths[first])} tokens",
+            fix="raise the capacity, or choose what to do with them: drop, truncate, split or own_batch",
+        )
+    if policy == "own_batch":
+        return Pieces(*_columns(whole), Counts(own_batches=found))
+    if policy == "drop":
+        kept = ~too_long
+        counts = Counts(dropped_samples=found, dropped_tokens=int(lengths[too_long].sum()))
+        return Pieces(everything[kept], whole.start[kept], lengths[kept], counts)
+    if policy == "truncate":
+        counts = Counts(truncated_samples=found, truncated_tokens=int((lengths[too_long] - limit).sum()))
+        return Pieces(everything, whole.start, np.where(too_long, limit, lengths), counts)
+    return _split(lengths, too_long, limit)
+
+
+def _split(lengths: Ints, too_long: np.ndarray, limit: int) -> Pieces:
+    parts = np.where(too_long, -(-lengths // limit), 1)
+    sample = np.repeat(np.arange(len(lengths), dtype=np.int64), parts)
+    first = np.cumsum(parts) - parts
+    start = (np.arange(len(sample), dtype=np.int64) - first[sample]) * limit
+    # Pieces of whole samples are as long as the sample, even above `limit` in odd cost functions.
+    length = np.where(too_long[sample], np.minimum(limit, lengths[sample] - start), lengths[sample])
+    return Pieces(sample, start, length, Counts(split_samples=int(too_long.sum())))
+
+
+def _columns(pieces: Pieces) -> tuple[Ints, Ints, Ints]:
+    return pieces.sample, pieces.start, pieces.length

@@ -1,0 +1,191 @@
+"""What all strategies have in common, and how a document names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, ClassVar, Protocol
+
+from energon_lite.batching.best_fit import BestFit
+from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
+from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints, Unit, checked_lengths
+from energon_lite.batching.concat_split import ConcatSplit
+from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
+from energon_lite.batching.greedy import Greedy
+from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches, concatenate
+from energon_lite.batching.oversize import POLICIES
+from energon_lite.batching.sorted_window import SortedWindow
+from energon_lite.errors import ConfigError, UsageError
+from energon_lite.order.hashing import hash_ints
+
+__all__ = ["CHUNK", "STRATEGIES", "Strategy", "from_dict", "plan_in_chunks", "to_dict"]
+
+#: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
+CHUNK = 1 << 17
+
+
+class Strategy(Protocol):
+    """Which samples go together: a function of lengths and a seed, with no state and no I/O.
+
+    Every strategy is a frozen dataclass, and every plan is made of integers only, so that all ranks, on any machine,
+    come to the same one.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """Micro-batches of samples ``0 .. len(lengths) - 1``, which are in stream order.
+
+        Args:
+            lengths: tokens of each sample, of all modalities together, int ``[samples]``.
+            seed: for strategies that shuffle.
+            key_lengths: tokens of the key field, int ``[samples]``; for strategies with a ``key``.
+
+        Raises:
+            UsageError: a sample does not fit, and the strategy says that this is an error; or arguments of wrong shape.
+        """
+
+
+#: The strategies by the names they have in documents.
+STRATEGIES: dict[str, type[Any]] = {
+    "fixed": Fixed,
+    "capacity": Greedy,
+    "sorted_window": SortedWindow,
+    "length_difference": LengthDifference,
+    "max_length": MaxLength,
+    "best_fit": BestFit,
+    "bfd": BestFitDecreasing,
+    "concat_split": ConcatSplit,
+}
+_NAMES = {cls: name for name, cls in STRATEGIES.items()}
+_UNIT_OF: dict[str, Unit] = {"capacity": "padded_tokens", "sorted_window": "padded_tokens"}
+
+
+def plan_in_chunks(
+    strategy: Strategy, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None, chunk: int = CHUNK
+) -> MicroBatches:
+    """The plan of a whole epoch: that of each chunk of ``chunk`` samples, one after the other.
+
+    A chunk's plan depends on nothing but its number, its lengths and the seed; so a position in it can be resumed from
+    without the chunks before.
+
+    Example:
+        >>> batches = plan_in_chunks(Fixed(2), np.array([1, 1, 1, 1]), chunk=3)
+        >>> [part.tolist() for part in batches]
+        [[0, 1], [2], [3]]
+    """
+    if chunk < 1:
+        raise UsageError(f"chunk is {chunk}", fix="give at least 1 sample")
+    lengths = checked_lengths(lengths)
+    firsts = range(0, max(len(lengths), 1), chunk)
+    parts = [
+        strategy.plan(
+            lengths[first : first + chunk],
+            seed=hash_ints(seed, number),
+            key_lengths=None if key_lengths is None else key_lengths[first : first + chunk],
+        )
+        for number, first in enumerate(firsts)
+    ]
+    return concatenate(parts, firsts)
+
+
+def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
+    """The strategy that a document describes.
+
+    Args:
+        document: ``strategy``, a name of :data:`STRATEGIES`, and the fields of that strategy. A capacity is written as
+            ``capacity`` (an integer), with ``unit``, ``multiple`` and, for the unit ``cost``, ``alpha`` beside it.
+        at: where the document stands, for messages.
+
+    Raises:
+        ConfigError: a key or a value is wrong; the message names it.
+
+    Example:
+        >>> from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
+        BestFit(capacity=Capacity(limit=12000, unit='packed_tokens', ...), open_bins=16, ...)
+    """
+    if not isinstance(document, Mapping):
+        raise ConfigError("batching is not a mapping", at=at, expected="keys and values", found=repr(document))
+    name = document.get("strategy")
+    if name not in STRATEGIES:
+        what = "there is no strategy" if "strategy" in document else "the key 'strategy' is missing"
+        raise ConfigError(
+            what, at=f"{at}.strategy", found=repr(name) if name else None, choices=[*STRATEGIES], suggest_for=name
+        )
+    cls = STRATEGIES[name]
+    known = {one.name: one for one in fields(cls)}
+    allowed = [*known, *(("unit", "multiple", "alpha") if "capacity" in known else ())]
+    values = {key: value for key, value in document.items() if key != "strategy"}
+    for key in values:
+        if key not in allowed:
+            raise ConfigError(
+                f"the strategy {name} has no key {key!r}", at=f"{at}.{key}", choices=allowed, suggest_for=key
+            )
+    for key, one in known.items():
+        if one.default is MISSING and key not in values:
+            raise ConfigError(f"the strategy {name} needs the key {key!r}", at=f"{at}.{key}", expected="an integer")
+    for key, value in values.items():
+        _check_value(key, value, at)
+    try:
+        if "capacity" in known:
+            values = _with_capacity(name, values, at)
+        made: Strategy = cls(**values)
+    except UsageError as error:
+        raise ConfigError(error.what, at=at, fix=error.fix) from None
+    return made
+
+
+def to_dict(strategy: Strategy) -> dict[str, Any]:
+    """The document of a strategy, which :func:`from_dict` reads: plain values, all keys written out.
+
+    A cost function of the caller's own is named only, under ``cost``: a document cannot hold it.
+    """
+    document: dict[str, Any] = {"strategy": _NAMES[type(strategy)]}
+    for one in fields(strategy):
+        value = getattr(strategy, one.name)
+        if not isinstance(value, Capacity):
+            document[one.name] = value
+            continue
+        document |= {"capacity": value.limit, "unit": value.unit, "multiple": value.multiple}
+        if value.unit == "cost" and isinstance(value.cost, AttentionCost):
+            document["alpha"] = value.cost.alpha
+        elif value.unit == "cost":
+            made_by = value.cost if hasattr(value.cost, "__qualname__") else type(value.cost)
+            document["cost"] = f"{made_by.__module__}:{made_by.__qualname__}"
+    return document
+
+
+def _with_capacity(name: str, values: dict[str, Any], at: str) -> dict[str, Any]:
+    """The values with ``capacity``, ``unit``, ``multiple`` and ``alpha`` made one capacity."""
+    rest = dict(values)
+    unit = rest.pop("unit", _UNIT_OF.get(name, "packed_tokens"))
+    alpha = rest.pop("alpha", None)
+    if alpha is not None and unit != "cost":
+        raise ConfigError(f"alpha has no meaning with the unit {unit}", at=f"{at}.alpha", fix="leave it out")
+    cost = AttentionCost() if alpha is None else AttentionCost(alpha)
+    return rest | {"capacity": Capacity(rest["capacity"], unit, rest.pop("multiple", 1), cost)}
+
+
+_WORDS: dict[str, tuple[str, ...]] = {"unit": UNITS, "order": PLAN_ORDERS, "oversize": POLICIES}
+_OPTIONAL = ("batches", "max_samples", "max_age", "chunk", "key")
+
+
+def _check_value(key: str, value: object, at: str) -> None:
+    place = f"{at}.{key}"
+    if value is None and key in _OPTIONAL:
+        return
+    if key in _WORDS:
+        if value not in _WORDS[key]:
+            raise ConfigError(
+                f"{key} has a value that does not exist",
+                at=place,
+                found=repr(value),
+                choices=_WORDS[key],
+                suggest_for=value,
+            )
+        return
+    kind, expected = {"sort": (bool, "true or false"), "key": (str, "the name of a field")}.get(
+        key, (int, "an integer")
+    )
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{key} has a value of the wrong type", at=place, expected=expected, found=repr(value))
