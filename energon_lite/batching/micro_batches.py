@@ -74,9 +74,11 @@ class MicroBatches:
         """Length of the longest entry of each micro-batch, ``[micro-batches]``."""
         return np.maximum.reduceat(self.length, self.offsets[:-1]) if len(self) else self.offsets[:0]
 
-    def squares(self) -> Ints:
-        """Sum of squared lengths in each micro-batch, ``[micro-batches]``: what attention costs if entries do not see
-        each other."""
+    def attention(self) -> Ints:
+        """Sum of squared lengths in each micro-batch, ``[micro-batches]``: what attention costs if samples do not see
+        each other. Rows of padded micro-batches count in full."""
+        if not self.packed:
+            return self.rows() * self.longest() ** 2
         return np.diff(np.concatenate([[0], np.cumsum(self.length * self.length)])[self.offsets])
 
     def space(self) -> Ints:

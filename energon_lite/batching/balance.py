@@ -1,0 +1,105 @@
+"""Dealing the micro-batches of a step to data-parallel ranks, so that all of them have the same work."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from energon_lite.batching.capacity import Ints
+from energon_lite.errors import TopologyError
+
+__all__ = ["deal", "ratio_of_mean_to_max"]
+
+#: Loads are compared as integers, in this fraction of the step's total: floating point could differ between ranks.
+_SCALE = 1 << 40
+
+
+def ratio_of_mean_to_max(loads: Ints) -> float:
+    """How well loads are balanced: 1 if all are equal, 1/n if one has everything."""
+    largest = int(loads.max(initial=0))
+    return float(loads.mean()) / largest if largest else 1.0
+
+
+def deal(tokens: Ints, cost: Ints, ranks: int) -> Ints:
+    """Give each rank the same number of micro-batches, with tokens and attention cost as equal as can be found.
+
+    What the step holds does not change, only who does which part of it: so it does not matter to the optimizer.
+
+    First the largest differencing method of Karmarkar and Karp, in the form that keeps counts equal, on the sum of both
+    shares; then micro-batches of the most loaded rank are exchanged as long as that helps.
+
+    Args:
+        tokens: of each micro-batch of the step, ``[micro-batches]``.
+        cost: of its attention, ``[micro-batches]``.
+        ranks: a divisor of the number of micro-batches.
+
+    Returns:
+        Numbers of micro-batches ``[micro-batches // ranks, ranks]``; column ``r`` is for rank ``r``.
+
+    Raises:
+        TopologyError: the micro-batches cannot be divided into equal numbers.
+
+    Example:
+        >>> deal(np.array([9, 5, 1, 5]), np.array([9, 5, 1, 5]), ranks=2).T.tolist()
+        [[0, 2], [1, 3]]
+    """
+    if ranks < 1 or len(tokens) % ranks:
+        raise TopologyError(
+            f"{len(tokens)} micro-batches of a step cannot be dealt to {ranks} ranks in equal numbers",
+            fix="make the micro-batches of a step a multiple of the data-parallel ranks",
+        )
+    if len(tokens) <= ranks:
+        return np.arange(len(tokens), dtype=np.int64).reshape(-1, ranks)
+    shares = np.stack([_share(tokens), _share(cost)])
+    hands = _exchange(_differencing(shares.sum(axis=0).tolist(), ranks), shares)
+    return np.array(sorted(sorted(hand) for hand in hands), dtype=np.int64).T
+
+
+def _share(values: Ints) -> Ints:
+    """Each value as a share of the total, in units of 1/2**40, without floating point."""
+    total = max(1, int(values.sum()))
+    return np.array([value * _SCALE // total for value in values.tolist()], dtype=np.int64)
+
+
+def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
+    """Numbers of the weights for each rank: as many for each, with sums that are near to each other."""
+    order = sorted(range(len(weights)), key=lambda number: (-weights[number], number))
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for serial, first in enumerate(range(0, len(order), ranks)):
+        parts = [(weights[number], [number]) for number in order[first : first + ranks]]
+        heap.append((parts[-1][0] - parts[0][0], serial, parts))
+    heapq.heapify(heap)
+    serial = len(heap)
+    while len(heap) > 1:
+        # The two partial deals with the largest differences: large sums of one with small sums of the other.
+        _, _, left = heapq.heappop(heap)
+        _, _, right = heapq.heappop(heap)
+        merged = [(a + b, mine + yours) for (a, mine), (b, yours) in zip(left, reversed(right), strict=True)]
+        merged.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+        serial += 1
+    return [numbers for _, numbers in heap[0][2]]
+
+
+def _exchange(hands: list[list[int]], shares: Ints) -> list[list[int]]:
+    """Swap single micro-batches of the most loaded rank with others while its larger share gets smaller."""
+    held = np.array(hands)  # [ranks, each]
+    loads = shares[:, held].sum(axis=2)  # [2, ranks]
+    for _ in range(4 * held.size):
+        worst = int(loads.max(axis=0).argmax())
+        # What each swap would do, for micro-batch i of the worst rank and j of rank r: [2, i, r, j]
+        moved = shares[:, held[worst]][:, :, None, None] - shares[:, held][:, None]
+        mine = (loads[:, worst][:, None, None, None] - moved).max(axis=0)
+        yours = (loads[:, None, :, None] + moved).max(axis=0)
+        after = np.maximum(mine, yours)
+        after[:, worst] = loads.max()
+        best = int(after.argmin())
+        if int(after.flat[best]) >= int(loads.max()):
+            break
+        i, other, j = (int(place) for place in np.unravel_index(best, after.shape))
+        change = moved[:, i, other, j]
+        loads[:, worst] -= change
+        loads[:, other] += change
+        held[worst, i], held[other, j] = held[other, j], held[worst, i]
+    return [[int(number) for number in hand] for hand in held]

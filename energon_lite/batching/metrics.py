@@ -1,0 +1,146 @@
+"""What a plan is worth: how full it is, how it is balanced, and what it does to the statistics of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.batching.balance import deal
+from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.exchange import exchange_samples
+from energon_lite.batching.micro_batches import MicroBatches
+
+__all__ = ["PlanMetrics", "attention_balance", "lateness", "length_correlation", "measure_plan", "rank_loads"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PlanMetrics:
+    """A plan in numbers.
+
+    Args:
+        micro_batches: how many there are.
+        steps: optimizer steps of an epoch, a last one that is not full included.
+        fill: tokens, of the tokens that all micro-batches could hold; None without a capacity.
+        padding_efficiency: tokens, of tokens and padding.
+        over: share of the micro-batches above the capacity.
+        length_correlation: intraclass correlation of log lengths in micro-batches. 0: lengths come together as by
+            chance; 1: each micro-batch has one length.
+        step_variance_ratio: variance of a step's mean log length, over that of steps of random samples.
+        effective_samples: share of the samples that count if each micro-batch's mean loss has the same weight
+            (Kish's effective sample size); 1 if all samples weigh the same.
+        lateness: most places that a sample comes after its place in the stream.
+        token_balance: mean over the largest of the ranks' tokens (padding included), averaged over steps.
+        attention_balance: the same of squared lengths.
+    """
+
+    micro_batches: int
+    steps: int
+    fill: float | None
+    padding_efficiency: float
+    over: float
+    length_correlation: float
+    step_variance_ratio: float
+    effective_samples: float
+    lateness: int
+    token_balance: float
+    attention_balance: float
+
+
+def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> PlanMetrics:
+    """The numbers of a plan, with steps of ``ranks * per_rank`` consecutive micro-batches, dealt to the ranks evenly.
+
+    Args:
+        batches: the plan of an epoch, at least one micro-batch.
+        ranks: data-parallel ranks.
+        per_rank: micro-batches of a rank in a step.
+    """
+    step = ranks * per_rank
+    tokens, space, rows = batches.tokens(), batches.space(), batches.rows()
+    token_loads, attention_loads = rank_loads(batches, ranks=ranks, per_rank=per_rank)
+    weights = np.repeat(1.0 / rows, rows)
+    limit = batches.limit
+    return PlanMetrics(
+        micro_batches=len(batches),
+        steps=-(-len(batches) // step),
+        fill=None if limit is None else float(tokens.sum() / (len(batches) * limit)),
+        padding_efficiency=float(tokens.sum() / max(1, int(space.sum()))),
+        over=0.0 if limit is None else float((space > limit).mean()),
+        length_correlation=length_correlation(batches),
+        step_variance_ratio=_step_variance_ratio(batches, step),
+        effective_samples=float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
+        lateness=int(lateness(batches).max(initial=0)),
+        token_balance=_mean_balance(token_loads),
+        attention_balance=_mean_balance(attention_loads),
+    )
+
+
+def attention_balance(batches: MicroBatches, capacity: Capacity, *, ranks: int = 8, per_rank: int = 1) -> float:
+    """The attention balance after an exchange of samples inside each step."""
+    even = exchange_samples(batches, capacity, step=ranks * per_rank)
+    return _mean_balance(rank_loads(even, ranks=ranks, per_rank=per_rank)[1])
+
+
+def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple[Ints, Ints]:
+    """Tokens (padding included) and squared lengths of each rank in each full step, ``[steps, ranks]`` both."""
+    step = ranks * per_rank
+    shape = (len(batches) // step, step)
+    tokens, squares = (values[: shape[0] * step].reshape(shape) for values in (batches.space(), batches.attention()))
+    if per_rank == 1:
+        return tokens, squares
+    hands = [deal(mine, costs, ranks) for mine, costs in zip(tokens, squares, strict=True)]
+    dealt = np.array(hands, dtype=np.int64).reshape(shape[0], step)
+    rows = np.arange(shape[0])[:, None]
+    loads = (values[rows, dealt].reshape(shape[0], per_rank, ranks).sum(axis=1) for values in (tokens, squares))
+    return next(loads), next(loads)
+
+
+def lateness(batches: MicroBatches) -> Ints:
+    """Places that each entry comes after its place in the stream, ``[entries]``; negative if it comes before."""
+    rank = np.empty(len(batches.sample), dtype=np.int64)
+    rank[np.lexsort((batches.start, batches.sample))] = np.arange(len(rank))
+    return np.arange(len(rank)) - rank
+
+
+def length_correlation(batches: MicroBatches) -> float:
+    """Intraclass correlation of log lengths, with micro-batches as classes (one-way analysis of variance, classes of
+    unequal size: Donner 1986). Slightly negative values are noise, or lengths that make up for each other."""
+    rows, group, values = _log_lengths(batches)
+    count, total = len(rows), len(values)
+    if count < 2 or total <= count:
+        return 0.0
+    means = np.bincount(group, weights=values) / rows
+    between = float((rows * (means - values.mean()) ** 2).sum()) / (count - 1)
+    within = float(((values - means[group]) ** 2).sum()) / (total - count)
+    size = float(total - (rows**2).sum() / total) / (count - 1)
+    spread = between + (size - 1) * within
+    return (between - within) / spread if spread > 0 else 0.0
+
+
+def _step_variance_ratio(batches: MicroBatches, step: int) -> float:
+    """Steps differ in size, so each deviation is measured in that of a mean of as many random samples."""
+    rows, group, values = _log_lengths(batches)
+    steps = len(rows) // step
+    variance = float(values.var()) if len(values) else 0.0
+    if steps < 2 or variance == 0.0:
+        return 1.0
+    of_step = group // step
+    kept = of_step < steps
+    counts = np.bincount(of_step[kept])
+    means = np.bincount(of_step[kept], weights=values[kept]) / counts
+    return float((counts * (means - values.mean()) ** 2).mean()) / variance
+
+
+def _log_lengths(batches: MicroBatches) -> tuple[Ints, Ints, Floats]:
+    rows = batches.rows()
+    return rows, np.repeat(np.arange(len(rows)), rows), np.log(np.maximum(batches.length, 1).astype(np.float64))
+
+
+def _mean_balance(loads: Ints) -> float:
+    """Mean over steps of mean / max over ranks."""
+    if not len(loads):
+        return 1.0
+    return float((loads.mean(axis=1) / np.maximum(loads.max(axis=1), 1)).mean())
