@@ -1,7 +1,18 @@
 """The public names of the library, all of which ``energon_lite`` has; import them from there."""
 
+from energon_lite.batching.best_fit import BestFit
+from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
+from energon_lite.batching.capacity import AttentionCost, Capacity
 from energon_lite.batching.collate import batch_list, batch_pad_stack, batch_stack, generic_batch
+from energon_lite.batching.concat_split import ConcatSplit
 from energon_lite.batching.context_parallel import context_parallel_positions, context_parallel_slice
+from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
+from energon_lite.batching.greedy import Greedy
+from energon_lite.batching.learning_rate import learning_rate_scale
+from energon_lite.batching.segment_mask import flex_segment_mask, segment_mask
+from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
+from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
+from energon_lite.batching.sorted_window import SortedWindow
 from energon_lite.errors import (
     ConfigError,
     DatasetError,
@@ -59,9 +70,14 @@ from energon_lite.task_encoder import (
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
+    "AttentionCost",
     "Batch",
+    "BestFit",
+    "BestFitDecreasing",
+    "Capacity",
     "CaptioningSample",
     "ChunkedDataset",
+    "ConcatSplit",
     "ConfigError",
     "Cooker",
     "CrudeSample",
@@ -71,11 +87,17 @@ __all__ = [
     "EmptyDatasetError",
     "EnergonLiteError",
     "FatalSampleError",
+    "Fixed",
+    "Greedy",
     "ImageClassificationSample",
     "ImageSample",
     "InterleavedSample",
+    "LengthDifference",
+    "MaxLength",
     "MultiChoiceVQASample",
     "OCRSample",
+    "PackedBatch",
+    "PaddedBatch",
     "PlannedDataset",
     "Sample",
     "SampleDecoder",
@@ -83,11 +105,13 @@ __all__ = [
     "SavableDataLoader",
     "SimilarityInterleavedSample",
     "SkipSample",
+    "SortedWindow",
     "SourceInfo",
     "StateError",
     "StateMismatchError",
     "TaskEncoder",
     "TextSample",
+    "TokenSequence",
     "TopologyError",
     "TrustError",
     "UnknownLengthError",
@@ -104,12 +128,19 @@ __all__ = [
     "context_parallel_positions",
     "context_parallel_slice",
     "cooker",
+    "cut_sequence",
     "edataclass",
+    "flex_segment_mask",
     "generic_batch",
     "get_loader",
     "get_savable_loader",
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
+    "learning_rate_scale",
+    "next_token_pairs",
+    "pack_sequences",
+    "pad_sequences",
+    "segment_mask",
     "stateless",
 ]

@@ -1,0 +1,196 @@
+"""Batches of token sequences: padded to the longest, or packed one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from energon_lite.batching.sequences import TokenSequence
+from energon_lite.errors import UsageError
+from energon_lite.samples import Batch, edataclass
+
+__all__ = ["PackedBatch", "PaddedBatch", "pack_sequences", "pad_sequences"]
+
+
+@edataclass
+class _SequenceBatch(Batch):
+    """What both kinds of batches have.
+
+    Args:
+        tokens: int64 ``[rows, length]``.
+        labels: int64 ``[rows, length]``, what is to be predicted at each position.
+        loss_mask: float32 ``[rows, length]``, how much each label counts; 0 at padding.
+        position_ids: int64 ``[rows, length]``, from 0 in each sample.
+        num_tokens: tokens, without padding.
+        num_loss_tokens: the sum of ``loss_mask``. The loss of a step is the sum over its tokens, divided by the sum of
+            this over all micro-batches of all ranks: then each token counts the same, whatever batch it came in.
+        sample_ids: the restore key of each sample.
+        media: the samples' media by name: one tensor ``[items, ...]``, or a list of tensors if their shapes differ.
+        media_samples: by name, int64 ``[items]``: which sample of the batch an item belongs to.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    position_ids: torch.Tensor
+    num_tokens: int
+    num_loss_tokens: float
+    sample_ids: tuple[Any, ...]
+    media: dict[str, torch.Tensor | list[torch.Tensor]]
+    media_samples: dict[str, torch.Tensor]
+
+
+@edataclass
+class PaddedBatch(_SequenceBatch):
+    """Samples as rows, padded at their ends. Further fields than those of all sequence batches:
+
+    Args:
+        attention_mask: bool ``[rows, length]``, False at padding.
+    """
+
+    attention_mask: torch.Tensor
+
+
+@edataclass
+class PackedBatch(_SequenceBatch):
+    """Samples one behind the other in a single row, ``rows = 1``. Further fields than those of all sequence batches:
+
+    Args:
+        cu_seqlens: int32 ``[segments + 1]``, where each sample begins and ends: for attention of variable lengths.
+            Padding at the end of the row is a segment of its own, so the last entry is the length of the row.
+        max_seqlen: length of the longest segment.
+        segment_ids: int32 ``[1, length]``, the number of the sample at each position; -1 for padding at the end.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    segment_ids: torch.Tensor
+
+
+def pad_sequences(samples: Sequence[TokenSequence], *, pad: int, multiple: int = 1) -> PaddedBatch:
+    """Pad samples to the longest of them.
+
+    Args:
+        samples: any number; none makes a batch of no rows.
+        pad: the token to pad with.
+        multiple: pad to the next multiple of this, for kernels that want it, and to have fewer different shapes.
+
+    Example:
+        >>> pad_sequences([a, b], pad=0).tokens  # a of two tokens, b of three
+        tensor([[5, 6, 0],
+                [7, 8, 9]])
+    """
+    lengths = [len(sample.tokens) for sample in samples]
+    shape = (len(samples), _round_up(max(lengths, default=0), multiple))
+    tokens = torch.full(shape, pad, dtype=torch.int64)
+    labels = torch.full(shape, pad, dtype=torch.int64)
+    loss_mask = torch.zeros(shape, dtype=torch.float32)
+    attention_mask = torch.zeros(shape, dtype=torch.bool)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        tokens[row, :length], labels[row, :length] = sample.tokens, sample.labels
+        loss_mask[row, :length] = _mask_of(sample)
+        attention_mask[row, :length] = True
+    return PaddedBatch.from_samples(
+        samples,
+        tokens=tokens,
+        labels=labels,
+        loss_mask=loss_mask,
+        position_ids=torch.arange(shape[1]).expand(shape).contiguous(),
+        attention_mask=attention_mask,
+        **_common(samples, loss_mask),
+    )
+
+
+def pack_sequences(
+    samples: Sequence[TokenSequence], *, pad: int, multiple: int = 1, sample_multiple: int = 1
+) -> PackedBatch:
+    """Put samples one behind the other.
+
+    No sample may see another one: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
+    that find the boundaries in them, or ``segment_ids`` with :mod:`energon_lite.batching.segment_mask`.
+
+    Args:
+        samples: any number; none makes a batch of one row of length 0.
+        pad: the token to pad with.
+        multiple: pad the whole row to the next multiple of this; give the capacity to have one shape only.
+        sample_multiple: pad each sample to the next multiple of this, as context parallelism wants it; the
+            ``multiple`` of the :class:`~energon_lite.batching.capacity.Capacity` it was planned with. This padding is
+            at the end of the sample's own segment, where no token of it is seen.
+
+    Example:
+        >>> batch = pack_sequences([a, b], pad=0)  # a of two tokens, b of three
+        >>> batch.tokens, batch.cu_seqlens, batch.position_ids
+        (tensor([[5, 6, 7, 8, 9]]), tensor([0, 2, 5], dtype=torch.int32), tensor([[0, 1, 0, 1, 2]]))
+    """
+    lengths = [_round_up(len(sample.tokens), sample_multiple) for sample in samples]
+    total = _round_up(sum(lengths), multiple)
+    rest = total - sum(lengths)
+    sizes = [*lengths, rest] if rest else lengths
+    numbers = [*range(len(lengths)), -1] if rest else [*range(len(lengths))]
+    loss_mask = _row([_mask_of(sample) for sample in samples], lengths, total, 0.0, torch.float32)
+    return PackedBatch.from_samples(
+        samples,
+        tokens=_row([sample.tokens for sample in samples], lengths, total, pad, torch.int64),
+        labels=_row([sample.labels for sample in samples], lengths, total, pad, torch.int64),
+        loss_mask=loss_mask,
+        position_ids=torch.cat([torch.arange(size) for size in [0, *sizes]])[None],
+        cu_seqlens=torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        max_seqlen=max(sizes, default=0),
+        segment_ids=torch.repeat_interleave(
+            torch.tensor(numbers, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int64)
+        )[None],
+        **_common(samples, loss_mask),
+    )
+
+
+def _round_up(length: int, multiple: int) -> int:
+    if multiple < 1:
+        raise UsageError(f"padding to a multiple of {multiple}", fix="give at least 1")
+    return -(-length // multiple) * multiple
+
+
+def _mask_of(sample: TokenSequence) -> torch.Tensor:
+    if sample.labels.shape != sample.tokens.shape or (
+        sample.loss_mask is not None and sample.loss_mask.shape != sample.tokens.shape
+    ):
+        mask = None if sample.loss_mask is None else list(sample.loss_mask.shape)
+        raise UsageError(
+            f"tokens {list(sample.tokens.shape)}, labels {list(sample.labels.shape)} and loss mask {mask} differ",
+            where=sample.__key__,
+            fix="give all of them one entry for each position",
+        )
+    return torch.ones(len(sample.tokens)) if sample.loss_mask is None else sample.loss_mask.to(torch.float32)
+
+
+def _row(
+    values: Sequence[torch.Tensor], lengths: Sequence[int], total: int, fill: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """``[1, total]``: the values one behind the other, each filled up to its length."""
+    parts = [
+        F.pad(value.to(dtype), (0, length - len(value)), value=fill)
+        for value, length in zip(values, lengths, strict=True)
+    ]
+    return torch.cat([*parts, torch.full((total - sum(lengths),), fill, dtype=dtype)])[None]
+
+
+def _common(samples: Sequence[TokenSequence], loss_mask: torch.Tensor) -> dict[str, Any]:
+    """The fields that do not depend on the layout."""
+    media = [sample.media or {} for sample in samples]
+    items: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    owners: dict[str, torch.Tensor] = {}
+    for name in sorted({name for mine in media for name in mine}):
+        found = [(row, mine[name]) for row, mine in enumerate(media) if name in mine]
+        flat = [item for _, tensor in found for item in tensor]
+        alike = len({item.shape for item in flat}) == 1
+        items[name] = torch.stack(flat) if alike else flat
+        owners[name] = torch.tensor([row for row, tensor in found for _ in tensor], dtype=torch.int64)
+    return {
+        "num_tokens": sum(len(sample.tokens) for sample in samples),
+        "num_loss_tokens": float(loss_mask.sum(dtype=torch.float64)),
+        "sample_ids": tuple(sample.__restore_key__ for sample in samples),
+        "media": items,
+        "media_samples": owners,
+    }
