@@ -33,6 +33,7 @@ from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.recipes import (
     get_loader,
     get_savable_loader,
@@ -111,6 +112,7 @@ __all__ = [
     "StateMismatchError",
     "TaskEncoder",
     "TextSample",
+    "TokenDataset",
     "TokenSequence",
     "TopologyError",
     "TrustError",

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError, nearest
-from energon_lite.loading.assembly import Chunking, assembled, content_decides
+from energon_lite.loading.assembly import Chunking, assembled, content_decides, refuse_chunking
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
@@ -18,6 +18,8 @@ from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching, token_dataset
+from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
@@ -70,8 +72,11 @@ def get_train_dataset(
     chunk_size: int | None = None,
     chunk_remainder: str | None = None,
     lanes: int | None = None,
+    batching: Batching | None = None,
+    length_column: str = "length",
+    plan_chunk: int | None = None,
     **kwargs: Any,
-) -> PlannedDataset | ChunkedDataset:
+) -> PlannedDataset | ChunkedDataset | TokenDataset:
     """A shuffled, blended, endless data set for training.
 
     Args:
@@ -101,6 +106,11 @@ def get_train_dataset(
             smaller batches, or ``"drop"`` and count them. None: "keep", or "drop" with ``batch_drop_last``.
         lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.
             None: as many as there are ranks when the run begins.
+        batching: put samples together by their tokens: a strategy such as ``BestFit(Capacity(12_000))``, its document
+            as a dict, or the path of a YAML file. ``batch_size`` is None then. A sample that fails leaves its place
+            empty, since nobody counted the tokens of a replacement.
+        length_column: there: the column that has the tokens of each sample.
+        plan_chunk: there: samples that are planned together. None: 131,072.
         kwargs: Energon's other keywords are accepted where they have nothing to act on here.
 
     Raises:
@@ -115,6 +125,7 @@ def get_train_dataset(
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code)
     copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
@@ -151,10 +162,11 @@ def get_train_dataset(
         "repeat": repeat,
         **({"blend": "repetitions"} if repetitions else {}),
     }
-    return assembled(
+    return _made(
         order,
         Identity(settings, _with_settings(identities, leaf_settings)),
         chunking,
+        tokens,
         batch_size=batch_size,
         refill=True,
         leaves=leaves,
@@ -183,8 +195,11 @@ def get_val_dataset(
     chunk_size: int | None = None,
     chunk_remainder: str | None = None,
     lanes: int | None = None,
+    batching: Batching | None = None,
+    length_column: str = "length",
+    plan_chunk: int | None = None,
     **kwargs: Any,
-) -> PlannedDataset | ChunkedDataset:
+) -> PlannedDataset | ChunkedDataset | TokenDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
 
     All ranks make the same number of steps. In the last one, ranks that find no samples left get an empty batch (see
@@ -199,8 +214,9 @@ def get_val_dataset(
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, limit, encoder, trust_code)
+    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, trust_code)
 
 
 def get_val_datasets(
@@ -220,24 +236,26 @@ def get_val_datasets(
     chunk_size: int | None = None,
     chunk_remainder: str | None = None,
     lanes: int | None = None,
+    batching: Batching | None = None,
+    length_column: str = "length",
+    plan_chunk: int | None = None,
     **kwargs: Any,
-) -> list[tuple[PlannedDataset | ChunkedDataset, LeafSpec]]:
+) -> list[tuple[PlannedDataset | ChunkedDataset | TokenDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    return [
-        (_val_dataset([spec], split_part, worker_config, batch_size, chunking, limit, encoder, trust_code), spec)
-        for spec in specs
-    ]
+    common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, trust_code)
+    return [(_val_dataset([spec], *common), spec) for spec in specs]
 
 
-def get_loader(dataset: PlannedDataset | ChunkedDataset, **kwargs: Any) -> DataLoader:
+def get_loader(dataset: PlannedDataset | ChunkedDataset | TokenDataset, **kwargs: Any) -> DataLoader:
     """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
     return DataLoader(dataset, **_loader_arguments(kwargs))
 
 
-def get_savable_loader(dataset: PlannedDataset | ChunkedDataset, **kwargs: Any) -> SavableDataLoader:
+def get_savable_loader(dataset: PlannedDataset | ChunkedDataset | TokenDataset, **kwargs: Any) -> SavableDataLoader:
     """A loader whose position can be saved and restored.
 
     Args:
@@ -262,15 +280,16 @@ def _val_dataset(
     worker_config: WorkerConfig,
     batch_size: int | None,
     chunking: Chunking,
+    tokens: TokenBatching | None,
     limit: int | None,
     encoder: TaskEncoder,
     trust_code: bool,
-) -> PlannedDataset | ChunkedDataset:
+) -> PlannedDataset | ChunkedDataset | TokenDataset:
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     leaves, identities = open_leaves(specs, encoder, trust_code)
     length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
-    if content_decides(encoder, batch_size, chunking):
+    if tokens is not None or content_decides(encoder, batch_size, chunking):
         length = None  # how many samples a batch takes is not known
     settings = {
         "kind": "val",
@@ -279,10 +298,11 @@ def _val_dataset(
         "batch_drop_last": chunking.drop_last,
         "seed": worker_config.seed_offset,
     }
-    return assembled(
+    return _made(
         ConcatOrder([len(leaf.source) for leaf in leaves], length=length),
         Identity(settings, _with_settings(identities, [() for _ in identities])),
         chunking,
+        tokens,
         batch_size=batch_size,
         refill=False,
         limit=limit,
@@ -291,6 +311,18 @@ def _val_dataset(
         task_encoder=encoder,
         worker_config=worker_config,
     )
+
+
+def _made(
+    order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching | None, **common: Any
+) -> PlannedDataset | ChunkedDataset | TokenDataset:
+    """The data set: of batches by tokens, or of a number of samples."""
+    if tokens is None:
+        return assembled(order, identity, chunking, **common)
+    refuse_chunking(chunking)
+    common.pop("batch_size")
+    common.pop("refill")
+    return token_dataset(order, identity, tokens, drop_last=chunking.drop_last, **common)
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:

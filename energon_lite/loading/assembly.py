@@ -16,7 +16,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.order.tree import Order
 from energon_lite.task_encoder import TaskEncoder, hooks_of
 
-__all__ = ["Chunking", "assembled", "content_decides"]
+__all__ = ["Chunking", "assembled", "content_decides", "refuse_chunking"]
 
 #: Keeps the hashes for different purposes apart.
 _HOOKS = 23
@@ -80,7 +80,7 @@ def assembled(
     """
     common["seed"] = hash_ints(common["worker_config"].seed_offset, _HOOKS)
     if not content_decides(common["task_encoder"], batch_size, chunking):
-        _refuse_chunking(chunking)
+        refuse_chunking(chunking)
         plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
         planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
         _check_size(planned, order)
@@ -115,7 +115,12 @@ def _with_chunks(identity: Identity, dataset: ChunkedDataset) -> Identity:
     return replace(identity, settings={**identity.settings, **settings})
 
 
-def _refuse_chunking(chunking: Chunking) -> None:
+def refuse_chunking(chunking: Chunking) -> None:
+    """Refuse arguments that are about chunks where there are none.
+
+    Raises:
+        UsageError: names the first of them.
+    """
     for name in ("chunk_size", "chunk_remainder", "lanes"):
         if getattr(chunking, name) is not None:
             raise UsageError(

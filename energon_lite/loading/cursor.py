@@ -26,6 +26,7 @@ _VERSION = 2
 _KINDS = {
     "planned": "of batches that are planned ahead",
     "lanes": "of batches whose content decides how many there are",
+    "tokens": "of batches that are planned by their tokens",
 }
 
 
@@ -67,7 +68,7 @@ def header(kind: str) -> dict[str, Any]:
 
 
 def kind_of(state: Mapping[str, Any]) -> Any:
-    """What a state is about: ``"planned"`` or ``"lanes"``."""
+    """What a state is about: ``"planned"``, ``"lanes"`` or ``"tokens"``."""
     return state.get("kind", "planned")
 
 
@@ -120,7 +121,7 @@ def checked(state: Any, kind: str, identity: Identity | None) -> dict[str, int]:
     if kind_of(state) != kind:
         raise StateMismatchError(
             f"the state is one {_KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {_KINDS[kind]}",
-            fix="build the loader with the hooks, and the packing_buffer_size, with which the state was saved",
+            fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
     if identity is not None:
         identity.check(state.get("identity"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,8 @@ from energon_lite.loading.planned_walk import PlannedWalk
 from energon_lite.loading.report import Report
 from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
+from energon_lite.loading.token_dataset import TokenDataset
+from energon_lite.loading.token_walk import TokenWalk
 from energon_lite.worker_config import Replica
 
 __all__ = ["DataLoader"]
@@ -42,7 +45,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: PlannedDataset | ChunkedDataset,
+        dataset: PlannedDataset | ChunkedDataset | TokenDataset,
         *,
         prefetch_factor: int = 2,
         start_method: str = "fork",
@@ -50,7 +53,7 @@ class DataLoader:
         fail_on_timeout: bool = False,
         check_peers: bool = False,
     ):
-        if not isinstance(dataset, (PlannedDataset, ChunkedDataset)):
+        if not isinstance(dataset, (PlannedDataset, ChunkedDataset, TokenDataset)):
             raise UsageError(
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )
@@ -123,10 +126,12 @@ class DataLoader:
         self._walk.follow(None if found is None else found[:2])
         return None if found is None else Result(found[2])
 
-    def _make_walk(self, prefetch_factor: int, skip: Collection[tuple[int, int]]) -> PlannedWalk | LaneWalk:
+    def _make_walk(self, prefetch_factor: int, skip: Collection[tuple[int, int]]) -> PlannedWalk | TokenWalk | LaneWalk:
         workers = self.worker_config.num_workers
         if isinstance(self.dataset, PlannedDataset):
             return PlannedWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
+        if isinstance(self.dataset, TokenDataset):
+            return TokenWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
         ahead = max(1, prefetch_factor - 1) * workers
         return LaneWalk(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
 
@@ -157,8 +162,12 @@ class DataLoader:
     # -- what happened --------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Batches and samples delivered to this rank, samples skipped and failed with their reasons, worker deaths."""
-        return self._report.stats() | {"worker_deaths": self._crew.worker_deaths}
+        """Batches and samples delivered to this rank, samples skipped and failed with their reasons, worker deaths;
+        with ``batching``, under ``planned``, what the plan dropped, truncated and split, over all ranks together."""
+        stats = self._report.stats() | {"worker_deaths": self._crew.worker_deaths}
+        if isinstance(self._walk, TokenWalk):
+            stats["planned"] = asdict(self._walk.counts)
+        return stats
 
     def config(self) -> dict[str, Any]:
         """The settings and the data that decide the order, as plain data."""

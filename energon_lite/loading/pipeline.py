@@ -28,7 +28,8 @@ from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result", "set_restore_key"]
 
-Address = tuple[int, int, int]
+#: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
+Address = tuple[int, ...]
 
 #: Tags that keep the hashes for different purposes apart.
 _SAMPLE, _BATCH, _REPLACEMENT = 11, 12, 13

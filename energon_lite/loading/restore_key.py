@@ -11,15 +11,19 @@ from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.pipeline import Pipeline
+from energon_lite.loading.token_dataset import TokenDataset
 
 __all__ = ["restore_by_key"]
 
 
-def restore_by_key(key: Sequence[Any], dataset: PlannedDataset | ChunkedDataset, pipeline: Pipeline) -> Any:
+def restore_by_key(
+    key: Sequence[Any], dataset: PlannedDataset | ChunkedDataset | TokenDataset, pipeline: Pipeline
+) -> Any:
     """The batch or sample of a key, made in this process.
 
-    Keys are ``("batch", pass, number)``, ``("chunk", pass, number, *place)``, ``("sample", leaf, index, epoch,
-    attempt)``, with the number of the result behind it if the hooks yield several, and ``("empty",)``.
+    Keys are ``("batch", pass, number)``, ``("batch", pass, plan chunk, number in it)``, ``("chunk", pass, number,
+    *place)``, ``("sample", leaf, index, epoch, attempt)``, with the number of the result behind it if the hooks yield
+    several, and ``("empty",)``.
 
     Raises:
         UsageError: not a key of such a data set.
@@ -37,6 +41,12 @@ def restore_by_key(key: Sequence[Any], dataset: PlannedDataset | ChunkedDataset,
                 for number in range(dataset.plan.count(0) or 1):
                     for made in pipeline.run(dataset.job(0, number, empty=True)).batch:
                         return made.batch
+    elif isinstance(dataset, TokenDataset):
+        match parts:
+            case ("batch", pass_number, chunk, number) if whole:
+                return pipeline.run(dataset.job(pass_number, (chunk, number))).batch
+            case ("sample", leaf, index, epoch, 0) if whole and dataset.has(leaf, index):
+                return pipeline.restore((leaf, index, epoch), 0)
     elif isinstance(dataset, PlannedDataset):
         match parts:
             case ("batch", pass_number, number) if whole:

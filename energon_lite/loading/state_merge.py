@@ -16,8 +16,8 @@ __all__ = ["dealt", "merged"]
 def merged(states: Sequence[Any]) -> State:
     """The state of the whole run, of what its ranks saved.
 
-    Planned batches: all ranks have the same state. Lanes: each rank has its own, and together they are all lanes; ranks
-    that saved the same (tensor-parallel peers) or nothing (no lanes) do no harm.
+    Planned batches, by number or by tokens: all ranks have the same state. Lanes: each rank has its own, and together
+    they are all lanes; ranks that saved the same (tensor-parallel peers) or nothing (no lanes) do no harm.
 
     Args:
         states: in any order, at least one.
@@ -32,7 +32,7 @@ def merged(states: Sequence[Any]) -> State:
         _check_readable(number, state)
     _check_same_step(states)
     _check_same_run(states)
-    if kind_of(states[0]) == "planned":
+    if kind_of(states[0]) != "lanes":
         return dict(states[0])
     return dict(states[0]) | {"cursors": _all_lanes(states)}
 
@@ -45,7 +45,7 @@ def dealt(state: State, world_size: int) -> list[State]:
         StateMismatchError: lanes are missing.
     """
     state = merged([state])
-    if kind_of(state) == "planned":
+    if kind_of(state) != "lanes":
         return [dict(state) for _ in range(world_size)]
     check_topology(state["lanes"], world_size)
     rows = {row[0]: row for row in state["cursors"]}

@@ -1,0 +1,131 @@
+"""The micro-batches of a run by their tokens: one plan chunk after the other, each a function of its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.strategy import CHUNK, Strategy
+from energon_lite.errors import UsageError
+from energon_lite.order import Order
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.tree import Addresses
+
+__all__ = ["Lengths", "Piece", "PlannedChunk", "TokenPlan"]
+
+#: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)``.
+Piece = tuple[int, int, int, int, int, int]
+
+_PLAN = 31
+
+
+class Lengths(Protocol):
+    """The lengths of a leaf's samples: an array, or something that can be asked like one."""
+
+    def __len__(self) -> int:
+        """Samples of the leaf."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Lengths of samples ``key``, an int64 array."""
+
+
+@dataclass(frozen=True)
+class PlannedChunk:
+    """The micro-batches of one plan chunk.
+
+    Args:
+        batches: of samples ``0 .. len(lengths) - 1`` of the chunk.
+        addresses: of these samples.
+        lengths: of these samples, as planned.
+    """
+
+    batches: MicroBatches
+    addresses: Addresses
+    lengths: Ints
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def pieces(self, number: int) -> list[Piece]:
+        """What micro-batch ``number`` of the chunk is made of."""
+        first, last = self.batches.offsets[number : number + 2]
+        sample, start, length = (
+            column[first:last] for column in (self.batches.sample, self.batches.start, self.batches.length)
+        )
+        columns = [column[sample] for column in self.addresses.columns()]
+        is_cut = (length != self.lengths[sample]).astype(np.int64)
+        rows = (column.tolist() for column in (*columns, start, length, is_cut))
+        return list(zip(*rows, strict=True))
+
+
+@dataclass(frozen=True)
+class TokenPlan:
+    """Cuts an order into chunks of positions, and each of them into micro-batches.
+
+    The sequence of micro-batches of a pass is that of chunk 0, then that of chunk 1, and so on. It is the same on every
+    rank, and a place in it is ``(chunk, micro-batch in the chunk)``.
+
+    Args:
+        order: the order of the samples.
+        strategy: which samples go together.
+        lengths: tokens of each leaf's samples.
+        key_lengths: tokens of the key field, for strategies that want them.
+        seed: 64 bits.
+        chunk: positions that are planned together.
+
+    Example:
+        >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
+        >>> plan.chunk_count(0), plan.make(0, 0).pieces(1)
+        (1, [(0, 2, 0, 0, 7, 0), (0, 3, 0, 0, 8, 0)])
+    """
+
+    order: Order
+    strategy: Strategy
+    lengths: Sequence[Lengths]
+    key_lengths: Sequence[Lengths] | None = None
+    seed: int = 0
+    chunk: int = CHUNK
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise UsageError(f"plan_chunk is {self.chunk}", fix="give at least 1 sample")
+
+    def chunk_count(self, pass_number: int) -> int | None:
+        """Chunks of a pass; None: it never ends."""
+        bounds = self.order.bounds(pass_number)
+        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
+
+    def make(self, pass_number: int, number: int) -> PlannedChunk:
+        """Plan chunk ``number`` of a pass.
+
+        Raises:
+            UsageError: a sample does not fit, and the strategy says that this is an error.
+        """
+        bounds = self.order.bounds(pass_number)
+        first = number * self.chunk + (0 if bounds is None else bounds[0])
+        last = first + self.chunk if bounds is None else min(first + self.chunk, bounds[1])
+        addresses = self.order.lookup(np.arange(first, last, dtype=np.int64))
+        lengths = _lengths_at(addresses, self.lengths)
+        batches = self.strategy.plan(
+            lengths,
+            seed=hash_ints(self.seed, _PLAN, pass_number, number),
+            key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
+        )
+        return PlannedChunk(batches, addresses, lengths)
+
+
+def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
+    """The lengths of the samples at addresses, ``[k]``."""
+    found = np.empty(len(addresses.leaf), dtype=np.int64)
+    by_leaf = np.argsort(addresses.leaf, kind="stable")
+    edges = np.searchsorted(addresses.leaf[by_leaf], np.arange(len(lengths) + 1))
+    for leaf, values in enumerate(lengths):
+        here = by_leaf[edges[leaf] : edges[leaf + 1]]
+        if len(here):
+            found[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
+    return found

@@ -1,0 +1,152 @@
+"""From what a user says about batches by tokens to a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import yaml
+
+from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.strategy import CHUNK, STRATEGIES, Strategy, from_dict, to_dict
+from energon_lite.batching.token_plan import Lengths, TokenPlan
+from energon_lite.errors import ConfigError, DataIndexError, UsageError
+from energon_lite.loading.identity import Identity
+from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.token_dataset import TokenDataset
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.tree import Order
+from energon_lite.task_encoder import TaskEncoder, hooks_of
+
+__all__ = ["Batching", "TokenBatching", "token_batching", "token_dataset"]
+
+#: A strategy, its document, or the path of a YAML file with its document.
+Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
+
+#: Keeps the hashes for different purposes apart.
+_HOOKS, _PLANS = 23, 24
+
+
+@dataclass(frozen=True)
+class TokenBatching:
+    """How samples are put together by their tokens; the arguments of ``get_train_dataset``."""
+
+    strategy: Strategy
+    length_column: str = "length"
+    plan_chunk: int = CHUNK
+
+
+def token_batching(
+    batching: Batching | None, length_column: str, plan_chunk: int | None, batch_size: int | None, packing: int | None
+) -> TokenBatching | None:
+    """What the user wants; None: no batches by tokens.
+
+    Raises:
+        ConfigError: a mistake in the document of the strategy.
+        UsageError: arguments that do not go together.
+    """
+    if batching is None:
+        if plan_chunk is not None:
+            raise UsageError(f"plan_chunk={plan_chunk} has no effect without batching", fix="leave it out")
+        return None
+    for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing)):
+        if value is not None:
+            raise UsageError(
+                f"{name}={value} together with batching: the strategy decides what makes up a batch",
+                fix=f"give {name}=None",
+            )
+    strategy: Strategy
+    if isinstance(batching, (str, os.PathLike)):
+        strategy = from_dict(_read_yaml(os.fspath(batching)), at=os.fspath(batching))
+    elif isinstance(batching, Mapping):
+        strategy = from_dict(batching)
+    elif isinstance(batching, tuple(STRATEGIES.values())):
+        strategy = batching
+    else:
+        raise UsageError(
+            f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
+        )
+    return TokenBatching(strategy, length_column, CHUNK if plan_chunk is None else plan_chunk)
+
+
+def token_dataset(
+    order: Order,
+    identity: Identity,
+    batching: TokenBatching,
+    *,
+    leaves: Sequence[Leaf],
+    task_encoder: TaskEncoder,
+    drop_last: bool,
+    limit: int | None = None,
+    **common: Any,
+) -> TokenDataset:
+    """A data set of batches by tokens.
+
+    Raises:
+        UsageError: the hooks decide how many samples there are, or there are no lengths.
+    """
+    if hooks_of(task_encoder, packing=False, batched=True).content_decides:
+        raise UsageError(
+            "batches cannot be planned by tokens where hooks decide how many samples there are",
+            fix="give one sample for each in encode_sample, or pack with packing_buffer_size",
+        )
+    seed = common["worker_config"].seed_offset
+    lengths = [_column(leaf, batching.length_column) for leaf in leaves]
+    key = getattr(batching.strategy, "key", None)
+    key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
+    plan = TokenPlan(
+        order, batching.strategy, lengths, key_lengths, seed=hash_ints(seed, _PLANS), chunk=batching.plan_chunk
+    )
+    settings = {
+        "batching": to_dict(batching.strategy),
+        "length_column": batching.length_column,
+        "plan_chunk": batching.plan_chunk,
+    }
+    columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
+    identified = [
+        replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own)))
+        for leaf, own in zip(identity.leaves, columns, strict=True)
+    ]
+    return TokenDataset(
+        plan=plan,
+        identity=Identity({**identity.settings, **settings}, tuple(identified)),
+        leaves=tuple(leaves),
+        task_encoder=task_encoder,
+        seed=hash_ints(seed, _HOOKS),
+        drop_last=drop_last,
+        limit=limit,
+        **common,
+    )
+
+
+def _column(leaf: Leaf, name: str) -> Lengths:
+    try:
+        column: Lengths = leaf.source.column(name)
+    except DataIndexError as error:
+        raise UsageError(
+            f"batches by tokens need the lengths of all samples: {error.what}",
+            where=error.where or leaf.name,
+            fix=error.fix or f"measure the data set, so that it has a column {name!r}",
+        ) from None
+    return column
+
+
+def _fingerprint(column: Lengths) -> str:
+    """Tells other lengths; a column on disk knows its own."""
+    known = getattr(column, "fingerprint", None)
+    if known is not None:
+        return str(known() if callable(known) else known)
+    values: Ints = checked_lengths(column[np.arange(len(column))])
+    return hashlib.sha256(np.ascontiguousarray(values, dtype="<i8").tobytes()).hexdigest()[:16]
+
+
+def _read_yaml(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:
+        try:
+            return yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"this is not YAML: {error}", file=path) from None

@@ -1,0 +1,75 @@
+"""Making a micro-batch that was planned by its tokens: samples have the lengths that the plan counted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.errors import FatalSampleError, SampleError
+from energon_lite.loading.pipeline import Address, Job, Pipeline, Result, set_restore_key
+
+__all__ = ["TokenJob", "TokenPipeline", "job_number"]
+
+
+def job_number(chunk: int, batch: int) -> int:
+    """One number for a place in a pass. They grow along the pass, with gaps between chunks."""
+    return (chunk << 40) + batch
+
+
+@dataclass(frozen=True)
+class TokenJob(Job):
+    """One micro-batch to be made. Its ``addresses`` are pieces of samples.
+
+    Args:
+        place: its plan chunk, and its number in it.
+    """
+
+    place: tuple[int, int] = (0, 0)
+
+
+class TokenPipeline(Pipeline):
+    """Runs jobs of pieces.
+
+    A sample that fails leaves its place empty, also in training: the tokens of a replacement were not counted.
+    """
+
+    def run(self, job: Job) -> Result:
+        result = super().run(job)
+        if isinstance(job, TokenJob):
+            set_restore_key(result.batch, ("batch", job.pass_number, *job.place))
+        return result
+
+    def sample(self, address: Address, attempt: int = 0) -> Any:
+        """The encoded sample at an address, or a piece of it: ``(leaf, index, epoch, start, length, is cut)``."""
+        made = super().sample(address[:3], attempt)
+        if len(address) == 3:
+            return made
+        leaf = self.leaves[address[0]].name
+        return self._guarded("plan", leaf, f"sample {address[1]}", made, _as_planned, made, *address[3:])
+
+
+def _as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
+    """The piece of a sample that the plan wants.
+
+    Raises:
+        SampleError: the sample is longer than planned, or cannot be cut.
+        FatalSampleError: it is not a sample that this library can cut.
+    """
+    from energon_lite.batching.sequences import TokenSequence, cut_sequence
+
+    if not isinstance(sample, TokenSequence):
+        if is_cut:
+            raise FatalSampleError(
+                f"the plan cuts samples, and encode_sample returned a {type(sample).__name__}",
+                fix="return a TokenSequence, or choose another `oversize` than truncate and split",
+            )
+        return sample
+    if is_cut:
+        return cut_sequence(sample, start, length)
+    if len(sample.tokens) > length:
+        raise SampleError(
+            f"the sample has {len(sample.tokens)} tokens, and its batch was planned for {length}",
+            where=sample.__key__,
+            fix="measure the lengths again: they are not those of this task encoder",
+        )
+    return sample

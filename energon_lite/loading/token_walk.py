@@ -1,0 +1,146 @@
+"""Walking through micro-batches that are planned by their tokens, plan chunk after plan chunk."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from energon_lite.batching.oversize import Counts
+from energon_lite.loading.pipeline import Result
+from energon_lite.loading.token_cursor import TokenCursor, from_token_state, to_token_state
+from energon_lite.loading.token_dataset import TokenDataset
+from energon_lite.loading.token_pipeline import TokenJob
+from energon_lite.loading.walk import State
+from energon_lite.loading.workers import Executor
+
+__all__ = ["TokenWalk"]
+
+logger = logging.getLogger(__name__)
+
+
+class TokenWalk:
+    """The way of one rank through the plan. Every rank knows all of it, so ranks need not talk.
+
+    Args:
+        dataset: what is planned.
+        executor: makes the executor, at the first batch.
+        ahead: jobs submitted before their turn.
+        skip: ``(pass, step)`` of steps that are passed over.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        executor: Callable[[], Executor],
+        *,
+        ahead: int,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self._dataset, self._world = dataset, dataset.worker_config.world_size
+        self._make_executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
+        self._executor: Executor | None = None
+        self._tickets: deque[int] = deque()
+        self._jobs: Iterator[TokenJob] = iter(())
+        self._at: TokenCursor | None = None  # the cursor at which the first of _tickets will be asked for
+        self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
+        self.counts = Counts()
+        self.cursor = TokenCursor()
+
+    def start_loop(self) -> None:
+        if self._loop_is_over():
+            at_end = self.cursor
+            self.cursor = (
+                replace(at_end, loop_start=at_end.position)
+                if self._dataset.is_endless
+                else TokenCursor(at_end.pass_number + 1)
+            )
+
+    @property
+    def knows_end(self) -> bool:
+        return True
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self.cursor.position
+
+    def is_over(self) -> bool:
+        self.cursor = self._behind_skipped(self.cursor)
+        return self._loop_is_over()
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        pass  # each rank knows for itself
+
+    def take(self) -> Result | None:
+        reads = self._dataset.worker_config.reads
+        if reads and self._executor is None:
+            # Before the first chunk is planned: workers that are forked should not inherit a thread at work.
+            self._executor = self._make_executor()
+        if self.is_over():
+            return None
+        self._count_step()
+        if not reads or self._executor is None:
+            return Result(None)
+        if self._at != self.cursor:
+            self._executor.cancel()
+            self._tickets.clear()
+            self._jobs = self._jobs_from(self.cursor)
+        while len(self._tickets) <= self._ahead and (job := next(self._jobs, None)) is not None:
+            self._tickets.append(self._executor.submit(job))
+        self._at = None  # until the result is there: after an error the next call starts over
+        result = self._executor.result(self._tickets.popleft())
+        self._at = self._behind_skipped(self._dataset.step(self.cursor))
+        return result
+
+    def advance(self) -> None:
+        self.cursor = self._dataset.step(self.cursor)
+
+    def state(self) -> State:
+        return to_token_state(self.cursor, self._dataset.identity)
+
+    def restore(self, state: State | None) -> None:
+        self.cursor = TokenCursor() if state is None else from_token_state(state, self._dataset.identity)
+        self._counted = (self.cursor.pass_number, self.cursor.chunk)
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+        self._executor, self._at = None, None
+
+    def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
+        """The jobs of this rank from a cursor to the end of its pass."""
+        rank = self._dataset.worker_config.rank
+        while not self._dataset.pass_is_over(cursor):
+            yield self._dataset.job(cursor.pass_number, self._dataset.place(cursor, rank))
+            cursor = self._behind_skipped(self._dataset.step(cursor))
+
+    def _loop_is_over(self) -> bool:
+        if not self._dataset.is_endless:
+            return self._dataset.pass_is_over(self.cursor)
+        length = self._dataset.loop_length
+        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
+
+    def _behind_skipped(self, cursor: TokenCursor) -> TokenCursor:
+        """The first place from ``cursor`` on that is not to be passed over."""
+        while (cursor.pass_number, cursor.position // self._world) in self._skip:
+            if self._dataset.pass_is_over(cursor):
+                break
+            cursor = self._dataset.step(cursor)
+        return cursor
+
+    def _count_step(self) -> None:
+        """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""
+        pass_number = self.cursor.pass_number
+        count = self._dataset.plan.chunk_count(pass_number)
+        last = self._dataset.place(self.cursor, self._world - 1)
+        stop = last[0] + 1 if last is not None else count or 0
+        first = self._counted[1] if self._counted[0] == pass_number else 0
+        for number in range(first, stop):
+            found = self._dataset.plans.get(pass_number, number).batches.counts
+            if found != Counts() and self.counts == Counts():
+                logger.warning("some samples do not fit into a batch: %s", found)
+            self.counts += found
+        if stop > first and (count is None or stop < count):
+            self._dataset.plans.prepare(pass_number, stop)
+        self._counted = (pass_number, max(first, stop))
