@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,19 +144,32 @@ class EpochBlend:
         return found
 
 
-class Layout:
-    """The blocks of a halving, laid out when they are asked for; the last few are kept."""
+class Blocks(Protocol):
+    """What knows how many samples of each leaf a block has."""
 
-    def __init__(self, halving: Halving, key: int):
+    def block(self, number: int) -> Range: ...
+
+
+class Layout:
+    """The blocks of a halving, laid out when they are asked for; the last few are kept.
+
+    Args:
+        halving: knows their counts.
+        key: 64 bits; decides the places inside the blocks.
+        start: the first position; it may lie inside a block, of which the layout then has the rest.
+    """
+
+    def __init__(self, halving: Blocks, key: int, start: int = 0):
         self.halving = halving
         self._key = key
+        self._start = start
         self._blocks: dict[int, Block] = {}
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         leaf, position = np.empty_like(positions), np.empty_like(positions)
         for number, here in by_block(positions):
             block = self.block(number)
-            slot = positions[here] - number * BLOCK
+            slot = positions[here] - max(number * BLOCK, self._start)
             leaf[here] = block.leaf.take(slot)
             position[here] = block.position.take(slot)
         return leaf, position
@@ -167,7 +180,8 @@ class Layout:
         if block is None:
             while len(self._blocks) >= 4:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            block = self._blocks[number] = lay_out(self.halving.block(number), hash_ints(self._key, number))
+            cut = (self._start,) if number * BLOCK < self._start else ()
+            block = self._blocks[number] = lay_out(self.halving.block(number), hash_ints(self._key, number, *cut))
         return block
 
 
@@ -211,11 +225,11 @@ def by_block(positions: Ints) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
         yield int(block_of[start]), slice(start, stop) if order is None else order[start:stop]
 
 
-def integer_shares(weights: Sequence[float], total: int = 1 << 62) -> Ints:
+def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool = False) -> Ints:
     """Integers in the proportion of ``weights`` that sum to exactly ``total`` (largest remainder; of equal remainders
-    the first get one more)."""
+    the first get one more). ``zero``: some, not all, of the weights may be zero."""
     for place, weight in enumerate(weights):
-        if not 0 < weight < float("inf"):
+        if not (0 < weight or (zero and weight == 0)) or weight == float("inf"):
             raise UsageError(
                 f"weight {place} of a blend is {weight!r}", fix="give positive finite numbers; leave out what has none"
             )

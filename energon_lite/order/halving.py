@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 
-__all__ = ["BLOCK", "BLOCK_BITS", "Halving", "Range"]
+__all__ = ["BLOCK", "BLOCK_BITS", "Halving", "Range", "largest"]
 
 BLOCK_BITS = 12
 #: Positions in a block.
 BLOCK = 1 << BLOCK_BITS
 
 Ints = NDArray[np.int64]
+
+_UNUSED = np.zeros(0)
 
 
 class Range(NamedTuple):
@@ -32,8 +34,8 @@ class Range(NamedTuple):
     length: int  # positions; the last block of all may be shorter than the others
     before: Ints  # samples of each leaf before the range
     inside: Ints  # samples of each leaf inside it
-    error_start: NDArray[np.float64]  # before - share * position, at the range's start
-    error_stop: NDArray[np.float64]  # the same at its end
+    error_start: NDArray[np.float64] = _UNUSED  # before - share * position, at the range's start
+    error_stop: NDArray[np.float64] = _UNUSED  # the same at its end
 
 
 class Halving:
@@ -51,10 +53,12 @@ class Halving:
     def __init__(self, counts: Ints):
         length = int(counts.sum())
         zeros = np.zeros(len(counts))
-        self.length = length
+        self._begin(Range(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros))
+
+    def _begin(self, root: Range) -> None:
         #: Ranges around the block asked for last, each half of the one before; and both halves of each.
         self._halves: list[tuple[Range, Range]] = []
-        self._path = [Range(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros)]
+        self._path = [root]
 
     def block(self, number: int) -> Range:
         """The range that is just this block. Halves on the way to the block asked for last are not computed again."""
@@ -69,10 +73,13 @@ class Halving:
         del halves[len(path) :]
         while path[-1].stop_block - path[-1].first_block > 1:
             if len(halves) < len(path):
-                halves.append(_halves(path[-1]))
+                halves.append(self._both_halves(path[-1]))
             left, right = halves[-1]
             path.append(left if number < left.stop_block else right)
         return path[-1]
+
+    def _both_halves(self, range_: Range) -> tuple[Range, Range]:
+        return _halves(range_)
 
 
 def _halves(range_: Range) -> tuple[Range, Range]:
@@ -96,7 +103,7 @@ def _halves(range_: Range) -> tuple[Range, Range]:
     if missing:
         step = 1 if missing > 0 else -1
         able = left < n if missing > 0 else left > 0
-        chosen = _largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
+        chosen = largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
         left += chosen
         lag -= chosen
     np.negative(lag, out=lag)
@@ -114,7 +121,7 @@ def _halves(range_: Range) -> tuple[Range, Range]:
     )
 
 
-def _largest(values: NDArray[np.float64], count: int) -> Ints:
+def largest(values: NDArray[np.float64], count: int) -> Ints:
     """1 at the ``count`` largest values but minus infinity, 0 elsewhere; of equal ones, the first are taken."""
     count = min(count, len(values))
     bound = np.partition(values, -count)[-count]

@@ -1,0 +1,269 @@
+"""Blends whose weights change along the run, still in closed form: a stage is a stretch of constant or sloping shares.
+
+In a stage the share of each leaf stays, or goes in a straight line to another one. How many samples of each leaf should
+stand before a position is an integral (:mod:`energon_lite.order.course`). As in a constant blend, a range of positions
+is halved until a block is left, and at each middle every leaf is rounded to within one sample of its integral.
+
+What stands before the end of a stage does not depend on what comes after it, so the stages ahead of a run may be
+edited while it goes on. A constant stage is halved as if it never ended; only the counts of its last, cut block depend
+on where it ends. A leaf that has no share in a stage has no sample in it. For that, the counts at the end of the stage
+before are rounded so that the leaves that leave are, together, as near to their integral as the others: a second thing
+that the last block, and only it, knows of the future.
+
+Mixtures in stages with a closed form are also in Levanter, whose stages start at multiples of a block and are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+from energon_lite.order.blend import Layout, integer_shares
+from energon_lite.order.course import Course, Ideal, begin
+from energon_lite.order.halving import BLOCK, Halving, Range, largest
+from energon_lite.order.permutation import MAX_LENGTH
+
+__all__ = ["Stage", "StagedBlend", "check_stages", "last_piece"]
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The weights from one position on, up to the next stage.
+
+    Args:
+        start: position of its first sample.
+        weights: one a leaf, at the start; not negative, and not all zero. Only ratios count.
+        last: the same at the end of the stage. In between, each leaf's share (its weight divided by their sum) goes in
+            a straight line. None: weights stay as they are.
+
+    Example:
+        >>> ramp = [Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(1_000_000, (0.1, 0.9))]
+    """
+
+    start: int
+    weights: tuple[float, ...]
+    last: tuple[float, ...] | None = None
+
+
+def check_stages(stages: Sequence[Stage], leaves: int) -> None:
+    """Refuse what cannot be blended.
+
+    Raises:
+        UsageError: no stage, a first one that does not start at 0, starts that do not increase, a number of weights
+            that is not that of the leaves, bad weights, or a last stage that slopes without an end.
+    """
+    if not stages:
+        raise UsageError("a blend without a stage", fix="give at least one, which starts at 0")
+    if stages[0].start != 0:
+        raise UsageError(f"the first stage starts at {stages[0].start}", fix="let it start at position 0")
+    for one, following in pairwise(stages):
+        if following.start <= one.start:
+            raise UsageError(
+                f"a stage that starts at {following.start} after one that starts at {one.start}",
+                fix="give stages in the order of their positions",
+            )
+    if stages[-1].start >= MAX_LENGTH:
+        raise UsageError(f"a stage starts at {stages[-1].start}", fix="positions end at 2**62")
+    if stages[-1].last is not None:
+        raise UsageError("the last stage slopes for ever", fix="add a stage where the slope ends")
+    for stage in stages:
+        for weights in (stage.weights, stage.last or stage.weights):
+            if len(weights) != leaves:
+                raise UsageError(
+                    f"{leaves} leaves, but {len(weights)} weights in the stage from {stage.start} on",
+                    fix="give one weight for each leaf",
+                )
+            if not any(weights):
+                raise UsageError(
+                    f"all weights are zero in the stage from {stage.start} on", fix="give one of them a weight"
+                )
+
+
+def last_piece(end: int) -> int:
+    """The first of the positions whose samples depend on where their stage ends, if it ends at ``end``."""
+    return (end - 1) // BLOCK * BLOCK
+
+
+class StagedBlend:
+    """Positions -> (leaf, position in the leaf's own stream), with weights that change from stage to stage.
+
+    Each leaf's stream goes on from stage to stage without a gap. With a single constant stage this is exactly
+    :class:`~energon_lite.order.blend.Blend`.
+
+    Args:
+        stages: in the order of their starts.
+        key: 64 bits; decides the places inside the blocks.
+
+    Raises:
+        UsageError: see :func:`check_stages`.
+
+    Example:
+        >>> blend = StagedBlend([Stage(0, (1, 0)), Stage(4096, (1, 3))], key=0)
+        >>> leaf, position = blend.lookup(np.arange(8192))
+        >>> np.bincount(leaf).tolist()
+        [5120, 3072]
+    """
+
+    def __init__(self, stages: Sequence[Stage], key: int):
+        check_stages(stages, len(stages[0].weights) if stages else 0)
+        self._stages, self._key = tuple(stages), key
+        self._starts = np.array([stage.start for stage in stages])
+        self._halvings: list[StageHalving] = []
+        self._layouts: dict[int, Layout] = {}
+
+    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
+        if not len(positions):
+            return positions.copy(), positions.copy()
+        first, last = (self._stage_of(int(bound)) for bound in (positions.min(), positions.max()))
+        if first == last:
+            return self._layout(first).lookup(positions)
+        leaf, place = np.empty_like(positions), np.empty_like(positions)
+        stage_of = np.searchsorted(self._starts, positions, side="right") - 1
+        for number in range(first, last + 1):
+            here = np.flatnonzero(stage_of == number)
+            leaf[here], place[here] = self._layout(number).lookup(positions[here])
+        return leaf, place
+
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        number = self._stage_of(position)
+        start = max(position // BLOCK * BLOCK, self._stages[number].start)
+        counts = self._halving(number).block(position // BLOCK).before
+        if position == start:
+            return counts
+        leaf, _ = self._layout(number).lookup(np.arange(start, position))
+        return counts + np.bincount(leaf, minlength=len(counts))
+
+    def ideal_before(self, position: int) -> Ideal:
+        """The integral of each leaf's share up to ``position``."""
+        return self._halving(self._stage_of(position)).course.before(position)
+
+    def _stage_of(self, position: int) -> int:
+        return int(np.searchsorted(self._starts, position, side="right")) - 1
+
+    def _layout(self, number: int) -> Layout:
+        layout = self._layouts.get(number)
+        if layout is None:
+            layout = self._layouts[number] = Layout(self._halving(number), self._key, self._stages[number].start)
+        return layout
+
+    def _halving(self, number: int) -> StageHalving:
+        """Counts at the start of a stage come from the stages before it, which are looked at once."""
+        while len(self._halvings) <= number:
+            stage, end = self._stages[len(self._halvings)], self._end(len(self._halvings))
+            shares = integer_shares(stage.weights, zero=True)
+            last = None if stage.last is None else integer_shares(stage.last, zero=True)
+            leaves = len(shares)
+            if self._halvings:
+                before, base = self._halvings[-1].at_end()
+            else:
+                before, base = np.zeros(leaves, dtype=np.int64), begin(leaves)
+            course = Course(stage.start, base, shares, last, end - stage.start)
+            self._halvings.append(StageHalving(course, before, stage.start, end, self._leaving(len(self._halvings))))
+        return self._halvings[number]
+
+    def _end(self, number: int) -> int:
+        return self._stages[number + 1].start if number + 1 < len(self._stages) else MAX_LENGTH
+
+    def _leaving(self, number: int) -> Flags | None:
+        """The leaves that have no share in the stage after this one; None: there are none."""
+        if number + 1 == len(self._stages):
+            return None
+        following = self._stages[number + 1]
+        idle = np.array(following.weights) == 0
+        if following.last is not None:
+            idle &= np.array(following.last) == 0
+        return idle if idle.any() else None
+
+
+class StageHalving(Halving):
+    """The way from a stage to each of its blocks.
+
+    Args:
+        course: its integrals.
+        before: samples of each leaf before it.
+        start: its first position.
+        end: the position after its last one.
+        leaving: the leaves that have no share in the next stage.
+    """
+
+    def __init__(self, course: Course, before: Ints, start: int, end: int, leaving: Flags | None):
+        self.course, self._start, self._end, self._leaving = course, start, end, leaving
+        # A constant stage is halved as if it went on to the end of all positions.
+        stop = MAX_LENGTH if course.constant else end
+        most = np.where(course.idle(), 0, MAX_LENGTH)
+        inside = _rounded(course.before(stop), before, most, stop - start)
+        self._begin(Range(start // BLOCK, -(-stop // BLOCK), stop - start, before, inside))
+        self._last: Range | None = None
+
+    def block(self, number: int) -> Range:
+        if number == last_piece(self._end) // BLOCK and (self._end % BLOCK or self._leaving is not None):
+            if self._last is None:
+                self._last = self._cut(super().block(number))
+            return self._last
+        return super().block(number)
+
+    def at_end(self) -> tuple[Ints, Ideal]:
+        """Samples of each leaf before the end, and what they should be."""
+        last = self.block(last_piece(self._end) // BLOCK)
+        return last.before + last.inside, self.course.before(self._end)
+
+    def _both_halves(self, range_: Range) -> tuple[Range, Range]:
+        first, stop = range_.first_block, range_.stop_block
+        middle = (first + stop) // 2
+        length = middle * BLOCK - max(first * BLOCK, self._start)
+        left = _rounded(self.course.before(middle * BLOCK), range_.before, range_.inside, length)
+        rest = range_.inside - left
+        return (
+            Range(first, middle, length, range_.before, left),
+            Range(middle, stop, range_.length - length, range_.before + left, rest),
+        )
+
+    def _cut(self, block: Range) -> Range:
+        """The last block of the stage, with the counts that are right at the stage's end."""
+        ideal = self.course.before(self._end)
+        length = self._end - max(block.first_block * BLOCK, self._start)
+        most = np.where(self.course.idle(), 0, length)
+        if self._leaving is None:
+            inside = _rounded(ideal, block.before, most, length)
+        else:
+            inside = _rounded_apart(ideal, block.before, most, length, self._leaving)
+        return Range(block.first_block, block.stop_block, length, block.before, inside)
+
+
+def _rounded(ideal: Ideal, before: Ints, most: Ints, length: int) -> Ints:
+    """Samples of each leaf in ``length`` positions, so that with those before them they are near to ``ideal``.
+
+    Everyone gets the floor, and those with the largest fractions get one more until the sum is right; none gets less
+    than zero or more than ``most``.
+    """
+    wanted = ideal.whole - before
+    counts = np.clip(wanted, 0, most)
+    lag = (wanted - counts) + ideal.fraction * 2.0**-62
+    while missing := length - int(counts.sum()):
+        step = 1 if missing > 0 else -1
+        able = counts < most if step > 0 else counts > 0
+        chosen = largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
+        counts += chosen
+        lag -= chosen
+    return counts
+
+
+def _rounded_apart(ideal: Ideal, before: Ints, most: Ints, length: int, leaving: Flags) -> Ints:
+    """The same, with the sum over those that leave rounded by itself: they cannot make up for it later, nor can the
+    others make up for them."""
+    counts = np.empty_like(before)
+    share = min(max(ideal.total(leaving) - int(before[leaving].sum()), 0), length, int(most[leaving].sum()))
+    share = max(share, length - int(most[~leaving].sum()))
+    for group, sum_ in ((leaving, share), (~leaving, length - share)):
+        counts[group] = _rounded(Ideal(ideal.whole[group], ideal.fraction[group]), before[group], most[group], sum_)
+    return counts
