@@ -23,6 +23,7 @@ from energon_lite.config.metadataset_document import (
 )
 from energon_lite.config.paths import is_url, missing_file_fix
 from energon_lite.config.subset import Subset
+from energon_lite.config.weight_schedule import Course, Piece, SlopesMeet, multiply
 from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
@@ -55,7 +56,9 @@ class LeafSpec:
     Args:
         path: absolute path of the prepared folder, or a URL.
         split_part: which of its splits to read.
-        weight: its share of the whole blend; the leaves of one blend sum to 1. Of no meaning with repetitions.
+        weight: its share of the whole blend; the leaves of one blend sum to 1. Of no meaning with repetitions. If
+            shares change along the run, the share at its start.
+        course: how the share changes, in pieces (see :mod:`energon_lite.config.weight_schedule`); empty if it stays.
         repetitions: how often an epoch of the blend shows each of its samples (``blend_epochized``); None in a
             blend by weight.
         subset: the part of the split to read; None: all of it.
@@ -70,6 +73,7 @@ class LeafSpec:
     path: str
     split_part: str
     weight: float = 1.0
+    course: tuple[Piece, ...] = ()
     repetitions: float | None = None
     subset: Subset | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
@@ -150,7 +154,7 @@ def _no_document(given: str, path: str) -> ConfigError:
 class _Above:
     """What the documents above say to the ones below."""
 
-    weight: float = 1.0
+    weight: Course = 1.0
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     #: The nearest blend on the way here.
@@ -200,20 +204,20 @@ class _Flattening:
         return leaves
 
     def _reference(
-        self, reference: Reference, share: float, split_part: str, document: MetadatasetDocument, above: _Above
+        self, reference: Reference, share: Course, split_part: str, document: MetadatasetDocument, above: _Above
     ) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
         here = replace(
             above,
-            weight=above.weight * share,
+            weight=_product(reference.node, above, share),
             repetitions=above.repetitions * reference.repetitions,
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.subflavors, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             origin=reference.node.origin,
         )
-        if here.weight == 0.0:
+        if not (here.weight if isinstance(here.weight, float) else any(p.first or p.last for p in here.weight)):
             raise reference.node.error(
                 "the weight is too small beside its neighbours", expected="a share above 1e-300", fix="raise it"
             )
@@ -224,7 +228,8 @@ class _Flattening:
             LeafSpec(
                 path=path,
                 split_part=split_part,
-                weight=here.weight,
+                weight=here.weight if isinstance(here.weight, float) else here.weight[0].first,
+                course=() if isinstance(here.weight, float) else here.weight,
                 repetitions=_leaf_repetitions(reference.node, here),
                 subset=here.subset,
                 subflavors=dict(here.subflavors),
@@ -263,6 +268,18 @@ class _Flattening:
 
 def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
     return inner if outer is None else outer.of(inner)
+
+
+def _product(node: YamlNode, above: _Above, share: Course) -> Course:
+    try:
+        return multiply(above.weight, share)
+    except SlopesMeet as slopes:
+        raise node.error(
+            "the share in this blend slopes while that of a blend above it does: along a curve, not a straight line",
+            expected="one linear schedule at a time on the way to a data set",
+            found=f"two from position {slopes.start} to {slopes.stop}",
+            fix="write steps in one of the two documents, or let one slope end before the other begins",
+        ) from None
 
 
 def _leaf_repetitions(node: YamlNode, here: _Above) -> float | None:

@@ -7,7 +7,6 @@ only if that split is used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,6 +15,7 @@ from typing import Any
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
+from energon_lite.config.weight_schedule import Course, WeightSchedule, blend_shares, read_schedule
 from energon_lite.config.yaml_node import YamlNode
 from energon_lite.errors import ConfigError
 
@@ -44,7 +44,7 @@ class Reference:
 
     node: YamlNode
     path: YamlNode
-    weight: float = 1.0
+    weight: float | WeightSchedule = 1.0
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     split_part: str | None = None
@@ -73,12 +73,9 @@ class Split:
     subset: Subset | None = None
     unsupported: ConfigError | None = None
 
-    def shares(self) -> list[float]:
+    def shares(self) -> list[Course]:
         """The weights, normalised to sum to 1."""
-        largest = max((reference.weight for reference in self.references), default=1.0)
-        scaled = [reference.weight / largest for reference in self.references]
-        total = math.fsum(scaled)
-        return [weight / total for weight in scaled]
+        return blend_shares([reference.weight for reference in self.references])
 
 
 @dataclass(frozen=True)
@@ -225,7 +222,18 @@ def _blend(node: YamlNode, parse: Callable[[YamlNode], Reference]) -> tuple[Refe
             found=node.describe(),
             fix="add '- path: ...', or remove the split",
         )
-    return tuple(parse(entry) for entry in entries)
+    references = tuple(parse(entry) for entry in entries)
+    try:
+        blend_shares([reference.weight for reference in references])
+    except ValueError as nothing:
+        raise node.error(
+            f"all weights of the blend are zero at position {nothing.args[0]}, or just before it",
+            expected="a weight above 0 at every position",
+            found="none",
+            fix="let one data set begin before the others end",
+            at_key=True,
+        ) from None
+    return references
 
 
 def _weighted_entry(node: YamlNode) -> Reference:
@@ -283,7 +291,7 @@ def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS_V2) ->
     return Reference(
         node=node,
         path=entries["path"],
-        weight=_positive(entries["weight"], "a weight") if "weight" in entries else 1.0,
+        weight=_weight(entries.get("weight")),
         repetitions=_repetitions(entries.get("repetitions")),
         subset=read_subset(used["subset"]) if "subset" in used else None,
         split_part=used["split_part"].string("the name of a split") if "split_part" in used else None,
@@ -295,8 +303,23 @@ def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS_V2) ->
     )
 
 
+def _weight(node: YamlNode | None) -> float | WeightSchedule:
+    if node is None:
+        return 1.0
+    if isinstance(node.value, dict):
+        return read_schedule(node)
+    return _positive(node, "a weight")
+
+
 def _repetitions(node: YamlNode | None) -> Fraction:
     """Exactly what is written: 0.1 is a tenth."""
+    if node is not None and isinstance(node.value, dict):
+        raise node.error(
+            "repetitions cannot change along the run",
+            expected="a number above 0",
+            found=node.describe(),
+            fix="use 'blend' with weights, which can",
+        )
     return Fraction(1) if node is None else Fraction(str(_positive(node, "the number of repetitions")))
 
 

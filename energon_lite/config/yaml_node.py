@@ -255,7 +255,7 @@ def parse_bool(text: str) -> bool:
 def from_plain(value: Any, name: str) -> YamlNode:
     """The tree of nodes for plain Python objects; ``name`` stands for the file in messages.
 
-    Paths become text, numpy's numbers become Python's, tuples become lists.
+    Paths become text, numpy's numbers become Python's, tuples become lists. Numbers that are keys become text.
 
     Raises:
         ConfigError: something in it is none of dict, list, text, number, truth value and None.
@@ -279,6 +279,8 @@ def _from_plain(value: Any, file: str, path: str, above: frozenset[int]) -> Yaml
     if isinstance(value, Mapping):
         entries = {}
         for key, item in value.items():
+            if isinstance(key, numbers.Real) and not isinstance(key, bool):
+                key = str(key)  # as it would be in a document
             if not isinstance(key, str):
                 raise node.error("a key is not text", expected="text", found=repr(key), fix=f"write {str(key)!r}")
             entries[key] = _from_plain(item, file, join_path(path, key), above)
