@@ -18,6 +18,7 @@ from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching, token_dataset
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.order.hashing import hash_ints
@@ -139,7 +140,8 @@ def get_train_dataset(
     ]
     key = hash_ints(worker_config.seed_offset, _BLEND)
     run, window = max_samples_per_sequence, shuffle_buffer_size
-    weights = tuple(spec.weight for spec in specs)
+    stages = find_stages(specs)
+    weights = stages[0].weights
     repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all leaves or of none
     if repetitions:
         _check_epoch(leaves, repetitions)
@@ -149,7 +151,7 @@ def get_train_dataset(
         ]
     else:
         length = _length_of_pass(leaves, repeat)
-        order = BlendOrder(orders, weights, key, run=run, window=window, length=length)
+        order = BlendOrder(orders, weights if len(stages) == 1 else stages, key, run=run, window=window, length=length)
         leaf_settings = [*zip(weights, copies, strict=True)]
     settings = {
         "kind": "train",
@@ -162,9 +164,12 @@ def get_train_dataset(
         "repeat": repeat,
         **({"blend": "repetitions"} if repetitions else {}),
     }
+    identity = Identity(settings, _with_settings(identities, leaf_settings))
+    if len(stages) > 1:
+        identity = StagedIdentity(settings, identity.leaves, stages=stages, rows=batch_size or 1)
     return _made(
         order,
-        Identity(settings, _with_settings(identities, leaf_settings)),
+        identity,
         chunking,
         tokens,
         batch_size=batch_size,
@@ -175,6 +180,7 @@ def get_train_dataset(
         worker_config=worker_config,
         loop_length=virtual_epoch_length,
         repetitions=repetitions or None,
+        stages=stages if len(stages) > 1 else (),
     )
 
 

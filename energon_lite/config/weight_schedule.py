@@ -207,9 +207,7 @@ def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Course]:
             found.append(normalised(values))
     ends = [*before[1:], after[-1]]
     return [
-        tuple(
-            Piece(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True)
-        )
+        tuple(Piece(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
         for entry in range(len(weights))
     ]
 

@@ -57,7 +57,7 @@ def to_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
-        "identity": identity.to_plain(),
+        "identity": identity.at(cursor.position).to_plain(),
     }
 
 
@@ -83,15 +83,17 @@ def from_state(state: Any, identity: Identity) -> Cursor:
         StateError: not a state, a damaged one, or one of a format that this version does not know.
         StateMismatchError: a state of other data, another configuration or another order; says what differs.
     """
-    return Cursor(**checked(state, "planned", identity))
+    cursor = Cursor(**checked(state, "planned"))
+    identity.at(cursor.position).check(state.get("identity"))
+    return cursor
 
 
-def checked(state: Any, kind: str, identity: Identity | None) -> dict[str, int]:
-    """Check a state, and return the numbers that all kinds have: ``pass_number``, ``position``, ``loop_start``.
+def checked(state: Any, kind: str) -> dict[str, int]:
+    """Check a state, but not what it belongs to, and return the numbers that all kinds have: ``pass_number``,
+    ``position``, ``loop_start``.
 
     Args:
         kind: what it has to be about.
-        identity: what it has to belong to; None: anything.
 
     Raises:
         StateError, StateMismatchError: see :func:`from_state`.
@@ -123,8 +125,6 @@ def checked(state: Any, kind: str, identity: Identity | None) -> dict[str, int]:
             f"the state is one {_KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {_KINDS[kind]}",
             fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
-    if identity is not None:
-        identity.check(state.get("identity"))
     return numbers  # type: ignore[return-value]
 
 

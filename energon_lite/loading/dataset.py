@@ -9,6 +9,7 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.loading.cursor import Cursor
 from energon_lite.loading.identity import Identity
 from energon_lite.loading.pipeline import Job, Leaf, Pipeline
+from energon_lite.order.stages import Stage
 from energon_lite.task_encoder import TaskEncoder
 from energon_lite.worker_config import WorkerConfig
 
@@ -28,6 +29,7 @@ class BaseDataset:
         seed: 64 bits, for the hooks' randomness.
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
         repetitions: how often an epoch shows each leaf, or None.
+        stages: how the weights change, if they do; then ``weights`` are those at the start.
     """
 
     leaves: tuple[Leaf, ...]
@@ -38,6 +40,7 @@ class BaseDataset:
     seed: int
     loop_length: int = 0
     repetitions: tuple[float, ...] | None = None
+    stages: tuple[Stage, ...] = ()
 
     def has(self, leaf: int, index: int) -> bool:
         """Whether there is such a sample."""
@@ -47,6 +50,8 @@ class BaseDataset:
         """A title and a line for each leaf; ``batches`` is a part of the title."""
         kind = "one after the other" if self.weights is None else "by weight"
         kind = kind if self.repetitions is None else "by repetitions"
+        if self.stages:
+            kind += f" in {len(self.stages)} stages"
         config = self.worker_config
         lines = [
             f"{type(self).__name__}: {len(self.leaves)} data sets, {kind}; {batches}, "
@@ -54,6 +59,7 @@ class BaseDataset:
         ]
         for number, leaf in enumerate(self.leaves):
             share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
+            share += " at the start" if self.stages else ""
             share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
             lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
         return "\n".join(lines)

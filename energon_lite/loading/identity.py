@@ -68,6 +68,19 @@ class Identity:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
         return "".join(leaf.digest[:length] for leaf in self.leaves)
 
+    def at(self, units: int) -> Identity:
+        """The identity of the run as far as its first ``units`` micro-batches, or plan chunks, go: this one, if nothing
+        changes."""
+        return self
+
+    def whole(self) -> Identity:
+        """The identity of all of the run."""
+        return self
+
+    def by(self, rows: int) -> Identity:
+        """The same, for units of so many samples."""
+        return self
+
     def to_plain(self) -> dict[str, Any]:
         """The part of a state that tells what it belongs to."""
         return {

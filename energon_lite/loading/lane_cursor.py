@@ -98,7 +98,8 @@ def from_lane_state(
         StateMismatchError: another run's, or without the lanes of this rank.
         TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
     """
-    numbers = checked(state, "lanes", identity)
+    numbers = checked(state, "lanes")
+    identity.check(state.get("identity"))
     count, found = read_lanes(state)
     if lanes is not None and lanes != count:
         raise StateMismatchError(

@@ -55,7 +55,7 @@ def dealt(state: State, world_size: int) -> list[State]:
 
 def _check_readable(number: int, state: Any) -> None:
     try:
-        checked(state, kind_of(state) if isinstance(state, Mapping) else "planned", None)
+        checked(state, kind_of(state) if isinstance(state, Mapping) else "planned")
     except StateMismatchError:
         raise
     except StateError as error:

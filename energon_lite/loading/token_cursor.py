@@ -33,6 +33,11 @@ class TokenCursor:
     chunk: int = 0
     batch: int = 0
 
+    @property
+    def begun(self) -> int:
+        """Plan chunks of which something was delivered."""
+        return self.chunk + (self.batch > 0)
+
 
 def to_token_state(cursor: TokenCursor, identity: Identity) -> dict[str, Any]:
     """The state: plain integers, strings and dicts."""
@@ -43,7 +48,7 @@ def to_token_state(cursor: TokenCursor, identity: Identity) -> dict[str, Any]:
         "loop_start": cursor.loop_start,
         "chunk": cursor.chunk,
         "batch": cursor.batch,
-        "identity": identity.to_plain(),
+        "identity": identity.at(cursor.begun).to_plain(),
     }
 
 
@@ -53,10 +58,12 @@ def from_token_state(state: Any, identity: Identity) -> TokenCursor:
     Raises:
         StateError, StateMismatchError: see :func:`energon_lite.loading.cursor.from_state`.
     """
-    numbers = checked(state, "tokens", identity)
+    numbers = checked(state, "tokens")
     for name, most in (("chunk", _MAX_CHUNK), ("batch", _MAX_BATCH)):
         value = state.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most:
             raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
         numbers[name] = value
-    return TokenCursor(**numbers)
+    cursor = TokenCursor(**numbers)
+    identity.at(cursor.begun).check(state.get("identity"))
+    return cursor

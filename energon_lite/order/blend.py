@@ -229,7 +229,7 @@ def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool
     """Integers in the proportion of ``weights`` that sum to exactly ``total`` (largest remainder; of equal remainders
     the first get one more). ``zero``: some, not all, of the weights may be zero."""
     for place, weight in enumerate(weights):
-        if not (0 < weight or (zero and weight == 0)) or weight == float("inf"):
+        if not (weight > 0 or (zero and weight == 0)) or weight == float("inf"):
             raise UsageError(
                 f"weight {place} of a blend is {weight!r}", fix="give positive finite numbers; leave out what has none"
             )

@@ -19,6 +19,7 @@ from energon_lite.order.blend import Blend, EpochBlend, by_block
 from energon_lite.order.halving import BLOCK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder, Leaves
+from energon_lite.order.stages import Stage, StagedBlend, check_stages
 
 __all__ = ["Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order"]
 
@@ -116,7 +117,7 @@ class BlendOrder:
 
     Args:
         leaves: the leaves' own orders.
-        weights: one a leaf; only ratios count.
+        weights: one a leaf; only ratios count. Or stages, where they change along the run.
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
         length: positions of a pass; None: it never ends.
@@ -130,18 +131,16 @@ class BlendOrder:
     def __init__(
         self,
         leaves: Sequence[LeafOrder],
-        weights: Sequence[float],
+        weights: Sequence[float] | Sequence[Stage],
         key: int,
         *,
         run: int | None = None,
         window: int | None = None,
         length: int | None = None,
     ):
-        if len(leaves) != len(weights):
-            raise UsageError(f"{len(leaves)} leaves, but {len(weights)} weights", fix="give one weight for each leaf")
+        self.blend = _blend(weights, len(leaves), hash_ints(key, 0))
         self.leaves = Leaves(leaves, run=run, window=window)
         self._length = length
-        self.blend = Blend(weights, hash_ints(key, 0)) if len(leaves) > 1 else None
         self._blocks = _WholeBlocks(self._compute)
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
@@ -156,6 +155,20 @@ class BlendOrder:
         else:
             leaf, position = self.blend.lookup(positions)
         return Addresses(leaf, *self.leaves.lookup(leaf, position))
+
+
+def _blend(weights: Sequence[float] | Sequence[Stage], leaves: int, key: int) -> Blend | StagedBlend | None:
+    """None for a single leaf, which needs no mixing."""
+    stages = [stage for stage in weights if isinstance(stage, Stage)]
+    numbers = [weight for weight in weights if not isinstance(weight, Stage)]
+    if stages and numbers:
+        raise UsageError("stages and numbers among the weights of a blend", fix="give stages only, or numbers only")
+    if stages:
+        check_stages(stages, leaves)
+        return StagedBlend(stages, key) if leaves > 1 else None
+    if leaves != len(numbers):
+        raise UsageError(f"{leaves} leaves, but {len(numbers)} weights", fix="give one weight for each leaf")
+    return Blend(numbers, key) if leaves > 1 else None
 
 
 class EpochBlendOrder:

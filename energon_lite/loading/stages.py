@@ -1,0 +1,138 @@
+"""Weights that change along a run: from the documents to stages, and what a state says about them.
+
+A state belongs to what was consumed, not to what lies ahead. So the identity of a run with stages depends on how far it
+is: it has the stages that began, and the data sets that they use. Stages ahead may be edited, and data sets that come
+in later added, taken away or changed, while the run goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.weight_schedule import shared_pieces
+from energon_lite.errors import StateMismatchError
+from energon_lite.loading.identity import Identity
+from energon_lite.order.halving import BLOCK
+from energon_lite.order.stages import Stage, last_piece
+
+__all__ = ["StagedIdentity", "find_stages"]
+
+#: Stages that a state names one by one; those before them have one digest together.
+_NAMED = 12
+_PREFIX = "weights from position "
+
+
+def find_stages(specs: Sequence[LeafSpec]) -> tuple[Stage, ...]:
+    """The stages of a blend by weight; a single one if its weights never change."""
+    return tuple(Stage(*piece) for piece in shared_pieces([spec.course or spec.weight for spec in specs]))
+
+
+@dataclass(frozen=True)
+class StagedIdentity(Identity):
+    """The identity of a run whose weights change.
+
+    Args:
+        settings, leaves: as for :class:`~energon_lite.loading.identity.Identity`; the leaves' weights are those at the
+            start.
+        stages: all of them.
+        rows: samples in a micro-batch.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    rows: int = 1
+    _known: dict[Any, Identity] = field(default_factory=dict, repr=False, compare=False)
+
+    def at(self, batches: int) -> Identity:
+        samples = max(1, batches * self.rows)
+        begun = sum(stage.start < samples for stage in self.stages)
+        end = self.stages[begun].start if begun < len(self.stages) else None
+        # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
+        leaving = () if end is None else _leaving(self.stages[begun])
+        cut = end if end is not None and samples > last_piece(end) and (end % BLOCK or leaving) else None
+        known = self._known.get((begun, cut))
+        if known is None:
+            known = self._known[begun, cut] = self._consumed(begun, cut, leaving)
+        return known
+
+    def to_plain(self) -> dict[str, Any]:
+        """The identity of the whole run, with all stages."""
+        return self.at(1 << 62).to_plain()
+
+    def _consumed(self, begun: int, cut: int | None, leaving: tuple[int, ...]) -> Identity:
+        stages = self.stages[:begun]
+        used = self._used(stages)
+        marks = {}
+        for number, stage in enumerate(stages):
+            sloping = stage.last is not None
+            if not number and not sloping:
+                continue  # the weights of the first stage are with the leaves
+            stop = self.stages[number + 1].start if sloping else None
+            weights = [_of(weights, used) for weights in (stage.weights, stage.last or ())]
+            marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
+        older = list(marks)[:-_NAMED]
+        settings = dict(self.settings)
+        if older:
+            settings[f"weights before position {list(marks)[len(older)]}"] = _digest([marks.pop(key) for key in older])
+        settings |= {f"{_PREFIX}{start}": mark for start, mark in marks.items()}
+        if cut is not None:
+            place = f"{_PREFIX}{stages[-1].start}"
+            without = f", without {_digest([used.index(leaf) for leaf in leaving if leaf in used])}" if leaving else ""
+            settings[place] = f"{settings.get(place, 'constant')}, up to {cut}{without}"
+        return _Consumed(settings, tuple(self.leaves[leaf] for leaf in used), begun=stages[-1].start)
+
+    def _used(self, stages: Sequence[Stage]) -> list[int]:
+        """The leaves that some stage uses. One whose data another one reads, too, counts as well: of two with the same
+        data, the first has its own key."""
+        used: list[int] = []
+        needed: set[str] = set()
+        for number in reversed(range(len(self.leaves))):
+            data = self.leaves[number].fingerprint
+            if data in needed or any(stage.weights[number] or (stage.last and stage.last[number]) for stage in stages):
+                used.append(number)
+                needed.add(data)
+        return used[::-1]
+
+
+@dataclass(frozen=True)
+class _Consumed(Identity):
+    """What a run was as far as it went.
+
+    Args:
+        begun: where the stage began that it is in.
+    """
+
+    begun: int = 0
+
+    def check(self, saved: Any) -> None:
+        try:
+            super().check(saved)
+        except StateMismatchError as error:
+            raise StateMismatchError(
+                f"{error.what}\n    (Of weights that change, those of stages which began before the state was saved "
+                "count, up to the one that begins at position "
+                f"{self.begun:,}. Weights listed with data sets are those of the first stage.)",
+                fix="write these stages, and data sets, as they were; stages ahead may be changed, from the end of "
+                f"the block of {BLOCK:,} positions on in which the state was saved",
+            ) from None
+
+
+def _leaving(stage: Stage) -> tuple[int, ...]:
+    """The leaves that have no share in a stage."""
+    return tuple(
+        leaf
+        for leaf, weights in enumerate(zip(stage.weights, stage.last or stage.weights, strict=True))
+        if not any(weights)
+    )
+
+
+def _of(weights: Sequence[float], used: Sequence[int]) -> list[float]:
+    return [weights[leaf] for leaf in used] if weights else []
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
