@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import click
 
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.loading.leaves import find_leaves, open_source
+from energon_lite.loading.stages import find_stages
+from energon_lite.order.stages import Stage, StagedBlend
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
-#: More warnings than this are only counted.
-_SHOWN_WARNINGS = 10
+#: More warnings, and more stages, than this are only counted.
+_SHOWN_WARNINGS, _SHOWN_STAGES = 10, 8
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,16 @@ class LeafFacts:
     Args:
         spec: what the documents say.
         samples: how many it has.
-        share: of the blend, 0 to 1.
+        share: of the blend, 0 to 1; if it changes, the mean over the asked-for number of samples.
         epochs: how often the asked-for number of samples of the blend shows each of its samples.
+        stages: its share at both ends of each stage, if shares change.
     """
 
     spec: LeafSpec
     samples: int
     share: float
     epochs: float
+    stages: tuple[tuple[float, float], ...] = ()
 
 
 def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int) -> list[LeafFacts]:
@@ -42,6 +46,9 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
         samples: how many samples each of them has.
         blend_samples: over so many samples of the blend, epochs are counted.
     """
+    stages = find_stages(specs)
+    if len(stages) > 1:
+        return _staged_facts(specs, samples, blend_samples, stages)
     shown = [
         spec.weight if spec.repetitions is None else spec.repetitions * count
         for spec, count in zip(specs, samples, strict=True)
@@ -50,6 +57,18 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
     return [
         LeafFacts(spec, count, part / total, blend_samples * part / total / count)
         for spec, count, part in zip(specs, samples, shown, strict=True)
+    ]
+
+
+def _staged_facts(
+    specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int, stages: Sequence[Stage]
+) -> list[LeafFacts]:
+    ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
+    shown = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
+    ends = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
+    return [
+        LeafFacts(spec, count, part / blend_samples, part / count, shares)
+        for spec, count, part, shares in zip(specs, samples, shown, zip(*ends, strict=True), strict=True)
     ]
 
 
@@ -71,7 +90,8 @@ def command(path: str, split_part: str, samples: int, max_epochs: float, split_c
     """Show what PATH, a prepared folder or a metadataset .yaml, is made of.
 
     A line for each data set: its samples, its effective weight (the weights along the path, multiplied) or its
-    repetitions, and its epochs: how often a run of so many samples shows each sample of the data set.
+    repetitions, and its epochs: how often a run of so many samples shows each sample of the data set. Where weights
+    change along the run, a second table has them for each stage.
 
     \b
     Example:
@@ -82,9 +102,11 @@ def command(path: str, split_part: str, samples: int, max_epochs: float, split_c
     base = os.path.abspath(path)
     click.echo(_title(base, split_part, facts))
     click.echo()
-    for line in _table(facts, os.path.dirname(base)):
+    for line in _aligned([_header(facts), *_rows(facts, os.path.dirname(base), 0), _cells("total", facts)]):
         click.echo(line)
     click.echo()
+    if facts[0].stages:
+        _show_stages(facts, os.path.dirname(base), samples, find_stages(specs))
     if specs[0].repetitions is not None:
         epoch = sum(one.samples * (one.spec.repetitions or 0.0) for one in facts)
         click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
@@ -99,9 +121,35 @@ def _title(path: str, split_part: str, facts: Sequence[LeafFacts]) -> str:
     return f"{path} [{split_part}]: {kind}"
 
 
-def _table(facts: Sequence[LeafFacts], folder: str) -> Iterator[str]:
-    """Aligned lines: the first column to the left, the others to the right."""
-    rows = [_header(facts), *_rows(facts, folder, 0), _cells("total", facts)]
+def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int, stages: Sequence[Stage]) -> None:
+    """The second table: a pair of columns for each stage."""
+    shown = min(len(stages), _SHOWN_STAGES)
+    header = ["from position"]
+    for stage in stages[:shown]:
+        header += [f"{stage.start:,}", "epochs"]
+
+    def cells(name: str, facts: Sequence[LeafFacts], *, leaf: bool = False) -> list[str]:
+        row = [name]
+        for number in range(shown):
+            first, last = (sum(one.stages[number][side] for one in facts) for side in (0, 1))
+            sloping = any(one.stages[number][0] != one.stages[number][1] for one in facts)
+            share = f"{100 * first:.4g}% to {100 * last:.4g}%" if sloping else f"{100 * first:.4g}%"
+            row += [share, _number((first + last) / 2 * samples / facts[0].samples) if leaf else ""]
+        return row
+
+    click.echo(f"Weights in each stage, and the epochs of {samples:,} samples with these weights:")
+    click.echo()
+    for line in _aligned([header, *_rows(facts, folder, 0, cells)]):
+        click.echo(line)
+    if len(stages) > shown:
+        click.echo(f"... and {len(stages) - shown} more stages, up to position {stages[-1].start:,}")
+    click.echo()
+    if stages[-1].start >= samples:
+        click.echo(f"Weights change up to position {stages[-1].start:,}: give --samples for a longer run.")
+
+
+def _aligned(rows: Sequence[list[str]]) -> Iterator[str]:
+    """Lines: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
@@ -110,25 +158,28 @@ def _table(facts: Sequence[LeafFacts], folder: str) -> Iterator[str]:
 
 def _header(facts: Sequence[LeafFacts]) -> list[str]:
     if facts[0].spec.repetitions is None:
-        return ["data set", "samples", "weight", "epochs"]
+        return ["data set", "samples", "mean weight" if facts[0].stages else "weight", "epochs"]
     return ["data set", "samples", "repetitions", "share", "epochs"]
 
 
-def _rows(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[list[str]]:
+def _rows(
+    facts: Sequence[LeafFacts], folder: str, depth: int, cells: Callable[..., list[str]] | None = None
+) -> Iterator[list[str]]:
     """The lines for leaves whose trails agree in the first ``depth`` steps."""
+    cells = cells or _cells
     place = 0
     while place < len(facts):
         trail = facts[place].spec.trail
         if len(trail) == depth:
-            yield _cells("  " * depth + _leaf_name(facts[place].spec, folder), facts[place : place + 1], leaf=True)
+            yield cells("  " * depth + _leaf_name(facts[place].spec, folder), facts[place : place + 1], leaf=True)
             place += 1
             continue
         stop = place
         while stop < len(facts) and facts[stop].spec.trail[: depth + 1] == trail[: depth + 1]:
             stop += 1
         step = trail[depth]
-        yield _cells(f"{'  ' * depth}{_short(step.path, folder)} [{step.split_part}]", facts[place:stop])
-        yield from _rows(facts[place:stop], folder, depth + 1)
+        yield cells(f"{'  ' * depth}{_short(step.path, folder)} [{step.split_part}]", facts[place:stop])
+        yield from _rows(facts[place:stop], folder, depth + 1, cells)
         place = stop
 
 

@@ -9,13 +9,18 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from energon_lite.order import arrays
+from energon_lite.order import Stage, arrays
 
 __all__ = ["build_blend_index"]
 
 
 def build_blend_index(
-    weights: Sequence[float], n: int, path: str | os.PathLike[str], *, key: int = 0, workers: int | None = None
+    weights: Sequence[float] | Sequence[Stage],
+    n: int,
+    path: str | os.PathLike[str],
+    *,
+    key: int = 0,
+    workers: int | None = None,
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """:func:`energon_lite.order.build_blend_index`, each rank of the default process group writing its slice.
 

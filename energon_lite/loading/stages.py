@@ -48,8 +48,8 @@ class StagedIdentity(Identity):
     _known: dict[Any, Identity] = field(default_factory=dict, repr=False, compare=False)
 
     def at(self, batches: int) -> Identity:
-        samples = max(1, batches * self.rows)
-        begun = sum(stage.start < samples for stage in self.stages)
+        samples = batches * self.rows
+        begun = max(1, sum(stage.start < samples for stage in self.stages))
         end = self.stages[begun].start if begun < len(self.stages) else None
         # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
         leaving = () if end is None else _leaving(self.stages[begun])
@@ -74,10 +74,10 @@ class StagedIdentity(Identity):
             stop = self.stages[number + 1].start if sloping else None
             weights = [_of(weights, used) for weights in (stage.weights, stage.last or ())]
             marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
-        older = list(marks)[:-_NAMED]
         settings = dict(self.settings)
-        if older:
-            settings[f"weights before position {list(marks)[len(older)]}"] = _digest([marks.pop(key) for key in older])
+        if older := list(marks)[:-_NAMED]:
+            joined = _digest([(start, marks.pop(start)) for start in older])
+            settings[f"weights before position {next(iter(marks))}"] = joined
         settings |= {f"{_PREFIX}{start}": mark for start, mark in marks.items()}
         if cut is not None:
             place = f"{_PREFIX}{stages[-1].start}"

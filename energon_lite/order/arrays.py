@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from energon_lite.errors import UsageError
 from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.halving import BLOCK, Halving
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
+from energon_lite.order.stages import Stage, StagedBlend, check_stages
 
 __all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
 
@@ -40,10 +42,12 @@ _SHUFFLED_AT_ONCE = 1 << 18
 _WORTH_A_PROCESS = 1 << 20
 
 Ints = NDArray[np.int64]
+#: What the counts come from, as plain data: either of each data set, or stages and the length.
+Recipe = dict[str, Any]
 
 
 def build_blend_index(
-    weights: Sequence[float],
+    weights: Sequence[float] | Sequence[Stage],
     n: int,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -56,7 +60,8 @@ def build_blend_index(
     """Write a blend of ``n`` samples as two arrays.
 
     Args:
-        weights: one positive number a data set; only ratios count.
+        weights: one positive number a data set; only ratios count. Or stages, where weights change along the way:
+            counts are then within one sample of the integral of the share, at the end too.
         n: samples in all.
         path: a folder to be made, which appears when both files in it are whole; None: arrays in memory, computed by
             this process alone.
@@ -78,11 +83,11 @@ def build_blend_index(
         >>> np.bincount(data_set).tolist(), sample[data_set == 1].tolist()
         ([6, 2], [0, 1])
     """
-    counts = _counts(weights, n)
+    recipe = _recipe(weights, n)
     _check_ranks(rank, world_size, barrier)
     if path is None:
         halves = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)
-        _each_chunk(counts, key, 0, _blocks(n), lambda start, *parts: _copy(halves, start, parts))
+        _each_chunk(recipe, key, 0, _blocks(n), lambda start, *parts: _copy(halves, start, parts))
         return halves
     final = os.path.abspath(os.fspath(path))
     if os.path.exists(final):
@@ -93,7 +98,7 @@ def build_blend_index(
         _make_files(unfinished, n)
     wait()
     first, stop = (_blocks(n) * r // world_size for r in (rank, rank + 1))
-    _write_slice(unfinished, counts, key, first, stop, workers)
+    _write_slice(unfinished, recipe, key, first, stop, workers)
     wait()
     if rank == 0:
         for name in (DATASET_INDEX, SAMPLE_INDEX):
@@ -138,16 +143,24 @@ def shuffle_ahead(
 # -- what is computed -----------------------------------------------------------------------------------------------
 
 
-def _counts(weights: Sequence[float], n: int) -> Ints:
+def _recipe(weights: Sequence[float] | Sequence[Stage], n: int) -> Recipe:
+    stages = [stage for stage in weights if isinstance(stage, Stage)]
+    numbers = [weight for weight in weights if not isinstance(weight, Stage)]
+    if stages and numbers:
+        raise UsageError("stages and numbers among the weights", fix="give stages only, or numbers only")
+    leaves = len(stages[0].weights) if stages else len(numbers)
     limit = np.iinfo(np.int16).max
-    if len(weights) > limit:
+    if leaves > limit:
         raise UsageError(
-            f"{len(weights)} data sets: a blend index numbers at most {limit}, in 16 bits",
+            f"{leaves} data sets: a blend index numbers at most {limit}, in 16 bits",
             fix="merge small data sets; or use a blend without arrays, which has no such limit",
         )
     if not 1 <= n <= MAX_LENGTH:
         raise UsageError(f"a blend index of {n} samples", fix="give a length from 1 to 2**62")
-    return integer_shares(weights, n)
+    if not stages:
+        return {"counts": integer_shares(numbers, n).tolist()}
+    check_stages(stages, leaves)
+    return {"stages": [astuple(stage) for stage in stages], "length": n}
 
 
 def _blocks(n: int) -> int:
@@ -157,13 +170,26 @@ def _blocks(n: int) -> int:
 Chunk = Callable[[int, "NDArray[np.int16]", Ints], None]
 
 
-def _each_chunk(counts: Ints, key: int, first: int, stop: int, take: Chunk) -> None:
+def _each_chunk(recipe: Recipe, key: int, first: int, stop: int, take: Chunk) -> None:
     """Give blocks ``first .. stop`` to ``take(position of the first, data sets, samples)``, some blocks at a time."""
-    layout = Layout(Halving(counts), key)
+    if "stages" in recipe:
+        blend = StagedBlend(
+            [Stage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
+        )
+        for chunk in range(first, stop, _BLOCKS_AT_ONCE):
+            end = min(min(chunk + _BLOCKS_AT_ONCE, stop) * BLOCK, recipe["length"])
+            leaf, sample = blend.lookup(np.arange(chunk * BLOCK, end))
+            take(chunk * BLOCK, leaf.astype(np.int16), sample)
+        return
+    layout = Layout(Halving(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
         blocks = [layout.block(number) for number in range(chunk, min(chunk + _BLOCKS_AT_ONCE, stop))]
         data_set = np.concatenate([block.leaf for block in blocks]).astype(np.int16)
         take(chunk * BLOCK, data_set, np.concatenate([block.position for block in blocks]))
+
+
+def _tuple(weights: Sequence[float] | None) -> Any:
+    return None if weights is None else tuple(weights)
 
 
 def _copy(columns: tuple[NDArray[Any], ...], start: int, parts: tuple[NDArray[Any], ...]) -> None:
@@ -207,13 +233,12 @@ def _flush(path: str) -> None:
         os.close(file)
 
 
-def _write_slice(folder: str, counts: Ints, key: int, first: int, stop: int, workers: int | None) -> None:
+def _write_slice(folder: str, recipe: Recipe, key: int, first: int, stop: int, workers: int | None) -> None:
     worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
     workers = max(1, min(workers or os.cpu_count() or 1, worth))
     bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
     jobs: list[dict[str, Any]] = [
-        {"folder": folder, "counts": counts.tolist(), "key": key, "first": start, "stop": end}
-        for start, end in pairwise(bounds)
+        {"folder": folder, "recipe": recipe, "key": key, "first": start, "stop": end} for start, end in pairwise(bounds)
     ]
     if workers == 1:
         _write_blocks(**jobs[0])
@@ -221,7 +246,7 @@ def _write_slice(folder: str, counts: Ints, key: int, first: int, stop: int, wor
         _run_children("blocks", jobs)
 
 
-def _write_blocks(folder: str, counts: Sequence[int], key: int, first: int, stop: int) -> None:
+def _write_blocks(folder: str, recipe: Recipe, key: int, first: int, stop: int) -> None:
     data_sets, samples = (_Slice(os.path.join(folder, name)) for name in (DATASET_INDEX, SAMPLE_INDEX))
 
     def write(start: int, data_set: NDArray[np.int16], sample: Ints) -> None:
@@ -230,7 +255,7 @@ def _write_blocks(folder: str, counts: Sequence[int], key: int, first: int, stop
         _leave_if_alone()
 
     try:
-        _each_chunk(np.array(counts, dtype=np.int64), key, first, stop, write)
+        _each_chunk(recipe, key, first, stop, write)
     finally:
         data_sets.close()
         samples.close()

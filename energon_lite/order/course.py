@@ -65,7 +65,7 @@ class Course:
     """
 
     def __init__(self, start: int, base: Ideal, first: Ints, last: Ints | None, length: int):
-        self._start, self._base, self._length = start, base, length
+        self.start, self._base, self.length = start, base, length
         self._first, self._last = first, last
 
     @property
@@ -75,10 +75,10 @@ class Course:
 
     def before(self, position: int) -> Ideal:
         """Ideal counts before a position of the stretch, from the beginning of the run."""
-        x = position - self._start
+        x = position - self.start
         if self._last is None:
             return self._base.plus(_times(self._first, x << _LIMB))
-        v = ((x * x << _LIMB) + self._length) // (2 * self._length)
+        v = ((x * x << _LIMB) + self.length) // (2 * self.length)
         done = self._base.plus(_times(self._first, (x << _LIMB) - v))
         return done.plus(_times(self._last, v))
 

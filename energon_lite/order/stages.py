@@ -81,6 +81,12 @@ def check_stages(stages: Sequence[Stage], leaves: int) -> None:
                     f"{leaves} leaves, but {len(weights)} weights in the stage from {stage.start} on",
                     fix="give one weight for each leaf",
                 )
+            for leaf, weight in enumerate(weights):
+                if not 0 <= weight < float("inf"):
+                    raise UsageError(
+                        f"weight {leaf} of the stage from {stage.start} on is {weight!r}",
+                        fix="give finite numbers, 0 where a leaf is not to be used",
+                    )
             if not any(weights):
                 raise UsageError(
                     f"all weights are zero in the stage from {stage.start} on", fix="give one of them a weight"
@@ -101,6 +107,7 @@ class StagedBlend:
     Args:
         stages: in the order of their starts.
         key: 64 bits; decides the places inside the blocks.
+        length: positions in all; at the end, too, counts are within one sample of the integrals.
 
     Raises:
         UsageError: see :func:`check_stages`.
@@ -112,9 +119,9 @@ class StagedBlend:
         [5120, 3072]
     """
 
-    def __init__(self, stages: Sequence[Stage], key: int):
+    def __init__(self, stages: Sequence[Stage], key: int, length: int = MAX_LENGTH):
         check_stages(stages, len(stages[0].weights) if stages else 0)
-        self._stages, self._key = tuple(stages), key
+        self._stages, self._key, self._length = tuple(stages), key, length
         self._starts = np.array([stage.start for stage in stages])
         self._halvings: list[StageHalving] = []
         self._layouts: dict[int, Layout] = {}
@@ -159,30 +166,32 @@ class StagedBlend:
     def _halving(self, number: int) -> StageHalving:
         """Counts at the start of a stage come from the stages before it, which are looked at once."""
         while len(self._halvings) <= number:
-            stage, end = self._stages[len(self._halvings)], self._end(len(self._halvings))
-            shares = integer_shares(stage.weights, zero=True)
-            last = None if stage.last is None else integer_shares(stage.last, zero=True)
-            leaves = len(shares)
-            if self._halvings:
-                before, base = self._halvings[-1].at_end()
-            else:
-                before, base = np.zeros(leaves, dtype=np.int64), begin(leaves)
-            course = Course(stage.start, base, shares, last, end - stage.start)
-            self._halvings.append(StageHalving(course, before, stage.start, end, self._leaving(len(self._halvings))))
+            self._halvings.append(self._next_halving())
         return self._halvings[number]
 
-    def _end(self, number: int) -> int:
-        return self._stages[number + 1].start if number + 1 < len(self._stages) else MAX_LENGTH
+    def _next_halving(self) -> StageHalving:
+        number = len(self._halvings)
+        stage = self._stages[number]
+        following = self._stages[number + 1] if number + 1 < len(self._stages) else None
+        stop = MAX_LENGTH if following is None else following.start
+        first = integer_shares(stage.weights, zero=True)
+        last = None if stage.last is None else integer_shares(stage.last, zero=True)
+        if self._halvings:
+            before, base = self._halvings[-1].at_end()
+        else:
+            before, base = np.zeros_like(first), begin(len(first))
+        course = Course(stage.start, base, first, last, stop - stage.start)
+        if following is None or following.start > self._length:
+            return StageHalving(course, before, min(stop, self._length), None)
+        return StageHalving(course, before, stop, _idle(following))
 
-    def _leaving(self, number: int) -> Flags | None:
-        """The leaves that have no share in the stage after this one; None: there are none."""
-        if number + 1 == len(self._stages):
-            return None
-        following = self._stages[number + 1]
-        idle = np.array(following.weights) == 0
-        if following.last is not None:
-            idle &= np.array(following.last) == 0
-        return idle if idle.any() else None
+
+def _idle(stage: Stage) -> Flags | None:
+    """The leaves that have no share in a stage; None: there are none."""
+    idle = np.array(stage.weights) == 0
+    if stage.last is not None:
+        idle &= np.array(stage.last) == 0
+    return idle if idle.any() else None
 
 
 class StageHalving(Halving):
@@ -191,15 +200,14 @@ class StageHalving(Halving):
     Args:
         course: its integrals.
         before: samples of each leaf before it.
-        start: its first position.
         end: the position after its last one.
-        leaving: the leaves that have no share in the next stage.
+        leaving: the leaves that have no share in the next stage, if there are any.
     """
 
-    def __init__(self, course: Course, before: Ints, start: int, end: int, leaving: Flags | None):
-        self.course, self._start, self._end, self._leaving = course, start, end, leaving
+    def __init__(self, course: Course, before: Ints, end: int, leaving: Flags | None):
+        self.course, self._start, self._end, self._leaving = course, course.start, end, leaving
         # A constant stage is halved as if it went on to the end of all positions.
-        stop = MAX_LENGTH if course.constant else end
+        start, stop = course.start, MAX_LENGTH if course.constant else course.start + course.length
         most = np.where(course.idle(), 0, MAX_LENGTH)
         inside = _rounded(course.before(stop), before, most, stop - start)
         self._begin(Range(start // BLOCK, -(-stop // BLOCK), stop - start, before, inside))

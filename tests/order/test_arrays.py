@@ -116,7 +116,9 @@ def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
 
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="FileNotFoundError"):
-        arrays._run_children("blocks", [{"folder": str(tmp_path), "counts": [1], "key": 0, "first": 0, "stop": 1}])
+        arrays._run_children(
+            "blocks", [{"folder": str(tmp_path), "recipe": {"counts": [1]}, "key": 0, "first": 0, "stop": 1}]
+        )
 
 
 def test_impossible_indexes_are_refused(tmp_path: Path) -> None:
