@@ -174,6 +174,13 @@ def _weight(node: YamlNode) -> float:
             found=node.describe(),
             fix="write 0 where the data set is not to be used",
         )
+    if weight and not 1e-100 < weight < 1e100:
+        raise node.error(
+            "a weight that changes is out of range",
+            expected="0, or a number above 1e-100 and below 1e100",
+            found=node.describe(),
+            fix="only ratios count: write a number nearer to 1",
+        )
     return weight
 
 

@@ -140,3 +140,48 @@ def test_facts() -> None:
     specs = [LeafSpec("a", "train", repetitions=1.5), LeafSpec("b", "train", repetitions=1.0)]
     facts = leaf_facts(specs, [100, 50], 400)
     assert [(fact.share, fact.epochs) for fact in facts] == [(0.75, 3.0), (0.25, 2.0)]
+
+
+def test_weights_that_change(room: Path) -> None:
+    (room / "ramp.yaml").write_text(
+        "splits:\n  train:\n    blend:\n    - {path: in.yaml, weight: {linear: {0: 0.9, 1e3: 0.1}}}\n"
+        "    - {path: ten, weight: {linear: {0: 0.1, 1e3: 0.9}}}\n"
+    )
+    code, output, warnings = info(room / "ramp.yaml", "--samples", 2000, "--max-epochs", 50)
+    assert code == 0
+    assert output == textwrap.dedent(f"""\
+        {room}/ramp.yaml [train]: 3 data sets, blended by weight
+
+        data set              samples  mean weight  epochs
+        in.yaml [train]            60          30%
+          sub/twenty [train]       20         7.5%    7.50
+          forty [train]            40        22.5%   11.25
+        ten [train]                10          70%  140.00
+        total                      70         100%
+
+        Weights in each stage, and the epochs of 2,000 samples with these weights:
+
+        from position                     0  epochs  1,000  epochs
+        in.yaml [train]          90% to 10%            10%
+          sub/twenty [train]  22.5% to 2.5%   12.50   2.5%    2.50
+          forty [train]       67.5% to 7.5%   18.75   7.5%    3.75
+        ten [train]              10% to 90%  100.00    90%  180.00
+
+        Epochs: how often 2,000 samples of the blend show each sample of the data set.
+        """)
+    assert "ten [train]" in warnings and "140.00 times, more than 50" in warnings and len(warnings.splitlines()) == 1
+
+
+def test_a_data_set_that_comes_in_after_the_run_is_not_warned_of(room: Path) -> None:
+    many = ", ".join(f"{1000 * step}: {step + 1}" for step in range(9))
+    (room / "late.yaml").write_text(
+        "splits:\n  train:\n    blend:\n    - {path: forty}\n"
+        f"    - {{path: ten, weight: {{0: 0, 5000: 9}}}}\n    - {{path: sub/twenty, weight: {{{many}}}}}\n"
+    )
+    _, output, warnings = info(room / "late.yaml", "--samples", 5000, "--max-epochs", 1)
+    assert [line.split()[1] for line in warnings.splitlines()] == ["sub/twenty", "forty"]
+    assert "ten [train]              10           0%       0" in output
+    assert "... and 1 more stages, up to position 8,000" in output
+    assert "Weights change up to position 8,000: give --samples for a longer run." in output
+    _, _, warnings = info(room / "late.yaml", "--samples", 50000, "--max-epochs", 1)
+    assert len(warnings.splitlines()) == 3
