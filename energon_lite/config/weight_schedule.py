@@ -204,7 +204,8 @@ def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Course]:
     if not any(isinstance(weight, WeightSchedule) for weight in weights):
         return list(normalised([weight for weight in weights if isinstance(weight, float)]))
     knots = sorted({start for weight in weights if isinstance(weight, WeightSchedule) for start, _ in weight.points})
-    before, after = [], []
+    before: list[list[float]] = []
+    after: list[list[float]] = []
     for knot in knots:
         sides = [weight.at(knot) if isinstance(weight, WeightSchedule) else (weight, weight) for weight in weights]
         for found, side in ((before, 0), (after, 1)):
