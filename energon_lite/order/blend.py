@@ -31,6 +31,8 @@ __all__ = ["BLOCK", "Blend", "EpochBlend"]
 
 Ints = NDArray[np.int64]
 
+_32 = np.array(32, np.uint64)
+
 
 class Block(NamedTuple):
     leaf: Ints  # [positions]
@@ -167,6 +169,11 @@ class Layout:
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         leaf, position = np.empty_like(positions), np.empty_like(positions)
+        if is_run(positions):
+            for number, here, slots in blocks_of_run(int(positions[0]), len(positions), self._start):
+                block = self.block(number)
+                leaf[here], position[here] = block.leaf[slots], block.position[slots]
+            return leaf, position
         for number, here in by_block(positions):
             block = self.block(number)
             slot = positions[here] - max(number * BLOCK, self._start)
@@ -190,21 +197,45 @@ def lay_out(range_: Range, entropy: int) -> Block:
     counts = range_.inside
     slots = np.arange(range_.length)
     leaf = np.repeat(np.arange(len(counts)), counts)
-    rank = slots - (np.cumsum(counts) - counts).take(leaf)
-    offset = mix64_array(np.uint64(entropy) + slots.view(np.uint64)) >> np.uint64(32)
+    start = np.cumsum(counts) - counts
+    rank = slots - start.take(leaf)
+    offset = mix64_array(np.uint64(entropy) + slots.view(np.uint64)) >> _32
     # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it. The
     # division is exact in floats: its operands are below 2**44, its result below 2**32.
-    time = ((rank << 32) | offset.view(np.int64)) / counts.take(leaf)
-    order = _argsort(time.astype(np.uint32))
-    position = range_.before.take(leaf) + rank
-    return Block(leaf.take(order), position.take(order))
+    rank <<= 32
+    rank |= offset.view(np.int64)
+    time = rank.astype(np.float64)
+    time /= counts.astype(np.float64).take(leaf)
+    # Sorted by time, and by slot where times are equal: numpy sorts words faster than it finds the order of any.
+    order = time.astype(np.int64)
+    order <<= BLOCK_BITS
+    order |= slots
+    order.sort()
+    order &= BLOCK - 1
+    leaf = leaf.take(order)
+    position = (range_.before - start).take(leaf)
+    position += order
+    return Block(leaf, position)
 
 
-def _argsort(x: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Stable argsort. numpy sorts 16 bits by radix, in linear time; the lower half first, then the upper one."""
-    low = np.argsort(x.astype(np.uint16), kind="stable")
-    high = (x >> np.uint32(16)).astype(np.uint16)
-    return low.take(np.argsort(high.take(low), kind="stable"))
+def is_run(positions: Ints) -> bool:
+    """Whether positions are consecutive, as they mostly are in large requests; there is at least one then."""
+    count = len(positions)
+    if not count or int(positions[-1]) - int(positions[0]) != count - 1:
+        return False
+    return bool((positions[1:] - positions[:-1] == 1).all())
+
+
+def blocks_of_run(first: int, count: int, start: int = 0) -> Iterator[tuple[int, slice, slice]]:
+    """The blocks of ``count`` consecutive positions, which of the positions, and where they stand in their block, whose
+    first position is ``start`` if that is inside it."""
+    position, stop = first, first + count
+    while position < stop:
+        number = position >> BLOCK_BITS
+        end = min(stop, (number + 1) << BLOCK_BITS)
+        origin = max(number << BLOCK_BITS, start)
+        yield number, slice(position - first, end - first), slice(position - origin, end - origin)
+        position = end
 
 
 def by_block(positions: Ints) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend, EpochBlend, by_block
+from energon_lite.order.blend import Blend, EpochBlend, blocks_of_run, by_block, is_run
 from energon_lite.order.halving import BLOCK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder, Leaves
@@ -65,12 +65,12 @@ class _WholeBlocks:
             return self._large(positions)
         if not (len(positions) >= _ENOUGH or self._blocks):
             return self._compute(positions)
+        if is_run(positions):
+            return self._run(positions)
         parts = list(by_block(positions))
         whole = len(positions) >= _ENOUGH * len(parts)
         if not (whole or any(number in self._blocks for number, _ in parts)):
             return self._compute(positions)
-        if len(parts) == 1:
-            return self._part(parts[0][0], positions, whole)
         found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
         for number, here in parts:
             part = self._part(number, positions[here], whole)
@@ -89,17 +89,37 @@ class _WholeBlocks:
                 column[piece] = values
         return found
 
+    def _run(self, positions: Ints) -> Addresses:
+        """Addresses of consecutive positions."""
+        parts = list(blocks_of_run(int(positions[0]), len(positions)))
+        whole = len(positions) >= _ENOUGH * len(parts)
+        if not (whole or any(number in self._blocks for number, _, _ in parts)):
+            return self._compute(positions)
+        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        for number, here, slots in parts:
+            block = self._block(number, whole)
+            if block is None:
+                block, slots = self._compute(positions[here]), slice(None)
+            for column, values in zip(found.columns(), block.columns(), strict=True):
+                column[here] = values[slots]
+        return found
+
     def _part(self, number: int, positions: Ints, whole: bool) -> Addresses:
         """Addresses of positions of one block."""
-        block = self._blocks.get(number)
+        block = self._block(number, whole)
         if block is None:
-            if not whole:
-                return self._compute(positions)
+            return self._compute(positions)
+        slots = positions - number * BLOCK
+        return Addresses(block.leaf.take(slots), block.index.take(slots), block.epoch.take(slots))
+
+    def _block(self, number: int, whole: bool) -> Addresses | None:
+        """All addresses of a block; None if they are not there, and should not be made."""
+        block = self._blocks.get(number)
+        if block is None and whole:
             while len(self._blocks) >= 4:
                 self._blocks.pop(next(iter(self._blocks)), None)
             block = self._blocks[number] = self._compute(number * BLOCK + np.arange(BLOCK))
-        slots = positions - number * BLOCK
-        return Addresses(block.leaf.take(slots), block.index.take(slots), block.epoch.take(slots))
+        return block
 
 
 class Order(Protocol):
