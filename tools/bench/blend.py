@@ -1,10 +1,14 @@
 """Which sample stands where in a blend of 1,000 data sets: four ways, side by side, in one run.
 
-* greedy: one pass over all positions, each scanning all data sets for the one that lags most: what Megatron-Core's
-  builder does. Where megatron-core is installed its own helper runs; else the same loop in C, compiled here.
+* greedy: one pass over all positions, each scanning all data sets for the one that lags most: the compiled helper of
+  Megatron-Core, from its wheel. The helper is loaded by itself, so an environment with megatron-core and numpy is
+  enough: ``python -m venv mc && mc/bin/pip install --no-deps megatron-core numpy``, and ``--megatron mc/bin/python``.
+  Without the option the interpreter that runs this script is tried; where none has it, the line says so.
 * largest remainder: exact counts, ``numpy.repeat``, and a shuffle of everything.
-* arrays: ``energon_lite.order.build_blend_index`` with one process.
-* lazy: ``BlendOrder.lookup``, which builds nothing. It gives more: the sample inside the data set, and its epoch.
+* arrays: ``energon_lite.order.build_blend_index`` with one process, at two lengths: the cost a sample and the memory
+  should be the same.
+* lazy: ``BlendOrder.lookup``, which builds nothing. It gives more: the sample inside the data set, and its epoch. Also
+  with weights that change along the run.
 
 Each number comes from processes of their own; ways alternate, medians (and extremes) are printed. Times are CPU time
 of the process, which other programs on the machine disturb less than they do the clock; set-up is also given by the
@@ -13,21 +17,20 @@ clock.
 Marks: set-up at most 5 ms, 100 ns a sample in batches of 1,024 and 80 ns in batches of 65,536, 100 MiB over the
 imports; arrays at least 10 million samples a second and core; 1,000 leaves of 60,000 samples at most 200 ns and 64 MiB.
 
-    python tools/bench/blend.py --repeats 5
+    python tools/bench/blend.py --repeats 3 --full --megatron mc/bin/python
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,21 +40,31 @@ LEAVES = 1000
 FAR = (2 * 10**9, 10**15)
 BATCHES = (1024, 65_536)
 
-GREEDY_C = """
-#include <stdint.h>
-void greedy(int16_t *leaf, int64_t *sample, const double *weight, int64_t *count, int leaves, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        double position = i > 1 ? (double)i : 1.0, most = weight[0] * position - (double)count[0];
-        int chosen = 0;
-        for (int d = 1; d < leaves; d++) {
-            double lag = weight[d] * position - (double)count[d];
-            if (lag > most) { most = lag; chosen = d; }
-        }
-        leaf[i] = (int16_t)chosen;
-        sample[i] = count[chosen]++;
-    }
-}
+#: Runs in an interpreter that need not have this library, nor torch, which megatron.core would import.
+GREEDY = """
+import glob, importlib.util, json, os, resource, sys, time
+import numpy as np
+spec = importlib.util.find_spec("megatron")
+found = [path for folder in (spec.submodule_search_locations if spec else ())
+         for path in glob.glob(os.path.join(folder, "core", "datasets", "helpers_cpp*.so"))]
+if not found:
+    print(json.dumps({"missing": True}))
+    raise SystemExit
+spec = importlib.util.spec_from_file_location("helpers_cpp", found[0])
+helpers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helpers)
+leaves, n = map(int, sys.argv[1:])
+share = np.random.default_rng(0).random(leaves)
+share /= share.sum()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+memory, start = peak(), time.process_time()
+leaf, sample = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int64)
+helpers.build_blending_indices(leaf, sample, share, leaves, n, False)
+print(json.dumps({"seconds": time.process_time() - start, "MiB": peak() - memory}))
 """
+
+#: Weights that go in a straight line to other ones, over 2 x 10^15 positions.
+RAMP = ", ramp"
 
 LENGTHS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "10^5 to 10^7": lambda rng: rng.integers(10**5, 10**7, LEAVES),
@@ -79,23 +92,13 @@ def timed(work: Callable[[], object]) -> dict[str, float]:
 # -- one way, in its own process ------------------------------------------------------------------------------------
 
 
-def greedy(n: int) -> dict[str, Any]:
-    share = weights() / weights().sum()
-    leaf, sample = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int64)
-    try:
-        from megatron.core.datasets import helpers_cpp
-    except ImportError:
-        with tempfile.TemporaryDirectory() as folder:
-            source, library = Path(folder) / "greedy.c", Path(folder) / "greedy.so"
-            source.write_text(GREEDY_C)
-            subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-            run = ctypes.CDLL(str(library)).greedy
-        counts = np.zeros(LEAVES, dtype=np.int64)
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (leaf, sample, share, counts)]
-        done = timed(lambda: run(*pointers, ctypes.c_int(LEAVES), ctypes.c_int64(n)))
-        return {"what": "the same loop in C", **done}
-    done = timed(lambda: helpers_cpp.build_blending_indices(leaf, sample, share, LEAVES, n, False))
-    return {"what": "megatron-core's own", **done}
+def greedy(n: int, interpreter: str) -> dict[str, Any]:
+    command = [interpreter, "-c", GREEDY, str(LEAVES), str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{interpreter} failed:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def remainder(n: int) -> dict[str, Any]:
@@ -122,11 +125,14 @@ def arrays(n: int) -> dict[str, Any]:
 
 
 def lazy(which: str) -> dict[str, Any]:
-    from energon_lite.order import BlendOrder
+    from energon_lite.order import BlendOrder, Stage
     from energon_lite.order.shuffle import LeafOrder
 
-    lengths = LENGTHS[which](np.random.default_rng(1)).tolist()
-    shares = weights().tolist()
+    lengths = LENGTHS[which.removesuffix(RAMP)](np.random.default_rng(1)).tolist()
+    shares: Any = weights().tolist()
+    if which.endswith(RAMP):
+        last = tuple(shares[::-1])
+        shares = [Stage(0, tuple(shares), last), Stage(2 * FAR[1], last)]
     BlendOrder([LeafOrder(10, 0)] * 2, [1, 2], key=0).lookup(np.arange(3))  # what is done once in a process
     memory = peak_mib()
     leaves = [LeafOrder(length, number) for number, length in enumerate(lengths)]
@@ -162,24 +168,32 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="processes for each number")
-    parser.add_argument("--full", action="store_true", help="also 10^8 samples, which takes 2.5 GB and minutes")
+    parser.add_argument("--full", action="store_true", help="also 10^7 and 10^8 samples: 2.5 GB, minutes")
+    parser.add_argument("--megatron", default=sys.executable, help="an interpreter that has megatron-core")
     parser.add_argument("--child", nargs=2, metavar=("WAY", "ARGUMENT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         way, argument = options.child
-        if way == "lazy":
-            print(json.dumps(lazy(argument)))
-        else:
-            print(json.dumps({"greedy": greedy, "remainder": remainder, "arrays": arrays}[way](int(argument))))
+        print(
+            json.dumps(
+                lazy(argument) if way == "lazy" else {"remainder": remainder, "arrays": arrays}[way](int(argument))
+            )
+        )
         return
-    jobs = [("greedy", "100000"), ("greedy", "1000000"), ("remainder", "10000000"), ("arrays", "10000000")]
+    built = {"greedy": [10**6], "remainder": [10**7], "arrays": [10**6, 10**7]}
     if options.full:
-        jobs += [("greedy", "10000000"), ("remainder", "100000000"), ("arrays", "100000000")]
-    jobs += [("lazy", which) for which in LENGTHS]
+        built = {"greedy": [10**6, 10**7], "remainder": [10**7, 10**8], "arrays": [10**7, 10**8]}
+    jobs = [(way, str(n)) for way, lengths in built.items() for n in lengths]
+    first = next(iter(LENGTHS))
+    jobs += [("lazy", which) for which in (first, first + RAMP, *list(LENGTHS)[1:])]
     results: dict[tuple[str, str], list[dict[str, Any]]] = {job: [] for job in jobs}
     for _ in range(options.repeats):
-        for job in jobs:
-            results[job].append(fresh_process(__file__, "--child", *job))
+        for way, argument in jobs:
+            if way == "greedy":
+                done = greedy(int(argument), options.megatron)
+            else:
+                done = fresh_process(__file__, "--child", way, argument)
+            results[way, argument].append(done)
     print(machine())
     print_built(results)
     print_lazy(results)
@@ -191,10 +205,12 @@ def print_built(results: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
         if way == "lazy":
             continue
         n = int(argument)
+        if "missing" in runs[0]:
+            rows.append(["greedy", f"{n:.0e}", "not measured: no megatron-core, see --megatron", "", ""])
+            continue
         nanoseconds = [run["seconds"] / n * 1e9 for run in runs]
-        name = f"greedy ({runs[0]['what']})" if way == "greedy" else way
         extrapolated = f"{np.median(nanoseconds) * FAR[0] / 1e9:,.0f} s"
-        rows.append([name, f"{n:.0e}", spread(nanoseconds, 1), extrapolated, spread([run["MiB"] for run in runs], 0)])
+        rows.append([way, f"{n:.0e}", spread(nanoseconds, 1), extrapolated, spread([run["MiB"] for run in runs], 0)])
     print("\nBuilt, all positions, one core")
     print(table(["way", "samples", "ns a sample", "2e9 samples (extrapolated)", "added peak MiB"], rows))
 
