@@ -40,6 +40,18 @@ def test_many_leaves_over_nine_orders_of_magnitude(count: int) -> None:
         assert np.abs(blend.counts_before(block) - _exact_counts(weights, block * BLOCK)).max() <= 1
 
 
+@pytest.mark.parametrize("count", [2, 1000, 5000])
+def test_far_out_in_whole_numbers(count: int) -> None:
+    """Where floats are too coarse to tell: shares, positions and counts as integers of unlimited length."""
+    rng = np.random.default_rng(count)
+    weights = (10 ** rng.uniform(-9, 0, count)).tolist()
+    blend, shares = Blend(weights, key=2), integer_shares(weights).tolist()
+    for block in [10**15 // BLOCK, 2**50 - 1, *rng.integers(2**20, 2**50, 4).tolist()]:
+        counts = blend.counts_before(block).tolist()
+        assert sum(counts) == block * BLOCK
+        assert all(abs((n << 62) - w * block * BLOCK) <= 1 << 62 for n, w in zip(counts, shares, strict=True))
+
+
 def test_one_heavy_leaf_among_many_equal_light_ones() -> None:
     """The case in which rounding each leaf by itself (a divisor method) puts the heavy one off by thousands."""
     weights = [0.5] + [0.5 / 4999] * 4999

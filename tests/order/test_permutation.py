@@ -29,6 +29,19 @@ def test_bijection_at_any_size(n: int, key: int) -> None:
     assert np.bincount(there, minlength=n).tolist() == [1] * n
 
 
+@given(n=st.integers(1, 62).flatmap(lambda bits: st.integers(1 << (bits - 1), 1 << bits)), key=keys, data=st.data())
+def test_bijection_as_far_as_it_can_be_seen_at_sizes_up_to_2_to_the_62(n: int, key: int, data: st.DataObject) -> None:
+    """Both ways round lead back: so no two go to the same place, and each place is reached. Neighbours, and any."""
+    start = data.draw(st.integers(0, max(0, n - 500)))
+    anywhere = np.random.default_rng(key).integers(0, n, 500)
+    for index in (np.arange(start, min(n, start + 500)), anywhere):
+        there, back = permute_array(index, n, key), unpermute_array(index, n, key)
+        assert there.min() >= 0 and there.max() < n and back.min() >= 0 and back.max() < n
+        assert np.array_equal(unpermute_array(there, n, key), index)
+        assert np.array_equal(permute_array(back, n, key), index)
+        assert len(np.unique(there)) == len(np.unique(index))
+
+
 @given(n=sizes, key=keys, data=st.data())
 def test_twins_and_inverse(n: int, key: int, data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
@@ -81,14 +94,26 @@ def _z(counts: np.ndarray) -> float:
     return (chi2 - freedom) / float(np.sqrt(2 * freedom))
 
 
+def _z_of_gaps(gaps: np.ndarray) -> float:
+    """The same, for gaps that should be geometric with probability 1/8; the long ones count as one."""
+    expected = len(gaps) / 8 * (7 / 8) ** np.arange(24)
+    expected[-1] *= 8
+    counts = np.bincount(np.minimum(gaps, 24), minlength=25)[1:]
+    chi2 = float(((counts - expected) ** 2 / expected).sum())
+    return (chi2 - 23) / float(np.sqrt(2 * 23))
+
+
 def _worst(orders: list[np.ndarray], n: int) -> float:
-    """The largest z over places, low digits, differences at several lags, and pairs of neighbours."""
+    """The largest z over places, low digits and bits, differences at several lags, pairs of neighbours, and the gaps
+    between those that go to the first eighth."""
     found = []
     for order in orders:
         half = order[: min(len(order), n // 2)]
         if len(half) < n // 4:
             found.append(_z(np.bincount(half * 64 // n, minlength=64)))
         found.append(_z(np.bincount(half % 61, minlength=61)))
+        found.append(_z(np.bincount(half[1:] % 8 * 8 + half[:-1] % 8, minlength=64)))
+        found.append(_z_of_gaps(np.diff(np.flatnonzero(half < n // 8))))
         found += [_z(np.bincount((order[lag:] - order[:-lag]) % n * 64 // n, minlength=64)) for lag in (1, 2, 64, 1024)]
         found.append(_z(np.bincount(order[:-1] * 16 // n * 16 + order[1:] * 16 // n, minlength=256)))
     return max(found)
@@ -109,6 +134,14 @@ def test_fewer_rounds_would_be_seen(rounds: int) -> None:
     n = 1 << 20
     orders = [permutation._walk_array(np.arange(1 << 18), n, hash_ints(key), rounds, 1) for key in range(5)]
     assert _worst(orders, n) > 6
+
+
+def test_the_gaps_by_themselves_would_tell() -> None:
+    """A shuffle in which those of the first eighth avoid each other."""
+    order = np.random.default_rng(0).permutation(1 << 16)
+    assert abs(_z_of_gaps(np.diff(np.flatnonzero(order < 1 << 13)))) < 4
+    first, rest = order[order < 1 << 13], order[order >= 1 << 13].reshape(1 << 13, 7)
+    assert _z_of_gaps(np.diff(np.flatnonzero(np.c_[first, rest].ravel() < 1 << 13))) > 100
 
 
 # -- hashes ---------------------------------------------------------------------------------------------------------

@@ -54,12 +54,22 @@ def test_either_bound_alone_means_a_full_permutation() -> None:
         assert np.array_equal(index, full)
 
 
-def test_epochs_are_independent() -> None:
-    index, epoch = _stream(Leaves([LeafOrder(2000, key=7)]), 20_000)
-    orders = np.argsort(index.reshape(10, 2000), axis=1)
+@pytest.mark.parametrize("length", [900, 2000, 70_000])  # a table, twelve rounds, six rounds
+@pytest.mark.parametrize("windows", [{}, {"run": 1, "window": 50}, {"run": 10, "window": 100}])
+def test_epochs_are_independent(length: int, windows: dict[str, int]) -> None:
+    """Rank correlation of the places of each sample, between any two of ten epochs."""
+    index, epoch = _stream(Leaves([LeafOrder(length, key=7)], **windows), 10 * length)
+    orders = np.argsort(index.reshape(10, length), axis=1)
     correlations = np.corrcoef(orders)[np.triu_indices(10, 1)]
+    runs = length / windows.get("run", 1)  # what is permuted
+    assert np.abs(correlations).max() < 4.5 / np.sqrt(runs)
+    assert epoch.tolist() == np.repeat(np.arange(10), length).tolist()
+
+
+def test_streams_of_leaves_are_independent() -> None:
+    index = np.array([_stream(Leaves([LeafOrder(2000, key=key)]), 2000)[0] for key in range(10)])
+    correlations = np.corrcoef(np.argsort(index, axis=1))[np.triu_indices(10, 1)]
     assert np.abs(correlations).max() < 4.5 / np.sqrt(2000)
-    assert epoch.tolist() == np.repeat(np.arange(10), 2000).tolist()
 
 
 def test_not_shuffled() -> None:
