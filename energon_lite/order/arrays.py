@@ -250,9 +250,9 @@ def _write_blocks(folder: str, recipe: Recipe, key: int, first: int, stop: int) 
     data_sets, samples = (_Slice(os.path.join(folder, name)) for name in (DATASET_INDEX, SAMPLE_INDEX))
 
     def write(start: int, data_set: NDArray[np.int16], sample: Ints) -> None:
+        _leave_if_alone()
         data_sets.write(start, data_set)
         samples.write(start, sample)
-        _leave_if_alone()
 
     try:
         _each_chunk(recipe, key, first, stop, write)
@@ -280,8 +280,8 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
 def _write_permutation(path: str, n: int, key: int, start: int, stop: int) -> None:
     out = _Slice(path)
     for chunk in range(start, stop, _SHUFFLED_AT_ONCE):
-        out.write(chunk, permute_array(np.arange(chunk, min(chunk + _SHUFFLED_AT_ONCE, stop)), n, key))
         _leave_if_alone()
+        out.write(chunk, permute_array(np.arange(chunk, min(chunk + _SHUFFLED_AT_ONCE, stop)), n, key))
     out.close()
 
 
@@ -303,8 +303,9 @@ _parent: int | None = None
 def serve() -> None:
     """The main function of a child process."""
     global _parent
-    _parent = os.getppid()
     job = json.load(sys.stdin)
+    _parent = job.pop("parent")  # told, not asked for: it may be gone by now
+    _leave_if_alone()
     functions: dict[str, Callable[..., None]] = {"blocks": _write_blocks, "permutation": _write_permutation}
     functions[job.pop("function")](**job)
 
@@ -318,7 +319,7 @@ def _run_children(function: str, jobs: Sequence[dict[str, Any]]) -> None:
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
             children.append(child)
             assert child.stdin is not None
-            child.stdin.write(json.dumps({"function": function, **job}).encode())
+            child.stdin.write(json.dumps({"function": function, "parent": os.getpid(), **job}).encode())
             child.stdin.close()
         for child in children:
             assert child.stderr is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -112,6 +113,24 @@ def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
     build_blend_index([3, 1], N, tmp_path / "y", workers=1)
     assert _bytes(tmp_path / "x") == _bytes(tmp_path / "y")
+
+
+def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path: Path) -> None:
+    """It must not write into the files of the next build of the same name."""
+    build_blend_index([3, 1], N, tmp_path / "x", workers=1)
+    before = _bytes(tmp_path / "x")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    job = {"folder": str(tmp_path / "x"), "recipe": {"counts": [N, N]}, "key": 0, "first": 0, "stop": 1}
+    child = subprocess.run(
+        [sys.executable, "-c", "from energon_lite.order.arrays import serve; serve()"],
+        input=json.dumps({"function": "blocks", "parent": gone.pid, **job}).encode(),
+        cwd=Path(arrays.__file__).parents[2],
+        capture_output=True,
+        check=False,
+    )
+    assert child.returncode and b"the process that asked for this is gone" in child.stderr
+    assert _bytes(tmp_path / "x") == before
 
 
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:
