@@ -112,7 +112,9 @@ def _with_chunks(identity: Identity, dataset: ChunkedDataset) -> Identity:
         "chunk_remainder": "keep" if plan.keep_remainder else "drop",
         "groups": hooks.groups,
     }
-    return replace(identity, settings={**identity.settings, **settings})
+    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
+    whole = identity.whole()
+    return replace(whole, settings={**whole.settings, **settings})
 
 
 def refuse_chunking(chunking: Chunking) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
@@ -24,6 +24,8 @@ __all__ = ["StagedIdentity", "find_stages"]
 
 #: Stages that a state names one by one; those before them have one digest together.
 _NAMED = 12
+#: Units behind each stage.
+_ALL = 1 << 62
 _PREFIX = "weights from position "
 
 
@@ -40,15 +42,15 @@ class StagedIdentity(Identity):
         settings, leaves: as for :class:`~energon_lite.loading.identity.Identity`; the leaves' weights are those at the
             start.
         stages: all of them.
-        rows: samples in a micro-batch.
+        rows: samples in a unit: a micro-batch, or a plan chunk.
     """
 
     stages: tuple[Stage, ...] = ()
     rows: int = 1
-    _known: dict[Any, Identity] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Any, Identity] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def at(self, batches: int) -> Identity:
-        samples = batches * self.rows
+    def at(self, units: int) -> Identity:
+        samples = units * self.rows
         begun = max(1, sum(stage.start < samples for stage in self.stages))
         end = self.stages[begun].start if begun < len(self.stages) else None
         # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
@@ -59,9 +61,15 @@ class StagedIdentity(Identity):
             known = self._known[begun, cut] = self._consumed(begun, cut, leaving)
         return known
 
+    def whole(self) -> Identity:
+        return self.at(_ALL)
+
+    def by(self, rows: int) -> Identity:
+        return replace(self, rows=rows)
+
     def to_plain(self) -> dict[str, Any]:
         """The identity of the whole run, with all stages."""
-        return self.at(1 << 62).to_plain()
+        return self.whole().to_plain()
 
     def _consumed(self, begun: int, cut: int | None, leaving: tuple[int, ...]) -> Identity:
         stages = self.stages[:begun]

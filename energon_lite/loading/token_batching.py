@@ -102,6 +102,7 @@ def token_dataset(
         order, batching.strategy, lengths, key_lengths, seed=hash_ints(seed, _PLANS), chunk=batching.plan_chunk
     )
     settings = {
+        **identity.settings,
         "batching": to_dict(batching.strategy),
         "length_column": batching.length_column,
         "plan_chunk": batching.plan_chunk,
@@ -113,7 +114,7 @@ def token_dataset(
     ]
     return TokenDataset(
         plan=plan,
-        identity=Identity({**identity.settings, **settings}, tuple(identified)),
+        identity=replace(identity.by(batching.plan_chunk), settings=settings, leaves=tuple(identified)),
         leaves=tuple(leaves),
         task_encoder=task_encoder,
         seed=hash_ints(seed, _HOOKS),

@@ -170,15 +170,15 @@ class Layout:
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         leaf, position = np.empty_like(positions), np.empty_like(positions)
         if is_run(positions):
-            for number, here, slots in blocks_of_run(int(positions[0]), len(positions), self._start):
+            for number, part, slots in blocks_of_run(int(positions[0]), len(positions), self._start):
                 block = self.block(number)
-                leaf[here], position[here] = block.leaf[slots], block.position[slots]
+                leaf[part], position[part] = block.leaf[slots], block.position[slots]
             return leaf, position
         for number, here in by_block(positions):
             block = self.block(number)
-            slot = positions[here] - max(number * BLOCK, self._start)
-            leaf[here] = block.leaf.take(slot)
-            position[here] = block.position.take(slot)
+            within = positions[here] - max(number * BLOCK, self._start)
+            leaf[here] = block.leaf.take(within)
+            position[here] = block.position.take(within)
         return leaf, position
 
     def block(self, number: int) -> Block:

@@ -8,15 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import StateMismatchError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import (
+    BestFit,
+    Capacity,
+    StateMismatchError,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon_lite.order.halving import BLOCK
+from energon_lite.sources.webdataset import WebdatasetSource
 
 RAMP = ({"linear": {0: 0.9, 30_000: 0.1}}, {"linear": {0: 0.1, 30_000: 0.9}})
+
+ALONE = WorkerConfig(rank=0, world_size=1)
 
 WriteWeights = Callable[..., dict[str, Any]]
 
@@ -41,10 +54,9 @@ def _loader(metadataset: Any, batch_size: int = 8) -> Any:
 
 def _state(metadataset: Any, samples: int) -> Any:
     """As if so many samples had been consumed, in batches of 8."""
-    state = _loader(metadataset).save_state_rank()
-    state["position"] = samples // 8
     loader = _loader(metadataset)
-    loader._cursor = type(loader._cursor)(position=samples // 8)
+    walk = loader._walk
+    walk.cursor = type(walk.cursor)(position=samples // 8)
     return json.loads(json.dumps(loader.save_state_rank()))
 
 
@@ -113,6 +125,59 @@ def test_a_run_goes_on_with_other_stages_ahead(write_weights: WriteWeights) -> N
         rest = _keys(loader, 900)
     with _loader(after) as loader:
         assert _keys(loader, 1000) == consumed + rest
+
+
+def test_batches_by_tokens_go_on_with_other_stages_ahead(
+    write_weights: WriteWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun there is a whole plan chunk: of it, no weight may change."""
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) % 9 + 1, raising=False)
+
+    def build(weights: Any) -> Any:
+        batching = BestFit(Capacity(20))
+        dataset = get_train_dataset(
+            write_weights(*weights), batch_size=None, batching=batching, plan_chunk=BLOCK, worker_config=ALONE
+        )
+        return get_savable_loader(dataset)
+
+    before, after, too_early = ({0: 1, BLOCK: 3}, 1), ({0: 1, BLOCK: 1, 2 * BLOCK: 5}, 1), ({0: 1, 100: 3}, 1)
+    with build(before) as loader:
+        consumed = _keys(loader, 10)
+        state = loader.save_state_rank()
+    with build(after) as loader:
+        loader.restore_state_rank(state)
+        rest = _keys(loader, 3000)
+    with build(after) as loader:
+        assert _keys(loader, 3010) == consumed + rest
+    with build(too_early) as loader, pytest.raises(StateMismatchError):
+        loader.restore_state_rank(state)
+
+
+def test_lanes_belong_to_all_stages(write_weights: WriteWeights) -> None:
+    """How far the lanes of other ranks are, and so which stages began, nobody knows: none may change."""
+
+    class Twice(TaskEncoder):
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            yield sample
+            yield sample
+
+    def build(weights: Any) -> Any:
+        metadataset = write_weights(*weights)
+        dataset = get_train_dataset(metadataset, batch_size=4, worker_config=ALONE, task_encoder=Twice())
+        return get_savable_loader(dataset)
+
+    before, after = ({0: 1, 4096: 3}, 1), ({0: 1, 4096: 4}, 1)
+    with build(before) as loader:
+        whole = _keys(loader, 40)
+    with build(before) as loader:
+        consumed = _keys(loader, 10)
+        state = loader.save_state_rank()
+    with build(before) as loader:
+        loader.restore_state_rank(state)
+        assert consumed + _keys(loader, 30) == whole
+    with build(after) as loader, pytest.raises(StateMismatchError):
+        loader.restore_state_rank(state)
 
 
 CONSTANT = (1, 1)
