@@ -54,8 +54,9 @@ class DatasetScan:
 
     def read(self, indices: Sequence[int]) -> list[RawSample]:
         """Read some samples."""
+        nothing = np.zeros(0, dtype=np.int64)
         source = WebdatasetSource(
-            self.index, path=self.root, index_path="", shards=self.shard_names, excluded=(), split_part=""
+            self.index, path=self.root, index_path="", shards=self.shard_names, excluded=nothing, split_part=""
         )
         return [source.read(index) for index in indices]
 

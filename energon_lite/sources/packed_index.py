@@ -20,13 +20,13 @@ section                 shape                   contents
 ``parts``               int64 [parts, 3]        payload offset, payload size, number of the part name
 ``keys``                bytes                   keys in UTF-8, without separator
 ``shard_times``         int64 [shards]          time of each file's last change in ns, 0 if unknown
-``column:<name>``       any [samples]           optional values per sample, such as the number of tokens
 ======================  ======================  ===================================================================
 
 The last rows of ``shards`` and ``samples`` close the last ranges. ``uuid`` is the text of ``index.uuid`` at the time
 of writing, by which an index that another tool has made stale is recognised; ``digest`` is a hash of what the samples
-are: of all sections but times and columns. ``notes`` of the table has what looked odd by shard, and ``scan`` the
-version of the rules by which samples were found, so that the next preparation can take unchanged shards from here.
+are: of all sections but times. ``notes`` of the table has what looked odd by shard, and ``scan`` the version of the
+rules by which samples were found, so that the next preparation can take unchanged shards from here. Values per sample,
+such as lengths, stand in files of their own (:mod:`energon_lite.sources.columns`): measuring leaves the index alone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PackedIndex:
         samples: ``[samples + 1, 3]``.
         parts: ``[parts, 3]``.
         part_names: what the part numbers stand for.
-        columns: optional arrays of length ``samples``.
+        shard_times: ``[shards]``, time of each file's last change in ns, 0 if unknown.
         uuid: the ``index.uuid`` this index belongs to.
         digest: hash of the contents; equal data give an equal digest on every machine.
         notes: what looked odd, by shard.
@@ -92,7 +92,8 @@ class PackedIndex:
         self.notes, self.rules = dict(notes or {}), rules
         names = sections["shard_names"].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
-        self.columns = {name[7:]: array for name, array in sections.items() if name.startswith("column:")}
+        times = sections.get("shard_times")
+        self.shard_times: Int64 = np.zeros(len(self.shards) - 1, dtype=np.int64) if times is None else times
         # Memoryviews give Python ints several times faster than numpy gives scalars.
         self._samples, self._parts = _flat(self.samples), _flat(self.parts)
         self._keys = _flat(sections["keys"])
@@ -120,15 +121,12 @@ class PackedIndex:
         return (self.key(sample) for sample in range(first, stop))
 
     @classmethod
-    def from_scans(
-        cls, scans: Sequence[ShardScan], *, uuid: str = "", columns: Mapping[str, NDArray[Any]] | None = None
-    ) -> PackedIndex:
+    def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
         """Put the scans of all shards together, in the order given.
 
         Args:
             scans: one per shard.
             uuid: the text of the data set's ``index.uuid``.
-            columns: optional values per sample, over all shards in the same order.
         """
         numbers: dict[str, int] = {}
         shards = np.zeros((len(scans) + 1, 5), dtype=np.int64)
@@ -156,7 +154,6 @@ class PackedIndex:
             "keys": _bytes(b"".join(scan.keys for scan in scans)),
             "shard_times": np.array([scan.mtime_ns for scan in scans], dtype=np.int64),
         }
-        sections |= {f"column:{name}": np.ascontiguousarray(values) for name, values in (columns or {}).items()}
         notes = {scan.name: scan.notes for scan in scans if scan.notes}
         return cls(sections, tuple(numbers), uuid, _digest(sections, tuple(numbers)), notes)
 
@@ -169,7 +166,7 @@ class PackedIndex:
         numbers, places, renumbered = np.unique(parts[:, 2], return_index=True, return_inverse=True)
         order = np.argsort(places)
         parts[:, 2] = np.argsort(order)[renumbered.reshape(-1)]
-        name, times = self.shard_names[row], self._sections.get("shard_times")
+        name = self.shard_names[row]
         return ShardScan(
             name=name,
             size=size,
@@ -182,7 +179,7 @@ class PackedIndex:
             key_offsets=samples[:, 1] - samples[0, 1],
             keys=self._sections["keys"][samples[0, 1] : samples[-1, 1]].tobytes(),
             notes=tuple(self.notes.get(name, ())),
-            mtime_ns=0 if times is None else int(times[row]),
+            mtime_ns=int(self.shard_times[row]),
         )
 
     def write(self, path: str) -> None:
@@ -305,7 +302,7 @@ def _bytes(data: bytes) -> NDArray[np.uint8]:
 def _digest(sections: Mapping[str, NDArray[Any]], part_names: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(json.dumps(part_names).encode(), digest_size=16)
     for name, array in sections.items():
-        if name == "shard_times" or name.startswith("column:"):
+        if name == "shard_times":
             continue
         digest.update(name.encode())
         digest.update(_raw(array))

@@ -7,10 +7,13 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from energon_lite.errors import (
-    DataIndexError,
     DatasetError,
     EmptyDatasetError,
     MissingShardError,
@@ -18,10 +21,13 @@ from energon_lite.errors import (
     nearest,
 )
 from energon_lite.samples import SourceInfo
+from energon_lite.sources.columns import SKIPPED, Column, find_column, fingerprint_of, unknown_shards
 from energon_lite.sources.index_cache import find_or_make_index
+from energon_lite.sources.kept_samples import FewLeftOut, KeptSamples, ManyLeftOut
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
+from energon_lite.sources.tar_scan import Int64
 
 __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
 
@@ -68,8 +74,9 @@ class WebdatasetSource:
         path: the folder, absolute.
         split_part: the name of the split, for messages.
         fingerprint: identifies shards (name, size, number of samples, in order), the part of them that is read, and
-            exclusions, wherever the folder is.
+            what is left out of it, wherever the folder is.
         shard_names: the chosen shards, in order.
+        skipped: samples left out because a column says that they were skipped.
 
     Example:
         >>> source = WebdatasetSource.open("data/coco", shards=["s000.tar", "s001.tar"])
@@ -85,9 +92,10 @@ class WebdatasetSource:
         path: str,
         index_path: str,
         shards: Sequence[str],
-        excluded: Sequence[int],
+        excluded: Int64,
         split_part: str,
         span: tuple[int, int] | None = None,
+        skips: str | None = None,
         store: ShardStore | None = None,
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
@@ -103,11 +111,19 @@ class WebdatasetSource:
         for count in counts:
             self._starts.append(self._starts[-1] + count)
         self._span = span or (0, self._starts[-1])
-        self._excluded = [position for position in excluded if self._span[0] <= position < self._span[1]]
-        self._length = self._span[1] - self._span[0] - len(self._excluded)
-        # The i-th sample that is left stands behind as many excluded ones as have a smaller shifted position.
-        self._shifted = [position - self._span[0] - number for number, position in enumerate(self._excluded)]
-        self.fingerprint = _fingerprint(self.shard_names, self._identities, counts, self._excluded, self._span)
+        start, stop = self._span
+        self._excluded = excluded[(excluded >= start) & (excluded < stop)]
+        self._kept: KeptSamples | None = None
+        if len(self._excluded):
+            self._kept = FewLeftOut(stop - start, self._excluded - start)
+        without_skips = stop - start - len(self._excluded)
+        self._skips, many = skips, None if skips is None else self._without_skips(skips)
+        self._kept = many or self._kept
+        self._length = without_skips if many is None else len(many)
+        self.skipped = without_skips - self._length
+        self.fingerprint = _fingerprint(
+            self.shard_names, self._identities, counts, self._excluded, self._span, many.digest if many else ""
+        )
 
     @classmethod
     def open(
@@ -118,6 +134,7 @@ class WebdatasetSource:
         excluded_samples: Sequence[tuple[str, str]] = (),
         split_part: str = "",
         subset: SampleRange | None = None,
+        skips: str | None = None,
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
         """Open a prepared folder; every shard is checked to be there with the size it was indexed with.
@@ -131,6 +148,8 @@ class WebdatasetSource:
             split_part: the name of the split, for messages.
             subset: the part to read. Its positions count all samples of ``shards``; the excluded ones among them are
                 left out afterwards, as in Energon, so an exclusion does not move the bounds of a subset.
+            skips: name of a column, such as ``"skip"``: samples that were skipped when it was measured are left out, in
+                the same way. Nothing else of the order or of the other samples' places depends on it.
             store: the store to read with; None for the one that all data sets of this process share.
 
         Raises:
@@ -139,6 +158,7 @@ class WebdatasetSource:
             ShardFormatError: the index had to be made, and a shard cannot be parsed.
             EmptyDatasetError: nothing is left to read.
             ConfigError: the subset does not fit the data set.
+            DataIndexError: there is no column ``skips``, it is older than the data, or does not know these shards.
         """
         root = _local_path(path)
         counts = read_info(root)
@@ -155,8 +175,15 @@ class WebdatasetSource:
             excluded=excluded,
             split_part=split_part,
             span=None if subset is None else subset.bounds(_count(index, chosen)),
+            skips=skips,
             store=store,
         )
+        if not len(source) and source.skipped:
+            raise EmptyDatasetError(
+                f"all {source.skipped} samples in {_split_words(split_part)} were skipped when they were measured",
+                where=root,
+                fix="see what the task encoder skips, or read the data set without use_measured_skips",
+            )
         if not len(source) and subset is not None:
             raise EmptyDatasetError(
                 f"the subset ({subset}) of the {_count(index, chosen)} samples in {_split_words(split_part)} is empty",
@@ -187,8 +214,8 @@ class WebdatasetSource:
         """(position among the chosen shards, number of the sample over all shards of the folder)."""
         if not 0 <= index < self._length:
             raise IndexError(f"sample {index} of {self._length} in {self.path}")
-        if self._shifted:
-            index += bisect_right(self._shifted, index)
+        if self._kept is not None:
+            index = self._kept.place(index)
         index += self._span[0]
         place = bisect_right(self._starts, index) - 1
         return place, self._first[place] + index - self._starts[place]
@@ -235,21 +262,72 @@ class WebdatasetSource:
         )
         return RawSample(key, found, source)
 
-    def column(self, name: str) -> Any:
-        """Values of an optional column of the index for these samples: an array of length ``len(self)``.
+    def peek(self, index: int, part: str, size: int) -> bytes | None:
+        """At most the first ``size`` bytes of a part of a sample; None if the sample has no such part."""
+        place, sample = self.locate(index)
+        rows, names = self._index.part_rows(sample), self._index.part_names
+        found = [row for row in range(0, len(rows), 3) if names[rows[row + 2]] == part]
+        if not found:
+            return None
+        offset, length = rows[found[-1]], rows[found[-1] + 1]  # of two parts with one name the last counts, as in read
+        return self._store.read(self._paths[place], self._identities[place], offset, min(size, length))
+
+    def column(self, name: str) -> Column:
+        """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.
 
         Raises:
-            DataIndexError: the index has no such column.
+            DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
         """
-        import numpy as np
+        file = find_column(self.path, self._index, name)
+        error = unknown_shards(file, self.shard_names, self._shards)
+        if error is not None:
+            raise error
+        in_order = all(
+            first + stop - start == following
+            for first, start, stop, following in zip(
+                self._first, self._starts, self._starts[1:], self._first[1:], strict=False
+            )
+        )
+        start = self._first[0] + self._span[0] if in_order and self._kept is None else None
+        fingerprint = fingerprint_of(file, self._shards)
+        return Column(file, self._length, self._sample_numbers, start=start, fingerprint=fingerprint)
 
-        values = self._index.columns.get(name)
-        if values is None:
-            raise DataIndexError(f"the index has no column {name!r}", where=self._index_path)
-        counts = np.diff(self._starts)
-        chosen = [values[first : first + count] for first, count in zip(self._first, counts, strict=True)]
+    def _sample_numbers(self, indices: Int64) -> Int64:
+        """The second result of :meth:`locate` for many."""
+        places = (indices if self._kept is None else self._kept.places(indices)) + self._span[0]
+        starts, shift = self._shard_arrays
+        return places + shift[np.searchsorted(starts, places, side="right") - 1]
+
+    @cached_property
+    def _shard_arrays(self) -> tuple[Int64, Int64]:
+        """Where the chosen shards start, and how far in the folder's numbering each stands behind that."""
+        starts = np.array(self._starts, dtype=np.int64)
+        return starts, np.array(self._first, dtype=np.int64) - starts[:-1]
+
+    def _without_skips(self, name: str) -> ManyLeftOut | None:
+        """What the column leaves of the span without the excluded samples; None if it skips none of them."""
+        file = find_column(self.path, self._index, name)
+        error = unknown_shards(file, self.shard_names, self._shards)
+        if error is not None:
+            raise error
         start, stop = self._span
-        return np.delete(np.concatenate(chosen)[start:stop], np.array(self._excluded, dtype=np.int64) - start)
+        found = False
+
+        def kept() -> Iterator[NDArray[np.bool_]]:
+            nonlocal found
+            for first, begin, end in zip(self._first, self._starts, self._starts[1:], strict=False):
+                low, high = max(begin, start), min(end, stop)
+                if low >= high:
+                    continue
+                left = file.values[first + low - begin : first + high - begin] != SKIPPED
+                out = self._excluded[(self._excluded >= low) & (self._excluded < high)] - low
+                left[out] = True
+                found = found or not left.all()
+                left[out] = False
+                yield left
+
+        many = ManyLeftOut(stop - start, kept())
+        return many if found else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -260,16 +338,22 @@ class WebdatasetSource:
             "excluded": self._excluded,
             "split_part": self.split_part,
             "span": self._span,
+            "skips": self._skips,
+            "fingerprint": self.fingerprint,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        index = PackedIndex.open(state["index_path"])
+        index, fingerprint = PackedIndex.open(state["index_path"]), state.pop("fingerprint")
         if index.digest != state.pop("digest"):
             raise ShardChangedError(
                 "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
             )
         shards = state.pop("shards")
         self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
+        if self.fingerprint != fingerprint:
+            raise ShardChangedError(
+                "the data set was measured anew while it was in use", where=state["path"], fix="start the run again"
+            )
 
 
 def _local_path(path: str | os.PathLike[str]) -> str:
@@ -348,7 +432,7 @@ def _count(index: PackedIndex, shards: Sequence[str]) -> int:
     return sum(counts[name] for name in shards)
 
 
-def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> list[int]:
+def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
     """Positions, among the samples of ``shards``, of the samples to leave out."""
     wanted: dict[str, set[str]] = {}
     for shard, key in excluded:
@@ -367,7 +451,7 @@ def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Seq
             for key in keys - {index.key(int(first) + number) for number in hits}:
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
         start += int(stop - first)
-    return positions
+    return np.array(positions, dtype=np.int64)
 
 
 def _runs(wanted: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, str]]]:
@@ -385,13 +469,16 @@ def _fingerprint(
     names: Sequence[str],
     identities: Sequence[ShardIdentity],
     counts: Sequence[int],
-    excluded: Sequence[int],
+    excluded: Int64,
     span: tuple[int, int],
+    kept: str,
 ) -> str:
     digest = hashlib.sha256()
     for name, identity, count in zip(names, identities, counts, strict=True):
         digest.update(f"{name}\0{identity.size}\0{count}\n".encode("utf-8", "surrogateescape"))
-    digest.update(("excluded " + " ".join(map(str, excluded))).encode())
+    digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
     if span != (0, sum(counts)):
         digest.update(f"\nsubset {span[0]} {span[1]}".encode())
+    if kept:
+        digest.update(f"\nkept {kept}".encode())
     return digest.hexdigest()

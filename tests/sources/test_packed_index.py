@@ -69,13 +69,6 @@ def test_digest_depends_on_contents_only() -> None:
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
-def test_columns_travel_along(tmp_path: Path) -> None:
-    scan = scan_of("a.tar", [("0", []), ("1", [])])
-    PackedIndex.from_scans([scan], columns={"length": np.array([5, 9], dtype=np.uint16)}).write(str(tmp_path / "i"))
-    column = PackedIndex.open(str(tmp_path / "i")).columns["length"]
-    assert column.tolist() == [5, 9] and column.dtype == np.uint16
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     PackedIndex.from_scans([scan_of("a.tar", [("0", [(512, 3, "txt")])])]).write(str(tmp_path / "i.idx"))
