@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError, nearest
 from energon_lite.loading.assembly import Chunking, assembled, content_decides, refuse_chunking
-from energon_lite.loading.chunked_dataset import ChunkedDataset
-from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching, token_dataset
-from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
+from energon_lite.sources.columns import SKIP
 from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.worker_config import WorkerConfig
 
@@ -76,8 +76,9 @@ def get_train_dataset(
     batching: Batching | None = None,
     length_column: str = "length",
     plan_chunk: int | None = None,
+    use_measured_skips: bool | str = False,
     **kwargs: Any,
-) -> PlannedDataset | ChunkedDataset | TokenDataset:
+) -> SavableDataset:
     """A shuffled, blended, endless data set for training.
 
     Args:
@@ -112,6 +113,9 @@ def get_train_dataset(
             empty, since nobody counted the tokens of a replacement.
         length_column: there: the column that has the tokens of each sample.
         plan_chunk: there: samples that are planned together. None: 131,072.
+        use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
+            that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
+            other data sets, with another order, of those in which anything is left out.
         kwargs: Energon's other keywords are accepted where they have nothing to act on here.
 
     Raises:
@@ -128,7 +132,7 @@ def get_train_dataset(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    leaves, identities = open_leaves(specs, encoder, trust_code)
+    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips))
     copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
@@ -204,8 +208,9 @@ def get_val_dataset(
     batching: Batching | None = None,
     length_column: str = "length",
     plan_chunk: int | None = None,
+    use_measured_skips: bool | str = False,
     **kwargs: Any,
-) -> PlannedDataset | ChunkedDataset | TokenDataset:
+) -> SavableDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
 
     All ranks make the same number of steps. In the last one, ranks that find no samples left get an empty batch (see
@@ -222,7 +227,8 @@ def get_val_dataset(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, trust_code)
+    opened = partial(open_leaves, encoder=encoder, trust_code=trust_code, skips=_skips(use_measured_skips))
+    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
 
 
 def get_val_datasets(
@@ -245,23 +251,25 @@ def get_val_datasets(
     batching: Batching | None = None,
     length_column: str = "length",
     plan_chunk: int | None = None,
+    use_measured_skips: bool | str = False,
     **kwargs: Any,
-) -> list[tuple[PlannedDataset | ChunkedDataset | TokenDataset, LeafSpec]]:
+) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, trust_code)
+    opened = partial(open_leaves, encoder=encoder, trust_code=trust_code, skips=_skips(use_measured_skips))
+    common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
     return [(_val_dataset([spec], *common), spec) for spec in specs]
 
 
-def get_loader(dataset: PlannedDataset | ChunkedDataset | TokenDataset, **kwargs: Any) -> DataLoader:
+def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
     """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
     return DataLoader(dataset, **_loader_arguments(kwargs))
 
 
-def get_savable_loader(dataset: PlannedDataset | ChunkedDataset | TokenDataset, **kwargs: Any) -> SavableDataLoader:
+def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
     """A loader whose position can be saved and restored.
 
     Args:
@@ -289,11 +297,11 @@ def _val_dataset(
     tokens: TokenBatching | None,
     limit: int | None,
     encoder: TaskEncoder,
-    trust_code: bool,
-) -> PlannedDataset | ChunkedDataset | TokenDataset:
+    opened: Callable[[Sequence[LeafSpec]], tuple[tuple[Leaf, ...], list[LeafIdentity]]],
+) -> SavableDataset:
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
-    leaves, identities = open_leaves(specs, encoder, trust_code)
+    leaves, identities = opened(specs)
     length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
     if tokens is not None or content_decides(encoder, batch_size, chunking):
         length = None  # how many samples a batch takes is not known
@@ -321,7 +329,7 @@ def _val_dataset(
 
 def _made(
     order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching | None, **common: Any
-) -> PlannedDataset | ChunkedDataset | TokenDataset:
+) -> SavableDataset:
     """The data set: of batches by tokens, or of a number of samples."""
     if tokens is None:
         return assembled(order, identity, chunking, **common)
@@ -363,6 +371,13 @@ def _checked(
     check_hooks(encoder, packing_buffer_size=packing_buffer_size)
     _check_keywords(kwargs, function.__name__, _names_of(function))
     return encoder
+
+
+def _skips(use_measured_skips: bool | str) -> str | None:
+    """The column by which samples are left out."""
+    if isinstance(use_measured_skips, str):
+        return use_measured_skips
+    return SKIP if use_measured_skips else None
 
 
 def _names_of(function: Any) -> list[str]:

@@ -18,6 +18,10 @@ __all__ = ["COMMANDS", "main"]
 #: Name of a command: (module in this package, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("prepare", "Index a folder of tar shards, divide it into splits, say what a sample is."),
+    "measure": (
+        "measure",
+        "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+    ),
     "plan": ("plan", "Compare strategies of batching (token capacity, packing) on the lengths of a data set."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),

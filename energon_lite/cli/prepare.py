@@ -48,6 +48,11 @@ __all__ = ["command"]
 @click.option(
     "--field-map", metavar="JSON", help='Part of each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
 )
+@click.option(
+    "--length-field",
+    metavar="PART",
+    help="Store lengths as a column: bytes of a part (txt), rows of an array (npy), a value in it (json.tokens).",
+)
 @click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
@@ -76,6 +81,7 @@ def command(
     dataset_yaml_name: str,
     sample_type: str | None,
     field_map: str | None,
+    length_field: str | None,
     progress: bool,
     tar_index_only: bool,
     sqlite: bool,
@@ -105,6 +111,7 @@ def command(
             raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
         with scan_progress(root, len(nv_meta.read_info(root)), progress) as tick:
             _show_report(index_again(root, workers=num_workers, sqlite=sqlite, progress=tick), splits=False)
+        _store_lengths(root, length_field, num_workers, progress)
         return
     # All that can be wrong is found before shards are read, which may take long.
     patterns = _check_options(split_ratio, split_parts, shuffle_tars, non_interactive)
@@ -140,6 +147,7 @@ def command(
             document = _dataset_document(scan, sample_type, fields, non_interactive)
     report = write_prepared(scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite)
     _show_report(report, splits=True)
+    _store_lengths(root, length_field, num_workers, progress)
     _show_next_step(report, dataset_yaml_name)
 
 
@@ -195,6 +203,13 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
             "a question was not answered, because the input has ended; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
+
+
+def _store_lengths(root: str, length_field: str | None, workers: int | None, progress: bool) -> None:
+    if length_field is not None:
+        from energon_lite.cli.length_field import store_lengths  # imports torch
+
+        store_lengths(root, length_field, workers, progress)
 
 
 def _show_share(report: PrepareReport, ranks: Ranks) -> None:

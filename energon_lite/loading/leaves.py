@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ from energon_lite.sources.trusted_code import load_function
 from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import Cooker, TaskEncoder
 
-__all__ = ["PathOrDict", "find_leaves", "open_leaves", "open_source"]
+__all__ = ["PathOrDict", "find_leaves", "open_leaves", "open_source", "open_whole"]
+
+logger = logging.getLogger(__name__)
 
 PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -51,9 +54,16 @@ def find_leaves(
 
 
 def open_leaves(
-    specs: Sequence[LeafSpec], encoder: TaskEncoder, trust_code: bool
+    specs: Sequence[LeafSpec], encoder: TaskEncoder, trust_code: bool, skips: str | None = None
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
     """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go.
+
+    Args:
+        specs: what the documents say.
+        encoder: the user's hooks.
+        trust_code: see :func:`~energon_lite.get_train_dataset`.
+        skips: column by which samples are left out; None: none are. It makes another data set of a leaf, with another
+            key, where it leaves out anything.
 
     Raises:
         ConfigError, DatasetError: something is wrong with a leaf's files.
@@ -62,7 +72,9 @@ def open_leaves(
     seen: Counter[str] = Counter()
     leaves, identities = [], []
     for spec in specs:
-        source = open_source(spec)
+        source = open_source(spec, skips)
+        if skips is not None:
+            _tell_skips(source, skips, encoder)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
         key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
         seen[source.fingerprint] += 1
@@ -72,8 +84,20 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def open_source(spec: LeafSpec) -> WebdatasetSource:
-    """The samples of a leaf, not yet interpreted.
+def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
+    """The folder of a leaf, whatever its splits and exclusions are, to be read as the leaf is.
+
+    Raises:
+        ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
+    """
+    source = WebdatasetSource.open(spec.path)
+    loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+    name = os.path.basename(spec.path.rstrip("/")) or spec.path
+    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(source.fingerprint), 0), cooker)
+
+
+def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:
+    """The samples of a leaf, not yet interpreted; without those that column ``skips`` marks as skipped.
 
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
@@ -86,7 +110,23 @@ def open_source(spec: LeafSpec) -> WebdatasetSource:
         excluded_samples=split.excluded_samples,
         split_part=spec.split_part,
         subset=spec.subset,
+        skips=skips,
     )
+
+
+def _tell_skips(source: WebdatasetSource, skips: str, encoder: TaskEncoder) -> None:
+    made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
+    if source.skipped:
+        logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
+    if made_by and made_by != here:
+        logger.warning(
+            "%s: use_measured_skips leaves out what %s skipped, but the task encoder is %s, which may skip others; "
+            "measure again with %s",
+            source.path,
+            made_by,
+            here,
+            here,
+        )
 
 
 def _sample_loader(

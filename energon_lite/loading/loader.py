@@ -11,7 +11,6 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.crew import Crew
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.lane_walk import LaneWalk
@@ -19,6 +18,7 @@ from energon_lite.loading.pipeline import Pipeline, Result
 from energon_lite.loading.planned_walk import PlannedWalk
 from energon_lite.loading.report import Report
 from energon_lite.loading.restore_key import restore_by_key
+from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_walk import TokenWalk
@@ -45,7 +45,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: PlannedDataset | ChunkedDataset | TokenDataset,
+        dataset: SavableDataset,
         *,
         prefetch_factor: int = 2,
         start_method: str = "fork",
@@ -53,7 +53,7 @@ class DataLoader:
         fail_on_timeout: bool = False,
         check_peers: bool = False,
     ):
-        if not isinstance(dataset, (PlannedDataset, ChunkedDataset, TokenDataset)):
+        if not isinstance(dataset, SavableDataset):
             raise UsageError(
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )

@@ -108,8 +108,8 @@ class Report:
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
             logger.warning(
-                "%d of %d samples were left out so far: this is a filter. Each costs a read for nothing; "
-                "exclude them in split.yaml or write a data set without them.",
+                "%d of %d samples were left out so far: this is a filter. Each costs a read for nothing. Find them "
+                "once with `energon-lite measure PATH --task-encoder module:Class`, and pass use_measured_skips=True.",
                 lost,
                 lost + seen,
             )

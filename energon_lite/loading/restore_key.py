@@ -11,14 +11,13 @@ from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.pipeline import Pipeline
+from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.token_dataset import TokenDataset
 
 __all__ = ["restore_by_key"]
 
 
-def restore_by_key(
-    key: Sequence[Any], dataset: PlannedDataset | ChunkedDataset | TokenDataset, pipeline: Pipeline
-) -> Any:
+def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeline) -> Any:
     """The batch or sample of a key, made in this process.
 
     Keys are ``("batch", pass, number)``, ``("batch", pass, plan chunk, number in it)``, ``("chunk", pass, number,

@@ -1,7 +1,7 @@
 """How long is an encoded sample?
 
-In this order: the task encoder's own ``sample_length(encoded)``; the field that the user names; the first field there is
-of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a list.
+In this order: the field that the user names; what the task encoder's own ``sample_length(encoded)`` says; the first
+field there is of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a list.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class SampleLength:
         if name is not None:
             length = _length(fields[name])
             if length is None:
-                raise self._none(f"the field {name!r} of an encoded sample has no length: {_kind(fields[name])}", fields)
+                raise self._none(
+                    f"the field {name!r} of an encoded sample has no length: {_kind(fields[name])}", fields
+                )
             return self._checked(length, f"the field {name!r} is")
         length = None if self.field is not None or isinstance(encoded, (str, bytes)) else _length(encoded)
         if length is None:
@@ -76,7 +78,8 @@ class SampleLength:
         return value
 
     def _none(self, what: str, fields: Mapping[str, Any]) -> FatalSampleError:
-        there = ", ".join(f"{name} ({_kind(value)})" for name, value in fields.items())
+        own = {name: value for name, value in fields.items() if not name.startswith("__")}
+        there = ", ".join(f"{name} ({_kind(value)})" for name, value in own.items())
         guess = None if self.field is None else nearest(self.field, fields)
         return FatalSampleError(
             f"{what}; it has {there or 'no fields'}",

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.sources.column_file import shard_table
+from energon_lite.sources.columns import FAILED
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
 
@@ -63,6 +64,10 @@ class Chunks:
         samples = np.diff(index.shards[:, 3])
         #: The number of each shard's first chunk, and of all chunks.
         self.first: Int64 = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(-(-samples // CHUNK))])
+        #: Samples of each chunk: all are full but the last one of a shard.
+        self.sizes = np.full(len(self), CHUNK, dtype=np.int64)
+        last = self.first[1:][samples > 0] - 1
+        self.sizes[last] = (samples[samples > 0] - 1) % CHUNK + 1
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -159,8 +164,8 @@ class JournalReader:
         # For each chunk the file and the place of its record.
         self._file = np.full(len(chunks), -1, dtype=np.int32)
         self._place = np.zeros(len(chunks), dtype=np.int64)
-        #: Whether some sample of the chunk failed.
-        self.failed = np.zeros(len(chunks), dtype=bool)
+        #: How many samples of the chunk failed.
+        self.failed = np.zeros(len(chunks), dtype=np.int32)
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -218,11 +223,9 @@ class JournalReader:
         return samples
 
     def _take(self, number: int, path: str, place: int, table: Mapping[str, Any], rest: bytes) -> int:
-        from energon_lite.sources.columns import FAILED
-
         new, count = self._file[number] < 0, int(table["samples"])
-        failed = bool((np.frombuffer(rest, dtype=np.uint8, count=count, offset=8 * count) == FAILED).any())
-        if new or not failed:  # of two records that in which nothing failed, else the first
+        failed = int((np.frombuffer(rest, dtype=np.uint8, count=count, offset=8 * count) == FAILED).sum())
+        if new or failed < self.failed[number]:  # failed samples are tried again: the best of all attempts counts
             self._file[number], self._place[number] = self._paths.index(path), place
             self.failed[number] = failed
         return count if new else 0

@@ -206,6 +206,11 @@ class WebdatasetSource:
         return f"{self.path}{split}: {self._length} samples in {len(self._shards)} shards"
 
     @property
+    def packed_index(self) -> PackedIndex:
+        """The index of the whole folder."""
+        return self._index
+
+    @property
     def part_names(self) -> frozenset[str]:
         """The names of all parts that any sample of the folder has."""
         return frozenset(self._index.part_names)

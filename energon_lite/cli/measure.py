@@ -1,0 +1,225 @@
+"""``energon-lite measure``: run a task encoder over data sets, and store what it says of each sample as columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from energon_lite.cli.measure_progress import measure_progress
+from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
+from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.split import load_split_config
+from energon_lite.errors import UsageError
+from energon_lite.loading.leaves import find_leaves, open_whole
+from energon_lite.loading.measuring import Maker, MeasureReport, MeasuringPipeline, measure
+from energon_lite.loading.sample_length import SampleLength
+from energon_lite.sources.columns import check_column_name
+from energon_lite.sources.nv_meta import meta_path, read_info
+from energon_lite.sources.ranks import Ranks
+
+__all__ = ["command"]
+
+#: More reasons than this are only counted.
+_SHOWN_REASONS = 20
+
+
+@click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--task-encoder", required=True, metavar="MODULE:CLASS", help="Whose encode_sample is run.")
+@click.option("--length-field", help="Field of an encoded sample that has its length.  [default: see above]")
+@click.option(
+    "--split-part",
+    "split_parts",
+    multiple=True,
+    metavar="NAME",
+    help="Only the shards of this split (repeatable).  [default: all of a folder; train of a metadataset]",
+)
+@click.option("--name", default="", help="Store NAME.length and NAME.skip instead of length and skip.")
+@click.option("--num-workers", type=click.IntRange(min=0), help="Processes that encode.  [default: one per core]")
+@click.option("--again", is_flag=True, help="Measure also what is known already.")
+@click.option("--same-encoder", is_flag=True, help="Keep what the encoder measured before its code changed.")
+@click.option("--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: what a sample is.")
+@click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
+@click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
+@click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
+@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
+@click.option(
+    "--world-size",
+    type=int,
+    envvar="WORLD_SIZE",
+    default=1,
+    help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+)
+@click.option(
+    "--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds rank 0 waits without any progress."
+)
+def command(
+    path: str,
+    task_encoder: str,
+    length_field: str | None,
+    split_parts: tuple[str, ...],
+    name: str,
+    num_workers: int | None,
+    again: bool,
+    same_encoder: bool,
+    dataset_config: str,
+    split_config: str,
+    trust_code: bool,
+    progress: bool,
+    rank: int,
+    world_size: int,
+    rank_timeout: float,
+) -> None:
+    """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
+
+    Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
+    columns in .nv-meta/energon_lite.columns.
+
+    The length is what sample_length(encoded) of the encoder returns, if it has such a method; else it is that of
+    the field --length-field; else that of the field tokens, input_ids, token_ids or text_tokens. A tensor's length is
+    its first dimension, a list's its number of items; a whole number stands for itself.
+
+    Killed and run again, it goes on where it was; run again after shards were changed or added, it measures these, and
+    samples that failed. Under torchrun, or with --rank and --world-size, processes share the work.
+
+    \b
+    Example:
+      energon-lite measure data/coco --task-encoder train:Captions
+    """
+    ranks = Ranks(rank, world_size, rank_timeout)
+    if name:
+        check_column_name(name)
+    encoder = make_task_encoder(task_encoder)
+    length = SampleLength(encoder, length_field)
+    options = {
+        "--length-field": length_field or "",
+        "--name": name,
+        "--dataset-config": dataset_config,
+        "--split-config": split_config,
+    }
+    written_as = _command(path, task_encoder, options, split_parts, trust_code)
+    specs = _specs(path, split_parts, dataset_config, split_config)
+    for folder, same in _by_folder(specs).items():
+        spec = same[0]
+        leaf = open_whole(spec, encoder, trust_code)
+        shards = _shards(same)
+        settings = {
+            "by": "measure",
+            "task_encoder": task_encoder,
+            "encoder_class": type(encoder).__name__,
+            "length": str(length),
+            **_reading(spec, trust_code),
+        }
+        maker = Maker(settings, code_hash(encoder), written_as, any_code=same_encoder)
+        samples = sum(count for shard, count in read_info(folder).items() if shard in shards)
+        with measure_progress(folder, samples if not rank else -(-samples // world_size), progress) as tick:
+            report = measure(
+                MeasuringPipeline(leaf, encoder, length),
+                maker,
+                shards=shards,
+                name=name,
+                ranks=ranks,
+                workers=num_workers,
+                again=again,
+                progress=tick,
+            )
+        show_report(report, ranks)
+
+
+def _specs(path: str, split_parts: Sequence[str], dataset_config: str, split_config: str) -> list[LeafSpec]:
+    """The data sets that are meant; an empty split stands for all shards."""
+    parts = split_parts or (("train",) if is_metadataset(path) else ("",))
+    expanded = os.path.expanduser(path)
+    return [spec for part in parts for spec in find_leaves(expanded, part, dataset_config, split_config, None)]
+
+
+def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
+    """The references to each data set, which must all read it in the same way.
+
+    Raises:
+        UsageError: a data set would have two different measures.
+    """
+    found: dict[str, list[LeafSpec]] = {}
+    for spec in specs:
+        found.setdefault(spec.path, []).append(spec)
+    for folder, same in found.items():
+        ways = {(spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)) for spec in same}
+        if len(ways) > 1:
+            texts = [f"{config} with subflavors {subflavors}" for config, subflavors in sorted(ways)]
+            raise UsageError(
+                f"the data set is used in {len(ways)} ways, and has room for one: {'; '.join(texts)}",
+                where=f"{folder} ({', '.join(spec.origin for spec in same if spec.origin)})",
+                fix="if lengths do not depend on it, measure the folder itself; else measure parts of the blend with "
+                "a --name for each",
+            )
+    return found
+
+
+def _shards(specs: Sequence[LeafSpec]) -> list[str]:
+    chosen: dict[str, None] = {}
+    counts = read_info(specs[0].path)
+    for spec in specs:
+        split = load_split_config(meta_path(spec.path, spec.split_config)) if spec.split_part else None
+        chosen.update(dict.fromkeys(counts if split is None else split.shards(spec.split_part)))
+    for shard in chosen:
+        if shard not in counts:
+            raise UsageError(
+                f"split.yaml lists shard {shard!r}, which the data set does not have",
+                where=specs[0].path,
+                fix=f"correct it, or run `energon-lite prepare --force-overwrite {specs[0].path}`",
+            )
+    return list(chosen)
+
+
+def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
+    """How samples are made of parts, as plain data."""
+    config = load_dataset_config(meta_path(spec.path, spec.dataset_config), trust_code=trust_code)
+    plain = dataclasses.asdict(config)
+    del plain["origin"]
+    plain["subflavors"] = config.subflavors | spec.subflavors
+    return {"sample": json.loads(json.dumps(plain, sort_keys=True, default=str))}
+
+
+def _command(
+    path: str, task_encoder: str, options: Mapping[str, str], split_parts: Sequence[str], trust_code: bool
+) -> str:
+    """The command line by which this is done again."""
+    usual = ("", "dataset.yaml", "split.yaml")
+    words = ["energon-lite", "measure", os.path.abspath(os.path.expanduser(path)), "--task-encoder", task_encoder]
+    for option, value in [*options.items(), *(("--split-part", part) for part in split_parts)]:
+        words += [] if value in usual else [option, value]
+    return shlex.join([*words, *(["--trust-code"] if trust_code else [])])
+
+
+def show_report(report: MeasureReport, ranks: Ranks) -> None:
+    """Say what was measured."""
+    if ranks.rank:
+        click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples measured; rank 0 goes on")
+        return
+    known = f", {report.known:,} of them known before" if report.known else ""
+    click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")
+    if report.kept:
+        click.echo(
+            f"  {report.kept:,} have a length: {report.shortest:,} to {report.longest:,}, "
+            f"{report.total / report.kept:,.1f} on average, {report.total:,} in all"
+        )
+    if report.skipped or report.failed:
+        click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
+    if report.known and report.reasons:
+        click.echo("  of those not known before:")
+    for count, stage, reason, skipped in report.reasons[:_SHOWN_REASONS]:
+        click.echo(f"    {count:,} x {'skipped' if skipped else 'failed'} in {stage}: {reason}")
+    if len(report.reasons) > _SHOWN_REASONS:
+        click.echo(f"    ... and {len(report.reasons) - _SHOWN_REASONS} other reasons")
+    for text in report.failures:
+        click.secho(f"  failed: {text}", fg="yellow", err=True)
+    if report.failed > len(report.failures):
+        click.secho(f"  failed: ... and {report.failed - len(report.failures):,} more", fg="yellow", err=True)
+    click.echo("  in " + ", ".join(report.written))

@@ -1,0 +1,78 @@
+"""``--task-encoder module:Class``: the user's own class, named on the command line, is imported and made."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+
+from energon_lite.errors import UsageError, nearest
+from energon_lite.task_encoder import TaskEncoder, check_hooks
+
+__all__ = ["code_hash", "make_task_encoder"]
+
+
+def make_task_encoder(text: str) -> TaskEncoder:
+    """Import ``module:name`` and make a task encoder: of a class or a function, called without arguments, or as it is.
+
+    The current folder is searched first, as ``python -m`` does.
+
+    Raises:
+        UsageError: there is no such module or name, or it does not make a task encoder.
+
+    Example:
+        >>> make_task_encoder("train:Captions")
+        <train.Captions object>
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(f"{text!r} is not of the form module:Class", fix="write --task-encoder train:Captions")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the user's module imports
+        raise UsageError(
+            f"there is no module {error.name!r}",
+            where=f"--task-encoder {text}",
+            fix="run the command in the folder that holds the module, or set PYTHONPATH",
+        ) from None
+    for step in name.split("."):
+        if not hasattr(value, step):
+            close = nearest(step, [one for one in vars(value) if not one.startswith("_")])
+            raise UsageError(
+                f"{module_name} has no {name!r}",
+                where=getattr(sys.modules[module_name], "__file__", None),
+                fix=f"did you mean {close!r}?" if close else "name a class derived from energon_lite.TaskEncoder",
+            )
+        value = getattr(value, step)
+    encoder = value if isinstance(value, TaskEncoder) else _call(value, text)
+    check_hooks(encoder)
+    return encoder
+
+
+def _call(maker: object, text: str) -> TaskEncoder:
+    try:
+        return maker()  # type: ignore[operator]
+    except TypeError as error:
+        raise UsageError(
+            f"{text} cannot be called without arguments: {error}",
+            fix="give a function that makes the encoder, such as train:make_encoder",
+        ) from error
+
+
+def code_hash(encoder: TaskEncoder) -> str:
+    """Hash of the files in which the encoder's classes and cookers are written, those of this library left out."""
+    names = {cls.__module__ for cls in type(encoder).__mro__}
+    names |= {cooker.cook.__module__ for cooker in encoder.cookers}
+    names -= {"builtins", "abc", "typing"}
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in names if name.partition(".")[0] != "energon_lite"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path and os.path.isfile(path):
+            with open(path, "rb") as file:
+                digest.update(name.encode() + b"\0" + file.read())
+    return digest.hexdigest()
