@@ -33,7 +33,7 @@ _SHOWN_REASONS = 20
 @click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path(path_type=str))
 @click.option("--task-encoder", required=True, metavar="MODULE:CLASS", help="Whose encode_sample is run.")
-@click.option("--length-field", help="Field of an encoded sample that has its length.  [default: see above]")
+@click.option("--length-field", help="Field of an encoded sample that has its length.  [default: as said above]")
 @click.option(
     "--split-part",
     "split_parts",
@@ -82,9 +82,9 @@ def command(
     Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
     columns in .nv-meta/energon_lite.columns.
 
-    The length is what sample_length(encoded) of the encoder returns, if it has such a method; else it is that of
-    the field --length-field; else that of the field tokens, input_ids, token_ids or text_tokens. A tensor's length is
-    its first dimension, a list's its number of items; a whole number stands for itself.
+    The length is that of the field --length-field; without this option it is what sample_length(encoded) of the
+    encoder returns, if it has such a method, else the length of the field tokens, input_ids, token_ids or text_tokens.
+    A tensor's length is its first dimension, a list's its number of items; a whole number stands for itself.
 
     Killed and run again, it goes on where it was; run again after shards were changed or added, it measures these, and
     samples that failed. Under torchrun, or with --rank and --world-size, processes share the work.

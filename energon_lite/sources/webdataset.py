@@ -118,11 +118,16 @@ class WebdatasetSource:
             self._kept = FewLeftOut(stop - start, self._excluded - start)
         without_skips = stop - start - len(self._excluded)
         self._skips, many = skips, None if skips is None else self._without_skips(skips)
-        self._kept = many or self._kept
+        self._kept = self._kept if many is None else many  # not `or`: it may have kept nothing
         self._length = without_skips if many is None else len(many)
         self.skipped = without_skips - self._length
         self.fingerprint = _fingerprint(
-            self.shard_names, self._identities, counts, self._excluded, self._span, many.digest if many else ""
+            self.shard_names,
+            self._identities,
+            counts,
+            self._excluded,
+            self._span,
+            many.digest if many is not None else "",
         )
 
     @classmethod
