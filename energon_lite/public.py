@@ -60,6 +60,7 @@ from energon_lite.samples import (
     edataclass,
 )
 from energon_lite.sources.decoding import SampleDecoder
+from energon_lite.sources.packed_list import PackedList
 from energon_lite.task_encoder import (
     Cooker,
     DefaultTaskEncoder,
@@ -98,6 +99,7 @@ __all__ = [
     "MultiChoiceVQASample",
     "OCRSample",
     "PackedBatch",
+    "PackedList",
     "PaddedBatch",
     "PlannedDataset",
     "Sample",
