@@ -255,51 +255,16 @@ def record(number: int) -> dict[str, Any]:
     return {"id": number, "path": f"images/{number:09d}.jpg", "caption": f"picture number {number}", "size": [640, 480]}
 
 
-def private_memory() -> int:
-    """Bytes of this process that no other one shares."""
-    with open("/proc/self/smaps_rollup") as file:
-        return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Private_"))
-
-
-def growth_of_workers(items: Any, workers: int = 4) -> list[int]:
-    """By how many bytes the private memory of forked workers grows that read all items, while all of them are alive."""
-    gc.collect()
-    ready, go = os.pipe(), os.pipe()
-    answers = []
-    for _ in range(workers):
-        answer = os.pipe()
-        if not os.fork():
-            try:
-                before = private_memory()
-                total = sum(next(iter(list(item.values()))) for item in items)  # looks at all that is in it
-                os.write(ready[1], b"." if total == len(items) * (len(items) - 1) // 2 else b"!")
-                os.read(go[0], 1)  # pages count as shared while another worker has them, too
-                os.write(answer[1], str(private_memory() - before).encode())
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        os.close(answer[1])
-        answers.append(answer[0])
-    assert b"".join(os.read(ready[0], 1) for _ in range(workers)) == b"." * workers
-    # One after the other: each measures before any of them leaves.
-    growth = []
-    os.write(go[1], b"." * workers)
-    for end in answers:
-        growth.append(int(os.read(end, 30)))
-        os.close(end)
-    for _ in range(workers):
-        assert os.wait()[1] == 0
-    for pipe in (*ready, *go):
-        os.close(pipe)
-    return growth
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
-def test_workers_share_it(count: int, tmp_path: Path) -> None:
+def test_workers_share_it(count: int, tmp_path: Path, private_growth: Callable[..., list[int]]) -> None:
+    def read(items: Any) -> bool:
+        total = sum(next(iter(list(item.values()))) for item in items)  # looks at all that is in it
+        return bool(total == count * (count - 1) // 2)
+
     packed = PackedList.from_iterable(map(record, range(count)), tmp_path / "x.pack")
-    shared = growth_of_workers(packed)
-    plain = growth_of_workers([record(number) for number in range(count)])
+    shared = private_growth(lambda: read(packed))
+    records = [record(number) for number in range(count)]
+    plain = private_growth(lambda: read(records))
     print(f"\n{count} items: packed {max(shared) / 2**20:.1f} MiB, list {min(plain) / 2**20:.1f} MiB a worker")
     assert max(shared) < 20 << 20
     assert min(plain) > 200 * count and min(plain) > 10 * max(shared)
