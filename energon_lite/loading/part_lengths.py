@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
-from energon_lite.loading.measuring import Maker, MeasureReport, MeasuringPipeline, measure
+from energon_lite.loading.measure_report import Maker, MeasureReport
+from energon_lite.loading.measuring import MeasuringPipeline, measure
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.order.hashing import hash_text

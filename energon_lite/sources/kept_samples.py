@@ -113,12 +113,18 @@ class ManyLeftOut:
         found = np.empty(len(numbers), dtype=np.int64)
         for start in range(0, len(numbers), _ROWS):
             part = numbers[start : start + _ROWS]
+            rows = np.arange(len(part))
             block = np.searchsorted(self._before, part, side="right") - 1
-            ones = np.cumsum(np.unpackbits(self._bits[block], axis=1), axis=1, dtype=np.int16)
-            inside = (ones <= (part - self._before[block])[:, None]).sum(axis=1)
-            found[start : start + len(part)] = block * _BLOCK + inside
+            bits, rank = self._bits[block], part - self._before[block]
+            ones = np.cumsum(_ONES[bits], axis=1, dtype=np.int16)
+            byte = (ones <= rank[:, None]).sum(axis=1)
+            here = bits[rows, byte]
+            rank -= ones[rows, byte] - _ONES[here]  # kept samples of the block before this byte
+            found[start : start + len(part)] = block * _BLOCK + 8 * byte + _SELECT[here, rank]
         return found
 
 
-#: Ones in each byte.
-_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+#: Ones in each byte, and where in a byte the n-th one stands.
+_ONES = _BITS.sum(axis=1, dtype=np.uint8)
+_SELECT = np.argsort(1 - _BITS.astype(np.int8), axis=1, kind="stable")

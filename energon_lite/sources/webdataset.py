@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Sequence
@@ -11,7 +9,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.errors import (
     DatasetError,
@@ -21,17 +18,16 @@ from energon_lite.errors import (
     nearest,
 )
 from energon_lite.samples import SourceInfo
-from energon_lite.sources.columns import SKIPPED, Column, find_column, fingerprint_of, unknown_shards
+from energon_lite.sources.columns import Column, find_column, fingerprint_of, unknown_shards
 from energon_lite.sources.index_cache import find_or_make_index
 from energon_lite.sources.kept_samples import FewLeftOut, KeptSamples, ManyLeftOut
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.sample_choice import choice_fingerprint, excluded_positions, without_skips
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
 from energon_lite.sources.tar_scan import Int64
 
 __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
-
-_log = logging.getLogger(__name__)
 
 #: Bytes between two wanted parts that are rather read than skipped: about what a disk streams during one seek.
 _GAP = 1 << 20
@@ -121,7 +117,7 @@ class WebdatasetSource:
         self._kept = self._kept if many is None else many  # not `or`: it may have kept nothing
         self._length = without_skips if many is None else len(many)
         self.skipped = without_skips - self._length
-        self.fingerprint = _fingerprint(
+        self.fingerprint = choice_fingerprint(
             self.shard_names,
             self._identities,
             counts,
@@ -171,7 +167,7 @@ class WebdatasetSource:
         _check_known(root, chosen, counts, split_part)
         index, index_path = find_or_make_index(root, counts)
         _check_files(root, chosen, index)
-        excluded = _excluded_positions(index, chosen, excluded_samples)
+        excluded = excluded_positions(index, chosen, excluded_samples)
         source = cls(
             index,
             path=root,
@@ -315,29 +311,11 @@ class WebdatasetSource:
         return starts, np.array(self._first, dtype=np.int64) - starts[:-1]
 
     def _without_skips(self, name: str) -> ManyLeftOut | None:
-        """What the column leaves of the span without the excluded samples; None if it skips none of them."""
         file = find_column(self.path, self._index, name)
         error = unknown_shards(file, self.shard_names, self._shards)
         if error is not None:
             raise error
-        start, stop = self._span
-        found = False
-
-        def kept() -> Iterator[NDArray[np.bool_]]:
-            nonlocal found
-            for first, begin, end in zip(self._first, self._starts, self._starts[1:], strict=False):
-                low, high = max(begin, start), min(end, stop)
-                if low >= high:
-                    continue
-                left = file.values[first + low - begin : first + high - begin] != SKIPPED
-                out = self._excluded[(self._excluded >= low) & (self._excluded < high)] - low
-                left[out] = True
-                found = found or not left.all()
-                left[out] = False
-                yield left
-
-        many = ManyLeftOut(stop - start, kept())
-        return many if found else None
+        return without_skips(file, self._first, self._starts, self._span, self._excluded)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -442,28 +420,6 @@ def _count(index: PackedIndex, shards: Sequence[str]) -> int:
     return sum(counts[name] for name in shards)
 
 
-def _excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
-    """Positions, among the samples of ``shards``, of the samples to leave out."""
-    wanted: dict[str, set[str]] = {}
-    for shard, key in excluded:
-        wanted.setdefault(shard, set()).add(key)
-    rows = {name: number for number, name in enumerate(index.shard_names)}
-    for shard in wanted.keys() - rows.keys():
-        _log.warning("exclude names samples of shard %r, which the data set does not have", shard)
-    positions: list[int] = []
-    start = 0
-    for name in shards:
-        first, stop = index.shards[rows[name], 3], index.shards[rows[name] + 1, 3]
-        keys = wanted.get(name)
-        if keys:
-            hits = [number for number, key in enumerate(index.keys(first, stop)) if key in keys]
-            positions += [start + number for number in hits]
-            for key in keys - {index.key(int(first) + number) for number in hits}:
-                _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
-        start += int(stop - first)
-    return np.array(positions, dtype=np.int64)
-
-
 def _runs(wanted: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, str]]]:
     """Neighbouring parts that are read together."""
     run = wanted[:1]
@@ -473,22 +429,3 @@ def _runs(wanted: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, s
             run = []
         run.append(part)
     yield run
-
-
-def _fingerprint(
-    names: Sequence[str],
-    identities: Sequence[ShardIdentity],
-    counts: Sequence[int],
-    excluded: Int64,
-    span: tuple[int, int],
-    kept: str,
-) -> str:
-    digest = hashlib.sha256()
-    for name, identity, count in zip(names, identities, counts, strict=True):
-        digest.update(f"{name}\0{identity.size}\0{count}\n".encode("utf-8", "surrogateescape"))
-    digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
-    if span != (0, sum(counts)):
-        digest.update(f"\nsubset {span[0]} {span[1]}".encode())
-    if kept:
-        digest.update(f"\nkept {kept}".encode())
-    return digest.hexdigest()

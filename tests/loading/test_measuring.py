@@ -19,7 +19,8 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, WorkerError
 from energon_lite.loading import measuring
 from energon_lite.loading.leaves import open_whole
-from energon_lite.loading.measuring import Maker, MeasureReport, MeasuringPipeline, measure
+from energon_lite.loading.measure_report import Maker, MeasureReport
+from energon_lite.loading.measuring import MeasuringPipeline, measure
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.sources.columns import column_path, stored_columns
 from energon_lite.sources.ranks import Ranks
