@@ -79,6 +79,7 @@ def test_examples_run(page: Path, docs_data: Path, tmp_path: Path, monkeypatch: 
     folder = tmp_path / "run"
     shutil.copytree(docs_data, folder)
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)  # as it is for who runs Python there
     # A module that can be imported by name, because classes made in it travel between workers and this process.
     module = types.ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
