@@ -19,7 +19,8 @@ from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError
 from energon_lite.loading.leaves import find_leaves, open_whole
 from energon_lite.loading.measure_report import Maker, MeasureReport
-from energon_lite.loading.measuring import MeasuringPipeline, measure
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.sources.columns import check_column_name
 from energon_lite.sources.nv_meta import meta_path, read_info

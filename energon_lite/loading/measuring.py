@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DatasetError
+from energon_lite.errors import DatasetError, UsageError
 from energon_lite.loading.measure_report import Maker, MeasureReport
-from energon_lite.loading.pipeline import Failure, Job, Leaf, Pipeline, Result, too_many_failures
-from energon_lite.loading.sample_length import SampleLength
+from energon_lite.loading.measuring_pipeline import MeasuringPipeline
+from energon_lite.loading.pipeline import Failure, Job, Result, too_many_failures
 from energon_lite.loading.workers import Executor, InlineExecutor, WorkerPool
 from energon_lite.sources.column_file import ColumnFile, write_column_file
 from energon_lite.sources.columns import (
     FAILED,
     LENGTH,
     SKIP,
-    SKIPPED,
     column_path,
     stored_columns,
     writable_folder,
@@ -42,9 +41,8 @@ from energon_lite.sources.measure_journal import (
     remove_journals,
 )
 from energon_lite.sources.ranks import Ranks
-from energon_lite.task_encoder import TaskEncoder
 
-__all__ = ["MeasuringPipeline", "measure"]
+__all__ = ["measure"]
 
 #: Seconds between two looks for the journals of other ranks.
 _LOOK = 0.2
@@ -55,44 +53,8 @@ _SHOWN_FAILURES = 20
 Block = tuple[NDArray[Any], NDArray[Any]]
 
 
-class MeasuringPipeline(Pipeline):
-    """Runs a chunk: each sample goes through the user's hooks up to ``encode_sample``, and leaves its length.
-
-    Args:
-        leaf: the data set.
-        encoder: the user's hooks.
-        length: from an encoded sample to its length.
-    """
-
-    def __init__(self, leaf: Leaf, encoder: TaskEncoder, length: SampleLength):
-        super().__init__([leaf], encoder, seed=0, refill=False, batched=False)
-        self._length = length
-
-    def sample(self, address: tuple[int, int, int], attempt: int = 0) -> int:
-        """The length of a sample."""
-        encoded = super().sample(address, attempt)
-        leaf = self.leaves[address[0]]
-        name = leaf.source.key(address[1])
-        length: int = self._guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
-        return length
-
-    def run(self, job: Job) -> Result:
-        """The lengths and flags of a chunk as arrays, with the failures in it."""
-        lengths, flags = np.zeros(len(job.addresses), dtype=np.int64), np.zeros(len(job.addresses), dtype=np.uint8)
-        failures: list[Failure | None] = []
-        for place, address in enumerate(job.addresses):
-            one = super().run(Job(0, address[1], (address,)))
-            failure = one.outcomes[0]
-            if failure is None:
-                lengths[place] = one.batch
-            else:
-                flags[place] = SKIPPED if failure.skipped else FAILED
-                failures.append(failure)
-        return Result((lengths, flags), failures)
-
-
 def measure(
-    pipeline: Pipeline,
+    pipeline: MeasuringPipeline,
     maker: Maker,
     *,
     shards: Sequence[str] | None = None,
@@ -106,8 +68,8 @@ def measure(
     """Measure a data set, and store columns.
 
     Args:
-        pipeline: of one leaf whose source is the whole data set (all shards, in the order of the index, nothing left
-            out); its jobs are chunks, and its results are as those of :class:`MeasuringPipeline`.
+        pipeline: of one leaf whose source is the whole data set: all shards, in the order of the index, nothing left
+            out.
         maker: what says by what the columns are made.
         shards: measure these; None: all. Of the others, what is known is kept.
         name: put before the columns' names, with a dot, so that several measurings stand side by side.
@@ -120,6 +82,7 @@ def measure(
     Raises:
         FatalSampleError: ``failure_tolerance`` samples in a row failed, or a sample has no length.
         WorkerError: workers died.
+        UsageError: a column of another maker, in a folder that cannot be written, would go before these.
         DatasetError: other ranks made no progress in time; the data set's folders cannot be written.
     """
     run = _Run(pipeline, maker, shards, name, flags, ranks or Ranks(), again, progress)
@@ -142,7 +105,7 @@ class _Run:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: MeasuringPipeline,
         maker: Maker,
         shards: Sequence[str] | None,
         name: str,
@@ -172,6 +135,22 @@ class _Run:
         self._reader.look()
         self._from_columns = self._chunks_of_old_values()
         self.measured = self._in_a_row = 0
+
+        self._check_not_hidden()
+
+    def _check_not_hidden(self) -> None:
+        """Columns beside the data go before those in the user's cache, so none of another maker may stand there."""
+        for name in self._names:
+            for file in stored_columns(self.source.path, name):
+                if os.path.dirname(file.path) == self._folder:
+                    break
+                if file.fits(self.index) and not self._is_ours(file):
+                    raise UsageError(
+                        f"the data set has a column {name!r} already, made by something else, and its folder cannot be "
+                        "written; what is measured now would stand behind it",
+                        where=file.path,
+                        fix="store it under another name: --name mine",
+                    )
 
     def _made_so(self, record: Mapping[str, Any]) -> bool:
         return self.maker.made(record["settings"], record["code"])

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
 from energon_lite.loading.measure_report import Maker, MeasureReport
-from energon_lite.loading.measuring import MeasuringPipeline, measure
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.order.hashing import hash_text

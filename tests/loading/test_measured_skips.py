@@ -27,7 +27,8 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DataIndexError, ShardChangedError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.measure_report import Maker
-from energon_lite.loading.measuring import MeasuringPipeline, measure
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.sources.columns import write_column
 

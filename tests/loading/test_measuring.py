@@ -16,11 +16,12 @@ import pytest
 
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.errors import DatasetError, FatalSampleError, WorkerError
+from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
 from energon_lite.loading import measuring
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.measure_report import Maker, MeasureReport
-from energon_lite.loading.measuring import MeasuringPipeline, measure
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.sources.columns import column_path, stored_columns
 from energon_lite.sources.ranks import Ranks
@@ -200,6 +201,20 @@ class TestWhatIsKnown:
         run(data, maker=Maker({"by": "another"}), name="other")
         check(data)
         check(data, "other.")
+
+
+def test_columns_that_would_stand_behind_others(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(data)
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "cache" in str(path) and access(path, mode))  # for root, too
+    with pytest.raises(UsageError, match=r"'skip' already, made by something else[\s\S]*--name"):
+        run(data, maker=Maker({"by": "another"}))
+    run(data, maker=Maker({"by": "another"}), name="mine")
+    check(data, "mine.")
+    assert list((tmp_path / "cache").rglob("mine.length.col"))
+    run(data)  # the same maker may
+    check(data)
 
 
 class TestTrouble:

@@ -1,0 +1,48 @@
+"""A pipeline whose jobs leave lengths instead of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from energon_lite.loading.pipeline import Failure, Job, Leaf, Pipeline, Result
+from energon_lite.loading.sample_length import SampleLength
+from energon_lite.sources.columns import FAILED, SKIPPED
+from energon_lite.task_encoder import TaskEncoder
+
+__all__ = ["MeasuringPipeline"]
+
+
+class MeasuringPipeline(Pipeline):
+    """Runs a chunk: each sample goes through the user's hooks up to ``encode_sample``, and leaves its length.
+
+    Args:
+        leaf: the data set.
+        encoder: the user's hooks.
+        length: from an encoded sample to its length.
+    """
+
+    def __init__(self, leaf: Leaf, encoder: TaskEncoder, length: SampleLength):
+        super().__init__([leaf], encoder, seed=0, refill=False, batched=False)
+        self._length = length
+
+    def sample(self, address: tuple[int, int, int], attempt: int = 0) -> int:
+        """The length of a sample."""
+        encoded = super().sample(address, attempt)
+        leaf = self.leaves[address[0]]
+        name = leaf.source.key(address[1])
+        length: int = self._guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
+        return length
+
+    def run(self, job: Job) -> Result:
+        """The lengths and flags of a chunk as arrays, with the failures in it."""
+        lengths, flags = np.zeros(len(job.addresses), dtype=np.int64), np.zeros(len(job.addresses), dtype=np.uint8)
+        failures: list[Failure | None] = []
+        for place, address in enumerate(job.addresses):
+            one = super().run(Job(0, address[1], (address,)))
+            failure = one.outcomes[0]
+            if failure is None:
+                lengths[place] = one.batch
+            else:
+                flags[place] = SKIPPED if failure.skipped else FAILED
+                failures.append(failure)
+        return Result((lengths, flags), failures)
