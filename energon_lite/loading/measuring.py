@@ -211,7 +211,7 @@ class _Run:
 
     def _take(self, journal: JournalWriter, number: int, result: Result) -> None:
         lengths, flags = result.batch
-        failures = [failure for failure in result.outcomes if failure is not None]
+        failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
         reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
         journal.append(self.chunks, self.chunks[number], Measured(lengths, flags, reasons))
         self.measured += len(lengths)

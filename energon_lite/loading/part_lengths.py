@@ -25,7 +25,7 @@ from energon_lite.errors import SampleError, UsageError, nearest
 from energon_lite.loading.measure_report import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
 from energon_lite.loading.measuring_pipeline import MeasuringPipeline
-from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.pipeline import Address, Leaf
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.order.hashing import hash_text
 from energon_lite.sources.column_file import write_column_file
@@ -136,7 +136,7 @@ class _PartPipeline(MeasuringPipeline):
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
         self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
 
-    def sample(self, address: tuple[int, int, int], attempt: int = 0) -> int:
+    def sample(self, address: Address, attempt: int = 0) -> int:
         leaf = self.leaves[address[0]]
         key = leaf.source.key(address[1])
         length: int = self._guarded("read", leaf.name, key, None, self._length_of, leaf.source, address[1])
