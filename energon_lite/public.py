@@ -61,6 +61,7 @@ from energon_lite.samples import (
 )
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.packed_list import PackedList
+from energon_lite.sources.range_cache import ReadAhead
 from energon_lite.task_encoder import (
     Cooker,
     DefaultTaskEncoder,
@@ -102,6 +103,7 @@ __all__ = [
     "PackedList",
     "PaddedBatch",
     "PlannedDataset",
+    "ReadAhead",
     "Sample",
     "SampleDecoder",
     "SampleError",

@@ -24,6 +24,8 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.sources.columns import SKIP
+from energon_lite.sources.range_cache import ReadAhead
+from energon_lite.sources.run_reader import read_in_runs
 from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.worker_config import WorkerConfig
 
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 #: Keeps the hashes for different purposes apart.
 _BLEND = 22
+
+#: Neighbours that are read together from slow storage in validation, where samples come in their order.
+_VAL_RUN = 64
 
 #: So many samples are refused: positions have to stay below 2**62 for a few thousand epochs at least.
 _LONGEST_EPOCH = 2.0**50
@@ -77,12 +82,14 @@ def get_train_dataset(
     length_column: str = "length",
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
+    read_ahead: ReadAhead | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """A shuffled, blended, endless data set for training.
 
     Args:
-        path: a prepared folder, a metadataset ``.yaml``, or a metadataset as a dict.
+        path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a metadataset ``.yaml``, or a metadataset
+            as a dict.
         split_part: the split to read, where the YAML does not say otherwise.
         worker_config: who this process is.
         batch_size: samples in a micro-batch; None: single samples, not batched.
@@ -116,6 +123,8 @@ def get_train_dataset(
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
             that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
             other data sets, with another order, of those in which anything is left out.
+        read_ahead: how slow storage is read; None: local folders directly, URLs with the defaults of
+            :class:`~energon_lite.ReadAhead`. Never changes a batch.
         kwargs: Energon's other keywords are accepted where they have nothing to act on here.
 
     Raises:
@@ -133,6 +142,13 @@ def get_train_dataset(
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips))
+    both = max_samples_per_sequence and shuffle_buffer_size  # one of them alone has no effect
+    read_in_runs(
+        [leaf.source for leaf in leaves],
+        read_ahead,
+        run=max_samples_per_sequence if both else None,
+        window=shuffle_buffer_size,
+    )
     copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
@@ -209,6 +225,7 @@ def get_val_dataset(
     length_column: str = "length",
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
+    read_ahead: ReadAhead | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
@@ -227,7 +244,7 @@ def get_val_dataset(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    opened = partial(open_leaves, encoder=encoder, trust_code=trust_code, skips=_skips(use_measured_skips))
+    opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
     return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
 
 
@@ -252,6 +269,7 @@ def get_val_datasets(
     length_column: str = "length",
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
+    read_ahead: ReadAhead | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
@@ -259,7 +277,7 @@ def get_val_datasets(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    opened = partial(open_leaves, encoder=encoder, trust_code=trust_code, skips=_skips(use_measured_skips))
+    opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
     common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
     return [(_val_dataset([spec], *common), spec) for spec in specs]
 
@@ -325,6 +343,20 @@ def _val_dataset(
         task_encoder=encoder,
         worker_config=worker_config,
     )
+
+
+def _opened(
+    specs: Sequence[LeafSpec],
+    *,
+    encoder: TaskEncoder,
+    trust_code: bool,
+    skips: bool | str,
+    read_ahead: ReadAhead | None,
+) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
+    """The leaves for validation."""
+    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(skips))
+    read_in_runs([leaf.source for leaf in leaves], read_ahead, run=_VAL_RUN, window=_VAL_RUN)
+    return leaves, identities
 
 
 def _made(

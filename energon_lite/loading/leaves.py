@@ -19,6 +19,7 @@ from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, Sample
 from energon_lite.sources.field_map import FieldMap, compile_field_map
 from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.remote import local_meta
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.trusted_code import load_function
 from energon_lite.sources.webdataset import WebdatasetSource
@@ -102,8 +103,9 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
-    read_info(spec.path)  # before anything else: a folder that is not prepared has none of the other files either
-    split = load_split_config(os.path.join(spec.path, ".nv-meta", spec.split_config))
+    meta = local_meta(spec.path)
+    read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
+    split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
     return WebdatasetSource.open(
         spec.path,
         shards=split.shards(spec.split_part),
@@ -132,7 +134,7 @@ def _tell_skips(source: WebdatasetSource, skips: str, encoder: TaskEncoder) -> N
 def _sample_loader(
     spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[SampleLoader, Cooker | None]:
-    folder = os.path.join(spec.path, ".nv-meta")
+    folder = os.path.join(local_meta(spec.path), ".nv-meta")
     config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
     subflavors = config.subflavors | spec.subflavors
     loader = SampleLoader(

@@ -21,6 +21,7 @@ from typing import Any
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
+from energon_lite.sources.run_reader import fetch_samples
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import Cooker, HookContext, TaskEncoder, hook_context, hooks_of
@@ -171,6 +172,7 @@ class Pipeline:
         if not job.addresses:
             result.batch = self._empty(job)
             return result
+        fetch_samples((self.leaves[leaf].source, index, self.leaves[leaf].parts) for leaf, index, _ in job.addresses)
         tolerance = self.encoder.failure_tolerance
         attempt = 0
         while True:

@@ -21,7 +21,7 @@ from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, r
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "find_or_make_index", "index_places"]
+__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +51,15 @@ def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[Pack
         ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
             should be.
     """
+    found = find_index(root, shard_counts)
+    if found is not None:
+        return found
     uuid = read_uuid(root)
     places = index_places(root)
-    for path in places:
-        index = _open_if_valid(path, shard_counts, uuid)
-        if index is not None:
-            return index, path
     failures = []
     for path in places:
         try:
-            with _only_one(path):
+            with only_one(path):
                 # Another process may have made it while this one waited.
                 index = _open_if_valid(path, shard_counts, uuid)
                 if index is None:
@@ -76,6 +75,16 @@ def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[Pack
         where=root,
         fix="set ENERGON_LITE_CACHE to a folder that can be written, or let the owner run `energon-lite prepare`",
     )
+
+
+def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
+    """:func:`find_or_make_index` without the making: None if there is no index, or none that fits."""
+    uuid = read_uuid(root)
+    for path in index_places(root):
+        index = _open_if_valid(path, shard_counts, uuid)
+        if index is not None:
+            return index, path
+    return None
 
 
 def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex | None:
@@ -94,7 +103,7 @@ def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> Pac
 
 
 @contextmanager
-def _only_one(path: str) -> Iterator[None]:
+def only_one(path: str) -> Iterator[None]:
     """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time."""
     folder = os.path.dirname(path)
     if os.path.basename(folder) != META_FOLDER:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources.remote import is_remote, read_range
 from energon_lite.sources.tar_headers import BLOCK
 from energon_lite.sources.tar_scan import head_checksum
 
-__all__ = ["ShardIdentity", "ShardStore", "shared_store"]
+__all__ = ["LocalFile", "RangeReader", "RemoteFile", "ShardIdentity", "ShardStore", "shared_store"]
 
 _PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
 #: Linux reads at most this much in one call; larger reads take several.
@@ -30,7 +31,17 @@ class ShardIdentity(NamedTuple):
     head: int
 
 
-class _OpenFile:
+class RangeReader(Protocol):
+    """What a store needs of an open shard."""
+
+    def size(self) -> int | None:
+        """Bytes in the file; None: to ask would cost a request, and opening the data set did."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most ``size`` bytes; none at the end of the file."""
+
+
+class LocalFile:
     """A descriptor that is closed with its last reference."""
 
     __slots__ = ("fd",)
@@ -39,9 +50,30 @@ class _OpenFile:
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def read(self, size: int, offset: int) -> bytes:
+        return os.pread(self.fd, size, offset)
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+class RemoteFile:
+    """A file behind a URL. Nothing is kept open; each read is a request."""
+
+    __slots__ = ("url",)
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def size(self) -> None:
+        return None
+
+    def read(self, size: int, offset: int) -> bytes:
+        return read_range(self.url, offset, size)
 
 
 class ShardStore:
@@ -59,7 +91,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
-        self._files: dict[str, _OpenFile] = {}
+        self._files: dict[str, RangeReader] = {}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -79,9 +111,11 @@ class ShardStore:
         if len(self._files) > self.capacity:
             self._evict()
         try:
-            data = os.pread(file.fd, min(size, _LARGEST_READ), offset)
+            data = file.read(min(size, _LARGEST_READ), offset)
             if len(data) < size:
                 data = self._read_on(file, data, path, identity, offset, size)
+        except FileNotFoundError:
+            raise _missing(path) from None
         except OSError as error:
             raise _storage_error(path, error) from error
         return data
@@ -90,16 +124,16 @@ class ShardStore:
         """Forget all open files. The store can be used again afterwards."""
         self._files.clear()
 
-    def _open(self, path: str, identity: ShardIdentity) -> _OpenFile:
+    def _open(self, path: str, identity: ShardIdentity) -> RangeReader:
         try:
-            file = _OpenFile(path)
-            size = os.fstat(file.fd).st_size
-            head = head_checksum(os.pread(file.fd, BLOCK, 0))
+            file: RangeReader = RemoteFile(path) if is_remote(path) else LocalFile(path)
+            size = file.size()
+            head = head_checksum(file.read(BLOCK, 0))
         except FileNotFoundError:
-            raise MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN) from None
+            raise _missing(path) from None
         except OSError as error:
             raise _storage_error(path, error) from error
-        if size != identity.size:
+        if size is not None and size != identity.size:
             raise changed_shard(path, identity.size, size)
         if head != identity.head:
             raise ShardChangedError(
@@ -113,15 +147,16 @@ class ShardStore:
                 self._files.pop(next(iter(self._files)), None)
 
     def _read_on(
-        self, file: _OpenFile, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
+        self, file: RangeReader, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
     ) -> bytes:
         """Continue a read that gave fewer bytes than wanted: it was a very large one, or the file shrank."""
         chunks = [data]
         have = len(data)
         while have < size:
-            data = os.pread(file.fd, min(size - have, _LARGEST_READ), offset + have)
+            data = file.read(min(size - have, _LARGEST_READ), offset + have)
             if not data:
-                raise changed_shard(path, identity.size, os.fstat(file.fd).st_size)
+                found = file.size()
+                raise changed_shard(path, identity.size, offset + have if found is None else found)
             chunks.append(data)
             have += len(data)
         return b"".join(chunks)
@@ -134,6 +169,10 @@ def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
         where=path,
         fix=_PREPARE_AGAIN,
     )
+
+
+def _missing(path: str) -> MissingShardError:
+    return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
 
 
 def _storage_error(path: str, error: OSError) -> DatasetError:

@@ -11,18 +11,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from energon_lite.errors import (
-    DatasetError,
     EmptyDatasetError,
     MissingShardError,
+    NotPreparedError,
     ShardChangedError,
     nearest,
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.sources.columns import Column, find_column, fingerprint_of, unknown_shards
-from energon_lite.sources.index_cache import find_or_make_index
+from energon_lite.sources.index_cache import find_index, find_or_make_index
 from energon_lite.sources.kept_samples import FewLeftOut, KeptSamples, ManyLeftOut
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.remote import is_remote, local_meta, shard_sizes
+from energon_lite.sources.run_reader import RunReader
 from energon_lite.sources.sample_choice import choice_fingerprint, excluded_positions, without_skips
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
 from energon_lite.sources.tar_scan import Int64
@@ -67,7 +69,8 @@ class WebdatasetSource:
     the index and, in one process, the open files.
 
     Attributes:
-        path: the folder, absolute.
+        path: the folder, absolute, or its URL.
+        run_reader: how samples are fetched from slow storage; None: one positioned read for each, when it is wanted.
         split_part: the name of the split, for messages.
         fingerprint: identifies shards (name, size, number of samples, in order), the part of them that is read, and
             what is left out of it, wherever the folder is.
@@ -95,7 +98,8 @@ class WebdatasetSource:
         store: ShardStore | None = None,
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
-        self._index, self._index_path, self._store = index, index_path, store or shared_store()
+        self._index, self._index_path, self._store = index, index_path, shared_store() if store is None else store
+        self.run_reader: RunReader | None = None
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
@@ -143,7 +147,7 @@ class WebdatasetSource:
         Of more than 1,000 shards, sizes of 1,000 are checked now, and those of the others when they are first read.
 
         Args:
-            path: the folder that holds ``.nv-meta``.
+            path: the folder that holds ``.nv-meta``, or a URL that fsspec knows.
             shards: names of the wanted shards relative to the folder, in the wanted order; None for all.
             excluded_samples: (shard, key) of samples to leave out.
             split_part: the name of the split, for messages.
@@ -161,11 +165,12 @@ class WebdatasetSource:
             ConfigError: the subset does not fit the data set.
             DataIndexError: there is no column ``skips``, it is older than the data, or does not know these shards.
         """
-        root = _local_path(path)
-        counts = read_info(root)
+        root = _plain_path(path)
+        meta = local_meta(root)
+        counts = read_info(meta)
         chosen = list(counts if shards is None else shards)
         _check_known(root, chosen, counts, split_part)
-        index, index_path = find_or_make_index(root, counts)
+        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else find_or_make_index(root, counts)
         _check_files(root, chosen, index)
         excluded = excluded_positions(index, chosen, excluded_samples)
         source = cls(
@@ -240,17 +245,12 @@ class WebdatasetSource:
         Raises:
             MissingShardError, ShardChangedError, DatasetError: the shard changed after opening, or the storage failed.
         """
-        place, sample = self.locate(index)
-        packed = self._index
-        key, rows, names = packed.key(sample), packed.part_rows(sample), packed.part_names
-        shard = self.shard_names[place]
-        wanted = [
-            (rows[row], rows[row + 1], names[rows[row + 2]])
-            for row in range(0, len(rows), 3)
-            if parts is None or names[rows[row + 2]] in parts
-        ]
+        place, key, wanted = self.wanted(index, parts)
         found: dict[str, bytes] = {}
-        if len(wanted) == 1:
+        if self.run_reader is not None:
+            for offset, size, name in wanted:
+                found[name] = self.run_reader.read(self, index, parts, offset, size)
+        elif len(wanted) == 1:
             offset, size, name = wanted[0]
             found[name] = self._store.read(self._paths[place], self._identities[place], offset, size)
         elif wanted:
@@ -263,20 +263,40 @@ class WebdatasetSource:
         source = SourceInfo(
             dataset_path=self.path,
             index=index,
-            shard_name=shard,
+            shard_name=self.shard_names[place],
             file_names=tuple([f"{key}.{name}" for _, _, name in wanted]),
         )
         return RawSample(key, found, source)
 
     def peek(self, index: int, part: str, size: int) -> bytes | None:
         """At most the first ``size`` bytes of a part of a sample; None if the sample has no such part."""
-        place, sample = self.locate(index)
-        rows, names = self._index.part_rows(sample), self._index.part_names
-        found = [row for row in range(0, len(rows), 3) if names[rows[row + 2]] == part]
-        if not found:
+        place, _, parts = self.wanted(index, {part})
+        if not parts:
             return None
-        offset, length = rows[found[-1]], rows[found[-1] + 1]  # of two parts with one name the last counts, as in read
+        offset, length, _ = parts[-1]  # of two parts with one name the last counts, as in read
         return self._store.read(self._paths[place], self._identities[place], offset, min(size, length))
+
+    def wanted(self, index: int, parts: Container[str] | None) -> tuple[int, str, list[tuple[int, int, str]]]:
+        """Where a sample is, without reading it: the position of its shard among the chosen ones, its key, and offset,
+        size and name of each of the ``parts`` that it has."""
+        place, sample = self.locate(index)
+        packed = self._index
+        rows, names = packed.part_rows(sample), packed.part_names
+        wanted = [
+            (rows[row], rows[row + 1], names[rows[row + 2]])
+            for row in range(0, len(rows), 3)
+            if parts is None or names[rows[row + 2]] in parts
+        ]
+        return place, packed.key(sample), wanted
+
+    def shard(self, place: int) -> tuple[str, ShardIdentity]:
+        """Path and identity of the shard at a position among the chosen ones."""
+        return self._paths[place], self._identities[place]
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of shard per sample, headers and padding included."""
+        return float(self._index.shards[:-1, 2].sum()) / max(1, len(self._index))
 
     def column(self, name: str) -> Column:
         """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.
@@ -328,6 +348,7 @@ class WebdatasetSource:
             "span": self._span,
             "skips": self._skips,
             "fingerprint": self.fingerprint,
+            "run_reader": self.run_reader,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -336,23 +357,31 @@ class WebdatasetSource:
             raise ShardChangedError(
                 "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
             )
-        shards = state.pop("shards")
+        shards, reader = state.pop("shards"), state.pop("run_reader")
         self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
         if self.fingerprint != fingerprint:
             raise ShardChangedError(
                 "the data set was measured anew while it was in use", where=state["path"], fix="start the run again"
             )
+        self.run_reader = reader
 
 
-def _local_path(path: str | os.PathLike[str]) -> str:
+def _plain_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
-    if text.startswith("file://"):
-        text = text[len("file://") :]
-    if "://" in text:
-        raise DatasetError(
-            "only local folders can be read yet", where=text, fix="copy the data set to a file system of this machine"
+    if is_remote(text):
+        return text.rstrip("/")
+    return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+
+
+def _remote_index(root: str, meta: str, counts: dict[str, int]) -> tuple[PackedIndex, str]:
+    found = find_index(meta, counts)
+    if found is None:
+        raise NotPreparedError(
+            "the data set has no packed index, or one that is older than its list of shards",
+            where=root,
+            fix="run `energon-lite prepare` on a local copy, and upload all of .nv-meta with the shards",
         )
-    return os.path.abspath(os.path.expanduser(text))
+    return found
 
 
 def _split_words(split_part: str) -> str:
@@ -379,14 +408,15 @@ def _check_known(root: str, shards: Sequence[str], counts: dict[str, int], split
 
 def _check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
     """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read)."""
-    if len(shards) > _SIZES_CHECKED:
+    there = shard_sizes(root) if is_remote(root) else None
+    if there is None and len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
     sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))
-    for name in shards[:: -(-len(shards) // _SIZES_CHECKED)]:
+    for name in shards[:: -(-len(shards) // _SIZES_CHECKED)] if there is None else shards:
         path = os.path.join(root, name)
         try:
-            size = os.stat(path).st_size
-        except FileNotFoundError:
+            size = os.stat(path).st_size if there is None else there[name]
+        except (FileNotFoundError, KeyError):
             raise _missing(root, name) from None
         if size != sizes[name]:
             raise changed_shard(path, sizes[name], size)

@@ -204,9 +204,9 @@ class TestOpening:
         with pytest.raises(NotPreparedError, match="but this is a file"):
             WebdatasetSource.open(data / "a.tar")
 
-    def test_a_remote_place(self) -> None:
-        with pytest.raises(DatasetError, match="only local folders"):
-            WebdatasetSource.open("s3://bucket/data")
+    def test_an_unknown_kind_of_store(self) -> None:
+        with pytest.raises(DatasetError, match=r"fsspec cannot open gopher://"):
+            WebdatasetSource.open("gopher://bucket/data")
 
     def test_a_file_url(self, data: Path) -> None:
         assert len(WebdatasetSource.open(f"file://{data}")) == 10

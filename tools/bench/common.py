@@ -7,6 +7,7 @@ every script alternates what it compares and prints medians with the smallest an
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import platform
@@ -14,11 +15,11 @@ import statistics
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fresh_process", "machine", "make_blend", "make_dataset", "spread", "table"]
+__all__ = ["fresh_process", "machine", "make_blend", "make_dataset", "spread", "table", "write_shards"]
 
 
 def make_dataset(folder: Path, samples: int, payload: int = 200) -> Path:
@@ -38,6 +39,25 @@ def make_dataset(folder: Path, samples: int, payload: int = 200) -> Path:
             info.size = len(text)
             tar.addfile(info, io.BytesIO(text))
     prepare_dataset(folder, split_parts={"train": ".*"}, sample_type="TextSample", field_map={"text": "txt"}, workers=1)
+    return folder
+
+
+def write_shards(
+    folder: Path, samples: Iterable[dict[str, bytes]], per_shard: int, sample_type: str, field_map: dict[str, str]
+) -> Path:
+    """A prepared data set of these samples in tar shards; what prepare writes serves Megatron-Energon too."""
+    from energon_lite.sources.prepare import prepare_dataset
+
+    folder.mkdir(parents=True)
+    stream = enumerate(samples)
+    while chunk := list(itertools.islice(stream, per_shard)):
+        with tarfile.open(folder / f"{chunk[0][0] // per_shard:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number, parts in chunk:
+                for name, data in parts.items():
+                    info = tarfile.TarInfo(f"{number:07d}.{name}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    prepare_dataset(folder, split_parts={"train": ".*"}, sample_type=sample_type, field_map=field_map)
     return folder
 
 

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import json
 import statistics
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import fresh_process, machine, spread, table
+from common import fresh_process, machine, spread, table, write_shards
 
 CASES = ("images-raw", "images-decoded", "tokens-raw", "tokens-decoded")
 BATCH = 32
@@ -113,30 +111,8 @@ def make_data(folder: Path) -> None:
             np.save(stream, rng.integers(0, 32_000, length, dtype=np.int32))
             yield {"npy": stream.getvalue()}
 
-    write(folder / "images", images, 500, "CaptioningSample", {"image": "jpg", "caption": "txt"})
-    write(folder / "tokens", tokens, 5000, "TextSample", {"text": "npy"})
-
-
-def write(
-    folder: Path,
-    samples: Callable[[], Iterator[dict[str, bytes]]],
-    per_shard: int,
-    sample_type: str,
-    field_map: dict[str, str],
-) -> None:
-    """Tar shards of these samples, prepared; what prepare writes serves both libraries."""
-    from energon_lite.sources.prepare import prepare_dataset
-
-    folder.mkdir(parents=True)
-    stream = enumerate(samples())
-    while chunk := list(itertools.islice(stream, per_shard)):
-        with tarfile.open(folder / f"{chunk[0][0] // per_shard:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for number, parts in chunk:
-                for name, data in parts.items():
-                    info = tarfile.TarInfo(f"{number:07d}.{name}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
-    prepare_dataset(folder, split_parts={"train": ".*"}, sample_type=sample_type, field_map=field_map)
+    write_shards(folder / "images", images(), 500, "CaptioningSample", {"image": "jpg", "caption": "txt"})
+    write_shards(folder / "tokens", tokens(), 5000, "TextSample", {"text": "npy"})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""Data sets behind a URL: ``s3://bucket/coco``, ``gs://...``, ``memory://...``, whatever fsspec reads.
+
+The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
+they change; shards are never copied as a whole, only ranges of them are read. A remote data set must have been
+prepared with ``energon-lite prepare`` before it was uploaded: indexing needs a local folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from typing import Any
+
+from energon_lite.errors import DatasetError, NotPreparedError
+from energon_lite.sources.atomic_file import replacing, write_bytes
+from energon_lite.sources.index_cache import cache_folder, only_one
+from energon_lite.sources.nv_meta import META_FOLDER
+
+__all__ = ["is_remote", "local_meta", "read_range", "shard_sizes"]
+
+#: Files of ``.nv-meta`` that nothing here reads.
+_UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", ".tmp")
+#: Seconds to wait before a failed request is sent again.
+_RETRIES = (0.2, 1.0, 3.0)
+
+# A file system object owns threads and sockets, which do not survive a fork: each process has its own.
+_file_systems: dict[tuple[int, str], tuple[Any, str]] = {}
+
+
+def is_remote(path: str) -> bool:
+    """True for the URL of a store that is not mounted here."""
+    return "://" in path and not path.startswith("file://")
+
+
+def local_meta(path: str) -> str:
+    """The folder in whose ``.nv-meta`` the small files of a data set are: ``path`` itself, or a copy in the cache.
+
+    Raises:
+        NotPreparedError: there is no prepared data set behind the URL.
+        DatasetError: the store does not answer, or its package is not installed.
+    """
+    if not is_remote(path):
+        return path
+    name = hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
+    root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
+    folder = os.path.join(root, META_FOLDER)
+    os.makedirs(folder, exist_ok=True)
+    there = _listing(path, META_FOLDER)
+    if not there:
+        raise NotPreparedError(
+            f"there is no prepared data set (no {META_FOLDER} folder)",
+            where=path,
+            fix="run `energon-lite prepare` on a local copy, and upload .nv-meta with the shards",
+        )
+    with only_one(os.path.join(root, "copy")):
+        _copy_changed(path, there, root, folder)
+    return root
+
+
+def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder: str) -> None:
+    record = os.path.join(root, "versions.json")
+    try:
+        with open(record, encoding="utf-8") as file:
+            have = json.load(file)
+    except (FileNotFoundError, ValueError):
+        have = {}
+    versions = {name: _version(info) for name, info in there.items()}
+    for name in versions:
+        local = os.path.join(folder, name)
+        if have.get(name) == versions[name] and os.path.exists(local):
+            continue
+        fs, base = _file_system(path)
+        with replacing(local) as temporary:
+            _tried(lambda: fs.get_file(f"{base}/{META_FOLDER}/{name}", temporary), path, f"{META_FOLDER}/{name}")  # noqa: B023
+    for name in set(os.listdir(folder)) - set(versions):
+        os.unlink(os.path.join(folder, name))
+    if have != versions:
+        write_bytes(record, json.dumps(versions).encode())
+
+
+def _version(info: dict[str, Any]) -> list[str]:
+    """What tells one version of a remote file from another, as far as the store says."""
+    return [str(info.get(name, "")) for name in ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")]
+
+
+def shard_sizes(path: str) -> dict[str, int]:
+    """Size of every file of a remote data set, by its path relative to it. One listing, not one request a shard."""
+    return {name: int(info.get("size") or 0) for name, info in _listing(path, "").items()}
+
+
+def read_range(url: str, offset: int, size: int) -> bytes:
+    """``size`` bytes at ``offset`` of a remote file; fewer at its end.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store failed, several times.
+    """
+    fs, path = _file_system(url)
+    data: bytes = _tried(lambda: fs.cat_file(path, start=offset, end=offset + size), url, None)
+    return data
+
+
+def _listing(url: str, folder: str) -> dict[str, dict[str, Any]]:
+    fs, base = _file_system(url)
+    where = f"{base}/{folder}".rstrip("/")
+    fs.invalidate_cache()
+    try:
+        found = _tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None)
+    except FileNotFoundError:
+        return {}
+    prefix = where.lstrip("/") + "/"
+    names = {name.lstrip("/").removeprefix(prefix): info for name, info in found.items()}
+    return {name: info for name, info in names.items() if not folder or _is_used(name)}
+
+
+def _is_used(name: str) -> bool:
+    return "/" not in name and not name.endswith(_UNUSED)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """The file system behind a URL, and the path in it."""
+    scheme = url.partition("://")[0]
+    known = _file_systems.get((os.getpid(), scheme))
+    if known is None:
+        import fsspec
+
+        try:
+            fs, _ = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise DatasetError(
+                f"fsspec cannot open {scheme}:// here: {error}",
+                where=url,
+                fix="install the package that fsspec names for it (s3fs for s3://, gcsfs for gs://)",
+            ) from error
+        known = _file_systems[os.getpid(), scheme] = (fs, scheme)
+    path: str = known[0]._strip_protocol(url)
+    return known[0], path.rstrip("/")
+
+
+def _tried(request: Any, url: str, part: str | None) -> Any:
+    """Send a request; send it again if it fails in a way that may pass."""
+    for wait in (*_RETRIES, None):
+        try:
+            return request()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # clients of stores raise what they like
+            if wait is None or isinstance(error, (PermissionError, TypeError, NotImplementedError)):
+                raise DatasetError(
+                    f"the store cannot be read: {type(error).__name__}: {error}",
+                    where=url if part is None else f"{url}/{part}",
+                    fix="check the address, the credentials and the network",
+                ) from error
+        time.sleep(wait)
+    raise AssertionError("not reached")

@@ -1,0 +1,117 @@
+"""Data sets behind a URL, with fsspec's store in memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from energon_lite.errors import DatasetError, MissingShardError, NotPreparedError, ShardChangedError
+from energon_lite.sources import remote
+from energon_lite.sources.prepare import prepare_dataset
+from energon_lite.sources.remote import is_remote, local_meta, read_range, shard_sizes
+from energon_lite.sources.shard_store import ShardStore
+from energon_lite.sources.webdataset import WebdatasetSource
+
+URL = "memory://bucket/ten"
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def upload(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    prepare_dataset(ten, split_ratio="1,0,0")
+
+    def upload() -> None:
+        for path in sorted(ten.rglob("*")):
+            if path.is_file():
+                memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
+
+    upload()
+    return upload
+
+
+def test_the_samples_are_those_of_the_local_folder(upload: object, ten: Path) -> None:
+    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL)
+    assert there.fingerprint == local.fingerprint
+    for index in range(10):
+        one, other = there.read(index), local.read(index)
+        assert (one.key, one.parts) == (other.key, other.parts)
+        assert one.source.dataset_path == URL and one.source.shard_name == other.source.shard_name
+    assert pickle.loads(pickle.dumps(there)).read(3).parts == local.read(3).parts
+
+
+def test_small_files_are_copied_when_they_change(
+    upload: Callable[[], None], ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+    get_file = type(memory).get_file
+    monkeypatch.setattr(
+        type(memory), "get_file", lambda self, one, to, **more: copied.append(one) or get_file(self, one, to, **more)
+    )
+    meta = Path(local_meta(URL))
+    there = {path.name for path in (ten / ".nv-meta").iterdir() if path.suffix not in (".sqlite", ".lock")}
+    assert {path.name for path in (meta / ".nv-meta").iterdir()} == there == {Path(path).name for path in copied}
+    copied.clear()
+    assert local_meta(URL) == str(meta) and not copied
+    memory.pipe_file("/bucket/ten/.nv-meta/split.yaml", b"split_parts: {train: [a.tar]}\n")
+    memory.rm_file("/bucket/ten/.nv-meta/index.uuid")
+    local_meta(URL)
+    assert [Path(path).name for path in copied] == ["split.yaml"]
+    assert (meta / ".nv-meta/split.yaml").read_text() == "split_parts: {train: [a.tar]}\n"
+    assert not (meta / ".nv-meta/index.uuid").exists()
+
+
+def test_what_is_not_there(upload: object, memory: Any) -> None:
+    assert not is_remote("/data") and not is_remote("file:///data") and local_meta("/data") == "/data"
+    with pytest.raises(NotPreparedError, match=r"no .nv-meta folder[\s\S]*memory://bucket/none"):
+        WebdatasetSource.open("memory://bucket/none")
+    memory.rm_file("/bucket/ten/.nv-meta/energon_lite.idx")
+    with pytest.raises(NotPreparedError, match=r"no packed index[\s\S]*upload"):
+        WebdatasetSource.open(URL)
+
+
+def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
+    source = WebdatasetSource.open(URL, store=ShardStore())
+    data = memory.cat_file("/bucket/ten/b.tar")
+    memory.pipe_file("/bucket/ten/b.tar", b"x" + data[1:])
+    with pytest.raises(ShardChangedError, match="same size, other contents"):
+        source.read(4)
+    memory.pipe_file("/bucket/ten/b.tar", data[:-1])
+    with pytest.raises(ShardChangedError, match=f"{len(data) - 1} bytes instead of {len(data)}"):
+        WebdatasetSource.open(URL)
+    memory.rm_file("/bucket/ten/b.tar")
+    with pytest.raises(MissingShardError, match=r"b\.tar"):
+        WebdatasetSource.open(URL)
+    with pytest.raises(MissingShardError, match=r"b\.tar"):
+        source.read(5)
+
+
+def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_RETRIES", (0.0, 0.0))
+    cat_file, left = type(memory).cat_file, [2]
+
+    def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
+        if left[0]:
+            left[0] -= 1
+            raise OSError("503 slow down")
+        data: bytes = cat_file(self, *arguments, **keywords)
+        return data
+
+    monkeypatch.setattr(type(memory), "cat_file", flaky)
+    assert read_range(f"{URL}/a.tar", 512, 6) == b"text 0"
+    left[0] = 3
+    with pytest.raises(DatasetError, match=r"OSError: 503 slow down"):
+        read_range(f"{URL}/a.tar", 512, 6)
+    assert shard_sizes(URL)["sub/c.tar"] == len(cat_file(memory, "/bucket/ten/sub/c.tar"))
