@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -111,3 +113,23 @@ def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[count, tag]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Equality of batches, bit for bit."""
+
+    def equal(one: Any, other: Any) -> bool:
+        if isinstance(one, torch.Tensor):
+            return one.dtype == other.dtype and torch.equal(one, other)
+        if isinstance(one, np.ndarray):
+            return one.dtype == other.dtype and np.array_equal(one, other)
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+        if isinstance(one, (list, tuple)):
+            return len(one) == len(other) and all(map(equal, one, other))
+        if hasattr(one, "__dataclass_fields__"):
+            return all(equal(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+        return bool(one == other)
+
+    return equal

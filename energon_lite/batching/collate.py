@@ -10,7 +10,7 @@ import torch
 
 from energon_lite.samples import pad_stack
 
-__all__ = ["batch_list", "batch_pad_stack", "batch_stack", "empty_like", "generic_batch"]
+__all__ = ["batch_list", "batch_pad_stack", "batch_stack", "collate_entry", "empty_like", "generic_batch"]
 
 
 def batch_stack(values: Sequence[Any]) -> torch.Tensor:
@@ -46,18 +46,19 @@ def generic_batch(values: Sequence[Any]) -> Any:
         same_rank = all(isinstance(value, torch.Tensor) and value.dim() == first.dim() for value in values)
         return batch_pad_stack(values) if same_rank else list(values)
     if isinstance(first, dict):
-        return {key: _collate_entry(key, [value[key] for value in values]) for key in first}
+        return {key: collate_entry(key, [value[key] for value in values]) for key in first}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         if hasattr(first, "from_samples"):
             return type(first).from_samples(values)
         names = [field.name for field in dataclasses.fields(first)]
-        return type(first)(**{name: _collate_entry(name, [getattr(value, name) for value in values]) for name in names})
+        return type(first)(**{name: collate_entry(name, [getattr(value, name) for value in values]) for name in names})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(generic_batch(column) for column in zip(*values, strict=True)))
     return list(values)
 
 
-def _collate_entry(name: str, values: list[Any]) -> Any:
+def collate_entry(name: str, values: list[Any]) -> Any:
+    """One field of a batch out of its samples' values, as :func:`generic_batch` makes it."""
     if name == "__sources__":
         return tuple(source for value in values for source in value or ())
     if name == "__restore_key__":

@@ -8,7 +8,7 @@ a state may be restored on any number of ranks: they go on from ``position``, ea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
@@ -47,7 +47,7 @@ class Cursor:
     def step(self, world_size: int, count: int | None) -> Cursor:
         """After one more micro-batch on every rank."""
         position = self.position + world_size
-        return replace(self, position=position if count is None else min(position, count))
+        return Cursor(self.pass_number, position if count is None else min(position, count), self.loop_start)
 
 
 def to_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class _Run:
     ):
         self.pipeline, self.maker, self.ranks = pipeline, maker, ranks
         self.leaf = pipeline.leaves[0]
-        self.source, self.index = self.leaf.source, self.leaf.source.packed_index
+        self.source, self.index = self.leaf.source, self.leaf.source.index
         self._progress = progress or (lambda samples: None)
         prefix = f"{name}." if name else ""
         self._folder = writable_folder(self.source.path)

@@ -91,7 +91,7 @@ def _split_field(field: str, source: WebdatasetSource) -> tuple[str, tuple[str, 
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker) -> MeasureReport:
-    index, report = source.packed_index, MeasureReport(source.path)
+    index, report = source.index, MeasureReport(source.path)
     number = index.part_names.index(part)
     largest = 0
     for sizes, has_it in _sizes(index, number):

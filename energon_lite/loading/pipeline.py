@@ -19,6 +19,7 @@ from types import GeneratorType
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
+from energon_lite.loading.columns import ColumnBatches, LeafColumns, has_default_hooks
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.run_reader import fetch_samples
@@ -162,6 +163,18 @@ class Pipeline:
         self.hooks = hooks_of(encoder, packing=False, batched=batched)
         self._example: tuple[Any, int] | None = None
 
+    @cached_property
+    def _reads_ahead(self) -> bool:
+        return any(leaf.source.run_reader is not None for leaf in self.leaves)
+
+    @cached_property
+    def _columns(self) -> ColumnBatches | None:
+        """The quick way, if the hooks are the defaults."""
+        if not self.batched or not has_default_hooks(self.encoder):
+            return None
+        plain = [None if leaf.cooker else LeafColumns.plan(leaf.source, leaf.loader) for leaf in self.leaves]
+        return ColumnBatches(plain)
+
     def run(self, job: Job) -> Result:
         """Make the batch of a job.
 
@@ -172,7 +185,13 @@ class Pipeline:
         if not job.addresses:
             result.batch = self._empty(job)
             return result
-        fetch_samples((self.leaves[leaf].source, index, self.leaves[leaf].parts) for leaf, index, _ in job.addresses)
+        if self._reads_ahead:
+            leaves = self.leaves
+            fetch_samples((leaves[leaf].source, index, leaves[leaf].parts) for leaf, index, _ in job.addresses)
+        if self._columns is not None:
+            batch = self._columns.batch(job.addresses, _key(job))
+            if batch is not None:
+                return Result(batch, [None] * len(job.addresses))
         tolerance = self.encoder.failure_tolerance
         attempt = 0
         while True:

@@ -132,6 +132,14 @@ class SampleDecoder:
                 fix="repair or remove the sample, or exclude it in split.yaml",
             ) from error
 
+    def function(self, part_name: str) -> Decode | None:
+        """What decodes parts of this name, for many of them: :meth:`decode` without the look-up and without the error's
+        words. None: they stay bytes."""
+        extension = part_name.rpartition(".")[2]
+        if extension == "gz" or extension in self.handlers:
+            return partial(self.decode, part_name)
+        return _decoder_for(extension, self.image_decode, self.trust_code)
+
 
 @lru_cache(maxsize=4096)
 def _decoder_for(extension: str, image_decode: str | None, trust_code: bool) -> Decode | None:

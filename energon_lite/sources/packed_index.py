@@ -111,6 +111,10 @@ class PackedIndex:
         samples = self._samples
         return str(self._keys[samples[3 * sample + 1] : samples[3 * sample + 4]], "utf-8", "surrogateescape")
 
+    def key_between(self, start: int, stop: int) -> str:
+        """The key whose bytes lie between two places of the section of keys."""
+        return str(self._keys[start:stop], "utf-8", "surrogateescape")
+
     def part_rows(self, sample: int) -> list[int]:
         """Offset, size and name number of each part of a sample, one after the other in one flat list."""
         samples = self._samples

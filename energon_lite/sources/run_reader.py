@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from energon_lite.sources.range_cache import ByteRange, RangeCache, ReadAhead, shared_range_cache
+from energon_lite.sources.remote import is_remote
 
 if TYPE_CHECKING:
     from energon_lite.sources.webdataset import WebdatasetSource
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _GAP = 1 << 18
 #: Bytes of one request; for larger ones the delay of a request does not matter any more.
 _LARGEST = 8 << 20
+#: Memory of a process for runs of local files.
+_RING = 32 << 20
 #: Runs whose ranges are remembered.
 _RUNS = 1 << 12
 
@@ -126,7 +129,8 @@ def fetch_samples(samples: Iterable[tuple[WebdatasetSource, int, Parts]]) -> Non
 def read_in_runs(
     sources: Sequence[WebdatasetSource], settings: ReadAhead | None, *, run: int | None, window: int | None
 ) -> None:
-    """Switch read-ahead on: for remote sources always, for local ones if ``settings`` are given.
+    """Choose how sources are read: remote ones, and local ones if ``settings`` are given, with read-ahead through a
+    cache; other local ones in runs through memory that is reused, if that memory holds their windows.
 
     Args:
         sources: all leaves of a data set.
@@ -134,8 +138,7 @@ def read_in_runs(
         window: ``shuffle_buffer_size``: so many samples of each leaf have to be kept, or runs are fetched again and
             again. If they do not fit, samples are fetched one by one.
     """
-    from energon_lite.sources.remote import is_remote
-
+    _through_ring([source for source in sources if settings is None and not is_remote(source.path)], run, window)
     chosen = [source for source in sources if settings is not None or is_remote(source.path)]
     settings = settings or ReadAhead()
     length = run or 1
@@ -151,3 +154,12 @@ def read_in_runs(
         length = 1
     for source in chosen:
         source.run_reader = RunReader(settings, length)
+
+
+def _through_ring(sources: Sequence[WebdatasetSource], run: int | None, window: int | None) -> None:
+    length = run or 1
+    # What is left of one window and all of the next one, and a run that is cut at either end.
+    kept = sum(min(len(source), 2 * (window or 0) + 2 * length) * source.mean_bytes for source in sources)
+    fits = length > 1 and kept <= _RING
+    for source in sources:
+        source.run_length, source.ring_bytes = (length, int(kept)) if fits else (1, 0)

@@ -56,6 +56,10 @@ class LocalFile:
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self.fd, size, offset)
 
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
+        return os.preadv(self.fd, [memory], offset)
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -104,12 +108,7 @@ class ShardStore:
             ShardChangedError: it is not the shard that was indexed.
             DatasetError: the storage failed.
         """
-        file = self._files.pop(path, None)
-        if file is None:
-            file = self._open(path, identity)
-        self._files[path] = file
-        if len(self._files) > self.capacity:
-            self._evict()
+        file = self.open(path, identity)
         try:
             data = file.read(min(size, _LARGEST_READ), offset)
             if len(data) < size:
@@ -119,6 +118,20 @@ class ShardStore:
         except OSError as error:
             raise _storage_error(path, error) from error
         return data
+
+    def open(self, path: str, identity: ShardIdentity) -> RangeReader:
+        """The shard ``path``, open; it stays so as long as it is in use.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
+        """
+        file = self._files.pop(path, None)
+        if file is None:
+            file = self._open(path, identity)
+        self._files[path] = file
+        if len(self._files) > self.capacity:
+            self._evict()
+        return file
 
     def close(self) -> None:
         """Forget all open files. The store can be used again afterwards."""

@@ -71,6 +71,10 @@ class WebdatasetSource:
     Attributes:
         path: the folder, absolute, or its URL.
         run_reader: how samples are fetched from slow storage; None: one positioned read for each, when it is wanted.
+        run_length: neighbours that micro-batches read together; 1: samples are read one by one.
+        ring_bytes: memory for what is read together, shared by all sources of a thread.
+        index: the packed index.
+        span: first and last + 1 of the samples of the chosen shards that are read, excluded ones among them.
         split_part: the name of the split, for messages.
         fingerprint: identifies shards (name, size, number of samples, in order), the part of them that is read, and
             what is left out of it, wherever the folder is.
@@ -98,8 +102,9 @@ class WebdatasetSource:
         store: ShardStore | None = None,
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
-        self._index, self._index_path, self._store = index, index_path, shared_store() if store is None else store
+        self.index, self._index_path, self._store = index, index_path, shared_store() if store is None else store
         self.run_reader: RunReader | None = None
+        self.run_length, self.ring_bytes = 1, 0
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
@@ -110,8 +115,8 @@ class WebdatasetSource:
         self._starts = [0]
         for count in counts:
             self._starts.append(self._starts[-1] + count)
-        self._span = span or (0, self._starts[-1])
-        start, stop = self._span
+        self.span = span or (0, self._starts[-1])
+        start, stop = self.span
         self._excluded = excluded[(excluded >= start) & (excluded < stop)]
         self._kept: KeptSamples | None = None
         if len(self._excluded):
@@ -126,7 +131,7 @@ class WebdatasetSource:
             self._identities,
             counts,
             self._excluded,
-            self._span,
+            self.span,
             many.digest if many is not None else "",
         )
 
@@ -212,14 +217,9 @@ class WebdatasetSource:
         return f"{self.path}{split}: {self._length} samples in {len(self._shards)} shards"
 
     @property
-    def packed_index(self) -> PackedIndex:
-        """The index of the whole folder."""
-        return self._index
-
-    @property
     def part_names(self) -> frozenset[str]:
         """The names of all parts that any sample of the folder has."""
-        return frozenset(self._index.part_names)
+        return frozenset(self.index.part_names)
 
     def locate(self, index: int) -> tuple[int, int]:
         """(position among the chosen shards, number of the sample over all shards of the folder)."""
@@ -227,13 +227,29 @@ class WebdatasetSource:
             raise IndexError(f"sample {index} of {self._length} in {self.path}")
         if self._kept is not None:
             index = self._kept.place(index)
-        index += self._span[0]
+        index += self.span[0]
         place = bisect_right(self._starts, index) - 1
         return place, self._first[place] + index - self._starts[place]
 
+    def locate_many(self, indices: Int64) -> tuple[Int64, Int64]:
+        """:meth:`locate` for many, which have to be there."""
+        if self._kept is not None:
+            indices = self._kept.places(indices)
+        if self.span[0]:
+            indices = indices + self.span[0]
+        starts, shift = self._shard_arrays
+        place = starts.searchsorted(indices, "right") - 1
+        return place, indices + shift[place]
+
+    @cached_property
+    def _shard_arrays(self) -> tuple[Int64, Int64]:
+        """Where the chosen shards start, and how far in the folder's numbering each stands behind that."""
+        starts = np.array(self._starts, dtype=np.int64)
+        return starts, np.array(self._first, dtype=np.int64) - starts[:-1]
+
     def key(self, index: int) -> str:
         """The key of a sample, without reading it."""
-        return self._index.key(self.locate(index)[1])
+        return self.index.key(self.locate(index)[1])
 
     def read(self, index: int, parts: Container[str] | None = None) -> RawSample:
         """Read one sample, with one positioned read (several if unwanted bytes of more than 1 MiB lie between).
@@ -280,7 +296,7 @@ class WebdatasetSource:
         """Where a sample is, without reading it: the position of its shard among the chosen ones, its key, and offset,
         size and name of each of the ``parts`` that it has."""
         place, sample = self.locate(index)
-        packed = self._index
+        packed = self.index
         rows, names = packed.part_rows(sample), packed.part_names
         wanted = [
             (rows[row], rows[row + 1], names[rows[row + 2]])
@@ -293,10 +309,18 @@ class WebdatasetSource:
         """Path and identity of the shard at a position among the chosen ones."""
         return self._paths[place], self._identities[place]
 
+    def read_bytes(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        """``size`` bytes at ``offset`` of a shard; see :meth:`ShardStore.read`."""
+        return self._store.read(path, identity, offset, size)
+
+    def open_shard(self, place: int) -> RangeReader:
+        """The shard at a position among the chosen ones, open; see :meth:`ShardStore.open`."""
+        return self._store.open(self._paths[place], self._identities[place])
+
     @property
     def mean_bytes(self) -> float:
         """Bytes of shard per sample, headers and padding included."""
-        return float(self._index.shards[:-1, 2].sum()) / max(1, len(self._index))
+        return float(self.index.shards[:-1, 2].sum()) / max(1, len(self.index))
 
     def column(self, name: str) -> Column:
         """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.
@@ -304,7 +328,7 @@ class WebdatasetSource:
         Raises:
             DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
         """
-        file = find_column(self.path, self._index, name)
+        file = find_column(self.path, self.index, name)
         error = unknown_shards(file, self.shard_names, self._shards)
         if error is not None:
             raise error
@@ -314,41 +338,31 @@ class WebdatasetSource:
                 self._first, self._starts, self._starts[1:], self._first[1:], strict=False
             )
         )
-        start = self._first[0] + self._span[0] if in_order and self._kept is None else None
+        start = self._first[0] + self.span[0] if in_order and self._kept is None else None
         fingerprint = fingerprint_of(file, self._shards)
-        return Column(file, self._length, self._sample_numbers, start=start, fingerprint=fingerprint)
-
-    def _sample_numbers(self, indices: Int64) -> Int64:
-        """The second result of :meth:`locate` for many."""
-        places = (indices if self._kept is None else self._kept.places(indices)) + self._span[0]
-        starts, shift = self._shard_arrays
-        return places + shift[np.searchsorted(starts, places, side="right") - 1]
-
-    @cached_property
-    def _shard_arrays(self) -> tuple[Int64, Int64]:
-        """Where the chosen shards start, and how far in the folder's numbering each stands behind that."""
-        starts = np.array(self._starts, dtype=np.int64)
-        return starts, np.array(self._first, dtype=np.int64) - starts[:-1]
+        return Column(file, self._length, lambda indices: self.locate_many(indices)[1], start=start, fingerprint=fingerprint)
 
     def _without_skips(self, name: str) -> ManyLeftOut | None:
-        file = find_column(self.path, self._index, name)
+        file = find_column(self.path, self.index, name)
         error = unknown_shards(file, self.shard_names, self._shards)
         if error is not None:
             raise error
-        return without_skips(file, self._first, self._starts, self._span, self._excluded)
+        return without_skips(file, self._first, self._starts, self.span, self._excluded)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             "path": self.path,
             "index_path": self._index_path,
-            "digest": self._index.digest,
-            "shards": None if self.shard_names == self._index.shard_names else self.shard_names,
+            "digest": self.index.digest,
+            "shards": None if self.shard_names == self.index.shard_names else self.shard_names,
             "excluded": self._excluded,
             "split_part": self.split_part,
-            "span": self._span,
+            "span": self.span,
             "skips": self._skips,
             "fingerprint": self.fingerprint,
             "run_reader": self.run_reader,
+            "run_length": self.run_length,
+            "ring_bytes": self.ring_bytes,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -357,13 +371,14 @@ class WebdatasetSource:
             raise ShardChangedError(
                 "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
             )
-        shards, reader = state.pop("shards"), state.pop("run_reader")
+        shards = state.pop("shards")
+        reading = {name: state.pop(name) for name in ("run_reader", "run_length", "ring_bytes")}
         self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
         if self.fingerprint != fingerprint:
             raise ShardChangedError(
                 "the data set was measured anew while it was in use", where=state["path"], fix="start the run again"
             )
-        self.run_reader = reader
+        vars(self).update(reading)
 
 
 def _plain_path(path: str | os.PathLike[str]) -> str:

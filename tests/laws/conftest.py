@@ -88,24 +88,6 @@ def augment() -> type[Augment]:
     return Augment
 
 
-@pytest.fixture
-def same() -> Callable[[Any, Any], bool]:
-    """Equality of batches, bit for bit."""
-
-    def equal(one: Any, other: Any) -> bool:
-        if isinstance(one, torch.Tensor):
-            return one.dtype == other.dtype and torch.equal(one, other)
-        if isinstance(one, dict):
-            return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-        if isinstance(one, (list, tuple)):
-            return len(one) == len(other) and all(map(equal, one, other))
-        if hasattr(one, "__dataclass_fields__"):
-            return all(equal(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
-        return bool(one == other)
-
-    return equal
-
-
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level("ERROR", logger="energon_lite")

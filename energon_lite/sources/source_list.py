@@ -1,0 +1,96 @@
+"""The sources of a batch's samples, made when somebody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from energon_lite.samples import SourceInfo
+
+__all__ = ["SourceList"]
+
+
+class SourceList(Sequence[SourceInfo]):
+    """Equal to the tuple of its :class:`SourceInfo`; as columns it costs next to nothing to make and to send.
+
+    Args:
+        paths: data sets, one per sample, or one of all.
+        indices: positions in their data sets.
+        shards: names of the shards.
+        keys: of the samples.
+        names: of the parts of each sample, or of all.
+
+    Example:
+        >>> sources = SourceList("/data", [7], ["s0.tar"], ["key"], ("jpg", "txt"))
+        >>> sources[0].file_names
+        ('key.jpg', 'key.txt')
+    """
+
+    __slots__ = ("_columns", "_items")
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        indices: Sequence[int],
+        shards: Sequence[str],
+        keys: Sequence[str],
+        names: tuple[str, ...] | list[tuple[str, ...]],
+    ):
+        self._columns = (paths, indices, shards, keys, names)
+        self._items: tuple[SourceInfo, ...] | None = None
+
+    def _made(self) -> tuple[SourceInfo, ...]:
+        if self._items is None:
+            paths, indices, shards, keys, names = self._columns
+            self._items = tuple(
+                SourceInfo(
+                    dataset_path=path,
+                    index=index,
+                    shard_name=shard,
+                    file_names=tuple([f"{key}.{name}" for name in parts]),
+                )
+                for path, index, shard, key, parts in zip(
+                    [paths] * len(keys) if isinstance(paths, str) else paths,
+                    indices,
+                    shards,
+                    keys,
+                    names if isinstance(names, list) else [names] * len(keys),
+                    strict=True,
+                )
+            )
+        return self._items
+
+    def __len__(self) -> int:
+        return len(self._columns[3])
+
+    @overload
+    def __getitem__(self, place: int) -> SourceInfo: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
+        return self._made()[place]
+
+    def __iter__(self) -> Iterator[SourceInfo]:
+        return iter(self._made())
+
+    def __add__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
+        return self._made() + tuple(other)
+
+    def __radd__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
+        return tuple(other) + self._made()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (tuple, SourceList)):
+            return self._made() == tuple(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._made())
+
+    def __repr__(self) -> str:
+        return repr(self._made())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceList, self._columns
