@@ -130,10 +130,10 @@ class ColumnBatches:
         for field in first.absent:
             entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys])
         return kind(
-            __key__=keys,  # type: ignore[arg-type]
+            __key__=keys,
             __restore_key__=restore_key,
-            __subflavors__=subflavors,  # type: ignore[arg-type]
-            __sources__=sources,  # type: ignore[arg-type]
+            __subflavors__=subflavors,
+            __sources__=sources,
             **entries,
         )
 
@@ -165,8 +165,10 @@ class ColumnBatches:
             for name, column in values.items():
                 fields.setdefault(name, []).extend(column)
         back = sorted(range(len(order)), key=order.__getitem__)
-        keys, paths, shards, names = ([column[at] for at in back] for column in (keys, paths, shards, names))
-        sources = SourceList(paths, indices, shards, keys, names)
+        keys = [keys[at] for at in back]
+        sources = SourceList(
+            [paths[at] for at in back], indices, [shards[at] for at in back], keys, [names[at] for at in back]
+        )
         return keys, sources, {n: [c[at] for at in back] for n, c in fields.items()}, [subflavors[at] for at in back]
 
 

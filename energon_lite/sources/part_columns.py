@@ -68,7 +68,7 @@ class PartColumns:
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         #: Keeps what this object has in the ring apart from what others have.
         self._mark = next(_marks) << 62
-        self._spans: dict[tuple[int, int], tuple[int, int] | None] = {}
+        self._spans: dict[int, tuple[int, int] | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartColumns, (self._source, self.parts)
