@@ -16,7 +16,8 @@ class Crew:
     Args:
         pipeline: what runs a job.
         num_workers: 0: this process does the work.
-        start_method, watchdog_seconds, fail_on_timeout: see :class:`~energon_lite.loading.workers.WorkerPool`.
+        start_method, watchdog_seconds, fail_on_timeout, max_bytes_in_flight: see
+            :class:`~energon_lite.loading.workers.WorkerPool`.
     """
 
     def __init__(
@@ -27,10 +28,11 @@ class Crew:
         start_method: str,
         watchdog_seconds: float | None,
         fail_on_timeout: bool,
+        max_bytes_in_flight: int,
     ):
         self._pipeline, self._num_workers = pipeline, num_workers
         self._start_method, self._watchdog_seconds = start_method, watchdog_seconds
-        self._fail_on_timeout = fail_on_timeout
+        self._fail_on_timeout, self._max_bytes = fail_on_timeout, max_bytes_in_flight
         self._executor: Executor | None = None
 
     @property
@@ -64,4 +66,5 @@ class Crew:
             start_method=self._start_method,
             watchdog_seconds=self._watchdog_seconds,
             fail_on_timeout=self._fail_on_timeout,
+            max_bytes_in_flight=self._max_bytes,
         )

@@ -22,6 +22,7 @@ from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_walk import TokenWalk
+from energon_lite.loading.workers import DEFAULT_BYTES_IN_FLIGHT
 from energon_lite.worker_config import Replica
 
 __all__ = ["DataLoader"]
@@ -39,6 +40,8 @@ class DataLoader:
         start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``.
         watchdog_timeout_seconds: warn when a batch takes longer than this; None: never.
         fail_on_timeout: raise then.
+        max_bytes_in_flight: bytes of batches that may wait for their turn, or are expected soon; with very large
+            batches workers then keep less ahead than ``prefetch_factor``.
         check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
             ``WorkerConfig.from_mesh``), which costs a small collective per batch and axis.
     """
@@ -51,6 +54,7 @@ class DataLoader:
         start_method: str = "fork",
         watchdog_timeout_seconds: float | None = 60.0,
         fail_on_timeout: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         check_peers: bool = False,
     ):
         if not isinstance(dataset, SavableDataset):
@@ -70,6 +74,7 @@ class DataLoader:
             start_method=start_method,
             watchdog_seconds=watchdog_timeout_seconds,
             fail_on_timeout=fail_on_timeout,
+            max_bytes_in_flight=max_bytes_in_flight,
         )
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, [])

@@ -2,6 +2,7 @@
 
 Worker and trainer are the same program, so pickle is safe here (states and data sets are never pickled). Tensors are
 not pickled at all: their memory is sent as it is, and the receiver's tensors look into the message that it received.
+Large messages lie in memory that both sides see (:mod:`energon_lite.loading.segments`), small ones go through the pipe.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from energon_lite.loading.segments import SegmentReader, SegmentWriter
+
 __all__ = ["Message", "pack", "receive", "send", "unpack"]
 
 _ALIGNMENT = 64
+#: Messages from so many bytes on are worth a segment.
+_LARGE = 16 << 10
 #: Parts written by one call; the system allows 1,024.
 _VECTOR = 512
 
@@ -58,6 +63,11 @@ class Message:
     parts: list[memoryview]
     size: int
 
+    @property
+    def lead(self) -> int:
+        """Bytes to be left free before it, so that tensors are aligned if it is put into aligned memory."""
+        return -self.parts[0].nbytes % _ALIGNMENT
+
 
 def pack(obj: Any) -> Message:
     """What has to be sent of ``obj``. The memory of tensors is not copied, so they must not change until it is sent."""
@@ -73,12 +83,19 @@ def pack(obj: Any) -> Message:
     return Message(parts, sum(part.nbytes for part in parts))
 
 
-def send(connection: Connection, message: Message) -> None:
+def send(connection: Connection, message: Message, segments: SegmentWriter | None = None) -> None:
     """Send a message, straight from the memory where it is.
+
+    Args:
+        segments: a large message is put into one of these, if there is a free one.
 
     Raises:
         OSError: the other side is gone.
     """
+    if segments is not None and message.size >= _LARGE:
+        number = segments.write(message.parts, message.size, message.lead)
+        if number is not None:
+            message = Message([memoryview(struct.pack("<4Q", 0, number, message.lead, message.size))], 32)
     waiting = [part for part in message.parts if part.nbytes]
     while waiting:
         sent = os.writev(connection.fileno(), waiting[:_VECTOR])
@@ -88,15 +105,23 @@ def send(connection: Connection, message: Message) -> None:
             waiting[0] = waiting[0][sent:]
 
 
-def receive(connection: Connection) -> Any:
-    """The next object from a connection; its tensors share the memory that was received.
+def receive(connection: Connection, segments: SegmentReader | None = None) -> tuple[Any, int]:
+    """The next object from a connection, and its size in bytes; its tensors share the memory that was received.
+
+    Args:
+        segments: where the other side puts large messages.
 
     Raises:
         EOFError, OSError: the other side is gone.
     """
     (count,) = struct.unpack("<Q", _read(connection, 8))
+    if not count:
+        assert segments is not None
+        number, lead, size = struct.unpack("<3Q", _read(connection, 24))
+        return unpack(segments.view(number, lead, size)), size
     sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
-    return _loads(_read(connection, sum(map(_padded, sizes))), sizes)
+    size = sum(map(_padded, sizes))
+    return _loads(_read(connection, size), sizes), size
 
 
 def unpack(memory: memoryview) -> Any:

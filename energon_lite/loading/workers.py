@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
 import time
@@ -20,12 +21,13 @@ import traceback
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Protocol
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, WorkerError
 from energon_lite.loading.pipeline import Job, Pipeline, Result
+from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.transport import Message, pack, receive, send
 
 __all__ = ["Executor", "InlineExecutor", "WorkerPool"]
@@ -36,12 +38,14 @@ logger = logging.getLogger(__name__)
 MAX_DEATHS = 3
 #: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
 _SMALL_JOB = 32 << 10
+#: Bytes of results that may wait for their turn, unless the user says otherwise.
+DEFAULT_BYTES_IN_FLIGHT = 1 << 30
 #: Seconds between two looks at whether the parent is still there.
 _PARENT_CHECK = 2.0
 
-# The trainer's ends of all pipes. A forked worker inherits them and closes them at once: as long as anyone else holds
+# The trainer's ends of all pipes, and the segments of all workers. A forked worker inherits them and closes them at once: as long as anyone else holds
 # such an end, a worker would not notice that its trainer is gone.
-_trainer_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+_trainer_ends: weakref.WeakSet[Connection | SegmentReader] = weakref.WeakSet()
 
 
 class Executor(Protocol):
@@ -88,7 +92,13 @@ class _Worker:
     number: int
     process: BaseProcess
     connection: Connection
+    segments: SegmentReader
     tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
+
+    def close(self) -> None:
+        """Let go of the pipe and of the segments."""
+        self.connection.close()
+        self.segments.close()
 
 
 class WorkerPool:
@@ -101,6 +111,8 @@ class WorkerPool:
             pickled.
         watchdog_seconds: warn when one job takes longer; None: never.
         fail_on_timeout: raise instead.
+        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
+            expected of the jobs at work, are larger than this. One job at a time is always at work.
     """
 
     def __init__(
@@ -111,8 +123,13 @@ class WorkerPool:
         start_method: str = "fork",
         watchdog_seconds: float | None = 60.0,
         fail_on_timeout: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
     ):
         self._pipeline = pipeline
+        self._max_bytes = max_bytes_in_flight
+        self._sizes: dict[int, int] = {}  # of results that wait for their turn
+        self._largest = 0
+        self._poll = select.poll()
         self._context = multiprocessing.get_context(start_method)
         self._watchdog_seconds = watchdog_seconds
         self._fail_on_timeout = fail_on_timeout
@@ -142,6 +159,7 @@ class WorkerPool:
                 self._report_slow(ticket)
                 deadline = None
         outcome = self._done.pop(ticket)
+        self._sizes.pop(ticket, None)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -151,6 +169,7 @@ class WorkerPool:
         self._waiting.clear()
         self._jobs.clear()
         self._done.clear()
+        self._sizes.clear()
         self._deaths.clear()
 
     def close(self) -> None:
@@ -158,7 +177,7 @@ class WorkerPool:
             return
         self._closed = True
         for worker in self._workers:
-            worker.connection.close()
+            worker.close()
         deadline = time.monotonic() + 2.0
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -171,26 +190,36 @@ class WorkerPool:
 
     def _start(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe(duplex=True)
-        _trainer_ends.add(ours)
+        segments = Segments()
+        reader = SegmentReader(segments)
         forked = self._context.get_start_method() == "fork"
-        inherited = list(_trainer_ends) if forked else []
+        inherited = [*_trainer_ends, ours] if forked else []
+        _trainer_ends.update((ours, reader))
         process = self._context.Process(  # type: ignore[attr-defined]
             target=_serve,
-            args=(theirs, self._pipeline, os.getpid(), inherited),
+            args=(theirs, segments, self._pipeline, os.getpid(), inherited),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
         process.start()
         theirs.close()
-        return _Worker(number, process, ours)
+        worker = _Worker(number, process, ours, reader)
+        for handle in (ours.fileno(), process.sentinel):
+            self._poll.register(handle, select.POLLIN)
+        return worker
+
+    def _forget(self, worker: _Worker) -> None:
+        for handle in (worker.connection.fileno(), worker.process.sentinel):
+            self._poll.unregister(handle)
+        worker.close()
 
     def _dispatch(self) -> None:
         """Send waiting jobs: each worker has one to work on and one to go on with."""
         for depth in (0, 1):
             for worker in self._workers:
-                while self._waiting and len(worker.tickets) <= depth:
+                while self._waiting and len(worker.tickets) <= depth and self._has_room():
                     ticket = self._waiting[0]
-                    message = pack((ticket, self._jobs[ticket]))
+                    message = pack((ticket, self._jobs[ticket], worker.segments.take_released()))
                     if worker.tickets and message.size > _SMALL_JOB:
                         break
                     self._waiting.popleft()
@@ -201,27 +230,37 @@ class WorkerPool:
                         self._replace(worker)
                         return
 
+    def _has_room(self) -> bool:
+        """Whether the result of one more job may be awaited."""
+        at_work = sum(len(worker.tickets) for worker in self._workers)
+        return not at_work or sum(self._sizes.values()) + (at_work + 1) * self._largest <= self._max_bytes
+
     def _collect(self, timeout: float | None) -> bool:
-        """Wait for something to happen; take all answers that are there. False: nothing happened in time."""
-        by_handle: dict[Any, _Worker] = {}
-        for worker in self._workers:
-            by_handle[worker.connection] = worker
-            by_handle[worker.process.sentinel] = worker
-        ready = {id(worker): worker for handle in wait(list(by_handle), timeout) for worker in (by_handle[handle],)}
-        for worker in ready.values():
+        """Wait for something to happen; take an answer of each worker that has one. False: nothing happened in time."""
+        events = self._poll.poll(None if timeout is None else 1000 * timeout)
+        handles = [handle for handle, _ in events]
+        for worker in [worker for worker in self._workers if worker.connection.fileno() in handles]:
             try:
-                while worker.connection.poll():
-                    ticket, ok, value = receive(worker.connection)
-                    worker.tickets.remove(ticket)
-                    if self._jobs.pop(ticket, None) is not None:
-                        self._done[ticket] = Result(*value) if ok else value
+                self._take_answer(worker)
             except (EOFError, OSError):
                 self._replace(worker)
-        return bool(ready)
+        for worker in [worker for worker in self._workers if worker.process.sentinel in handles]:
+            if not worker.connection.poll():  # what it said before its end is heard first
+                self._replace(worker)
+        return bool(handles)
+
+    def _take_answer(self, worker: _Worker) -> None:
+        (ticket, ok, value), size = receive(worker.connection, worker.segments)
+        worker.tickets.remove(ticket)
+        if self._jobs.pop(ticket, None) is None:
+            return
+        self._done[ticket] = Result(*value) if ok else value
+        self._sizes[ticket] = size
+        self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
 
     def _replace(self, worker: _Worker) -> None:
         """A worker died: start another one and run its jobs again."""
-        worker.connection.close()
+        self._forget(worker)
         worker.process.join(1.0)
         if worker.process.is_alive():
             worker.process.kill()
@@ -285,7 +324,13 @@ def _exit_text(code: int | None) -> str:
 # -- in the worker --------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, pipeline: Pipeline, trainer: int, inherited: list[Connection]) -> None:
+def _serve(
+    connection: Connection,
+    segments: Segments,
+    pipeline: Pipeline,
+    trainer: int,
+    inherited: list[Connection | SegmentReader],
+) -> None:
     """A worker's life: take a job, make the batch, send it."""
     for end in inherited:
         end.close()
@@ -295,9 +340,13 @@ def _serve(connection: Connection, pipeline: Pipeline, trainer: int, inherited: 
 
     torch.set_num_threads(1)
     try:
-        while _wait_for_job(connection, trainer):
-            ticket, job = receive(connection)
-            send(connection, _run(pipeline, ticket, job))
+        writer = SegmentWriter(segments)
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while _wait_for_job(poll, trainer):
+            (ticket, job, released), _ = receive(connection)
+            writer.release(released)
+            send(connection, _run(pipeline, ticket, job), writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
     sys.stdout.flush()
@@ -306,8 +355,8 @@ def _serve(connection: Connection, pipeline: Pipeline, trainer: int, inherited: 
     os._exit(0)
 
 
-def _wait_for_job(connection: Connection, trainer: int) -> bool:
-    while not connection.poll(_PARENT_CHECK):
+def _wait_for_job(poll: select.poll, trainer: int) -> bool:
+    while not poll.poll(1000 * _PARENT_CHECK):
         if not _is_there(trainer):
             return False
     return True

@@ -26,7 +26,7 @@ from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.remote import is_remote, local_meta, shard_sizes
 from energon_lite.sources.run_reader import RunReader
 from energon_lite.sources.sample_choice import choice_fingerprint, excluded_positions, without_skips
-from energon_lite.sources.shard_store import ShardIdentity, ShardStore, changed_shard, shared_store
+from energon_lite.sources.shard_store import RangeReader, ShardIdentity, ShardStore, changed_shard, shared_store
 from energon_lite.sources.tar_scan import Int64
 
 __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
@@ -340,7 +340,10 @@ class WebdatasetSource:
         )
         start = self._first[0] + self.span[0] if in_order and self._kept is None else None
         fingerprint = fingerprint_of(file, self._shards)
-        return Column(file, self._length, lambda indices: self.locate_many(indices)[1], start=start, fingerprint=fingerprint)
+        def numbers(indices: Int64) -> Int64:
+            return self.locate_many(indices)[1]
+
+        return Column(file, self._length, numbers, start=start, fingerprint=fingerprint)
 
     def _without_skips(self, name: str) -> ManyLeftOut | None:
         file = find_column(self.path, self.index, name)

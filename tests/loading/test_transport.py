@@ -21,7 +21,7 @@ def through_a_pipe(value: Any) -> Any:
     ours, theirs = multiprocessing.Pipe()
     with ThreadPoolExecutor(1) as pool, ours, theirs:
         sent = pool.submit(send, theirs, pack(value))
-        received = receive(ours)
+        received, _ = receive(ours)
         sent.result()
     return received
 
@@ -96,11 +96,11 @@ def test_samples_and_big_messages_through_a_pipe() -> None:
     big = torch.arange(2_000_000)
 
     def other_side() -> None:
-        send(theirs, pack((receive(theirs), big)))
+        send(theirs, pack((receive(theirs)[0], big)))
 
     process = multiprocessing.get_context("fork").Process(target=other_side)
     process.start()
     send(ours, pack(sample))
-    again, tensor = receive(ours)
+    (again, tensor), _ = receive(ours)
     process.join()
     assert again == sample and torch.equal(tensor, big)

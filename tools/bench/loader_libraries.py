@@ -1,7 +1,8 @@
 """One loader of each library over the same samples, and how many samples a second it hands out.
 
 Run by ``loader.py``, a fresh interpreter for each figure, in which the library is installed. What is
-compared is the same for all: ``image-raw`` and ``tokens-raw`` hand out bytes, ``image-decoded`` calls one shared function
+compared is the same for all: ``image-raw`` and ``tokens-raw`` hand out bytes, ``image-decoded`` calls one shared
+function
 (Pillow, RGB, 128 x 128, uint8) and stacks, ``tokens-decoded`` makes tensors of ``.npy`` and pads them.
 """
 

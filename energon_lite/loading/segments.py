@@ -1,0 +1,130 @@
+"""Memory that a worker writes and the trainer reads: large results do not pass through the pipe.
+
+A worker has a few segments. It writes a result into one that is free; the trainer's tensors look right into it, and
+when the last of them is gone, the segment is free again. So nothing is allocated, cleared or mapped from batch to
+batch. If all segments are in use (the user keeps batches), results go through the pipe into memory of their own.
+
+Segments are anonymous memory behind descriptors (``memfd``): they have no name in ``/dev/shm`` that could stay behind,
+and vanish with the last process that has them, however it ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from multiprocessing import context, reduction
+from typing import Any
+
+import numpy as np
+
+__all__ = ["SegmentReader", "SegmentWriter", "Segments"]
+
+#: Per worker: one is being written, some wait for their turn, one or two are with the user.
+_COUNT = 6
+#: Segments grow by whole multiples of this.
+_STEP = 1 << 20
+#: Parts written by one call; the system allows 1,024.
+_VECTOR = 512
+
+
+class Segments:
+    """The descriptors of one worker's segments; made by the trainer, handed to the worker when it starts.
+
+    Args:
+        count: how many; 0 where the system has no such memory.
+    """
+
+    def __init__(self, count: int = _COUNT):
+        self.descriptors: list[int] = []
+        if hasattr(os, "memfd_create"):
+            self.descriptors = [os.memfd_create("energon_lite", os.MFD_CLOEXEC) for _ in range(count)]
+        self._close = weakref.finalize(self, _close, list(self.descriptors))
+
+    def close(self) -> None:
+        """Close them in this process."""
+        self._close()
+
+    def __getstate__(self) -> list[Any]:
+        # Only on the way to a process that is being started.
+        context.assert_spawning(self)
+        return [reduction.DupFd(descriptor) for descriptor in self.descriptors]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        self.descriptors = [one.detach() for one in state]
+        self._close = weakref.finalize(self, _close, list(self.descriptors))
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class SegmentWriter:
+    """The worker's side."""
+
+    def __init__(self, segments: Segments):
+        self._segments = segments
+        self._sizes = [0] * len(segments.descriptors)
+        self._free = list(range(len(segments.descriptors)))
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """The trainer has no more use for these."""
+        self._free += numbers
+
+    def write(self, parts: Sequence[memoryview], size: int, offset: int) -> int | None:
+        """Write ``parts`` (``size`` bytes) from ``offset`` on; returns the segment's number, None if none can be had."""
+        if not self._free:
+            return None
+        number = self._free[-1]  # the one released last: the fewer are in use, the less memory
+        descriptor, end = self._segments.descriptors[number], offset + size
+        try:
+            if end > self._sizes[number]:
+                grown = -(-end // _STEP) * _STEP
+                os.ftruncate(descriptor, grown)
+                self._sizes[number] = grown
+            waiting = list(parts)
+            while waiting:
+                written = os.pwritev(descriptor, waiting[:_VECTOR], offset)
+                offset += written
+                while waiting and written >= waiting[0].nbytes:
+                    written -= waiting.pop(0).nbytes
+                if written:
+                    waiting[0] = waiting[0][written:]
+        except OSError:  # no memory for it; the pipe takes its time, but needs none
+            return None
+        self._free.remove(number)
+        return number
+
+
+class SegmentReader:
+    """The trainer's side."""
+
+    def __init__(self, segments: Segments):
+        self._segments = segments
+        self._maps: dict[int, mmap.mmap] = {}
+        #: Segments that nobody looks into any more; filled by finalizers, so only by steps that cannot be interrupted.
+        self._released: list[int] = []
+
+    def view(self, number: int, offset: int, size: int) -> memoryview:
+        """What a worker wrote. The segment is released when this, and all that looks into it, is gone."""
+        mapped = self._maps.get(number)
+        if mapped is None or len(mapped) < offset + size:
+            descriptor = self._segments.descriptors[number]
+            mapped = self._maps[number] = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        memory = np.frombuffer(mapped, dtype=np.uint8, count=size, offset=offset)
+        weakref.finalize(memory, self._released.append, number).atexit = False
+        return memoryview(memory)  # type: ignore[arg-type]
+
+    def take_released(self) -> list[int]:
+        """The numbers of segments to be given back to the worker."""
+        released: list[int] = []
+        while self._released:
+            released.append(self._released.pop())
+        return released
+
+    def close(self) -> None:
+        """Forget the segments; what still looks into them keeps its memory."""
+        self._maps.clear()
+        self._segments.close()
