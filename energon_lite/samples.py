@@ -241,9 +241,47 @@ def pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(values))
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
     out = first.new_zeros((len(values), *largest))
-    for row, value in zip(out, values, strict=True):
-        row[tuple(slice(0, size) for size in value.shape)] = value
+    if _all_seen_by_numpy(values):  # the same copies, but torch takes several times longer to begin each
+        rows: Any = out.numpy()
+        for row, value in zip(rows, values, strict=True):
+            row[tuple([slice(size) for size in value.shape])] = value.numpy()
+        return out
+    for number, value in enumerate(values):
+        out[(number, *(slice(size) for size in value.shape))] = value
     return out
+
+
+_NUMPY_TYPES = frozenset(
+    f"torch.{name}"
+    for name in [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+
+
+def _all_seen_by_numpy(values: Sequence[torch.Tensor]) -> bool:
+    """Whether these are plain CPU tensors of one type that numpy has."""
+    import torch
+
+    dtype = values[0].dtype
+    return str(dtype) in _NUMPY_TYPES and all(
+        type(value) is torch.Tensor
+        and value.dtype is dtype
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
+        for value in values
+    )
 
 
 def _stack(values: list[Any]) -> Any:

@@ -74,7 +74,7 @@ class SegmentWriter:
         self._free += numbers
 
     def write(self, parts: Sequence[memoryview], size: int, offset: int) -> int | None:
-        """Write ``parts`` (``size`` bytes) from ``offset`` on; returns the segment's number, None if none can be had."""
+        """Write ``parts`` (``size`` bytes) from ``offset`` on; returns its number, None: all are in use."""
         if not self._free:
             return None
         number = self._free[-1]  # the one released last: the fewer are in use, the less memory

@@ -43,8 +43,8 @@ DEFAULT_BYTES_IN_FLIGHT = 1 << 30
 #: Seconds between two looks at whether the parent is still there.
 _PARENT_CHECK = 2.0
 
-# The trainer's ends of all pipes, and the segments of all workers. A forked worker inherits them and closes them at once: as long as anyone else holds
-# such an end, a worker would not notice that its trainer is gone.
+# The trainer's ends of all pipes, and its views of all segments. A forked worker inherits them and closes them at once:
+# as long as anyone else holds such an end, a worker would not notice that its trainer is gone.
 _trainer_ends: weakref.WeakSet[Connection | SegmentReader] = weakref.WeakSet()
 
 

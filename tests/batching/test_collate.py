@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import (
     Batch,
@@ -165,3 +167,28 @@ def test_pinning_copies_nested_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     ).pin_memory()
     assert nested.parts["x"][0] == 100 and nested.named.x == 100 and nested.plain.x == 100
     assert nested.parts["x"][1] == "text" and nested.__key__ == ["a"]
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
+    dtypes=st.lists(
+        st.sampled_from([torch.int32, torch.float32, torch.bfloat16, torch.bool]), min_size=1, max_size=2, unique=True
+    ),
+    flipped=st.booleans(),
+    gradient=st.booleans(),
+)
+def test_padding_of_any_tensors(
+    shapes: list[tuple[int, int]], dtypes: list[torch.dtype], flipped: bool, gradient: bool
+) -> None:
+    values = []
+    for number, (height, width) in enumerate(shapes):
+        value = (torch.arange(height * width).reshape(height, width) + number).to(dtypes[number % len(dtypes)])
+        values.append(value.t() if flipped else value)
+    if gradient and values[0].is_floating_point():
+        values[0].requires_grad_()
+    batch = batch_pad_stack(values)
+    assert batch.dtype == values[0].dtype or len({value.shape for value in values}) == 1
+    for row, value in zip(batch, values, strict=True):
+        inside = tuple(slice(size) for size in value.shape)
+        assert torch.equal(row[inside], value.to(batch.dtype))
+        assert int(row.to(torch.float64).count_nonzero()) == int(value.to(batch.dtype).count_nonzero())

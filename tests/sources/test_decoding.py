@@ -3,12 +3,16 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import sys
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from energon_lite.errors import DecodeError, UsageError
@@ -63,6 +67,64 @@ def test_arrays() -> None:
     np.testing.assert_array_equal(decoder.decode("npy", saved(np.save, array)), array)
     decoded = decoder.decode("npz", saved(np.savez, a=array, b=array[0]))
     assert decoded.keys() == {"a", "b"} and decoded["b"].tolist() == [0, 1, 2]
+
+
+@given(
+    array=arrays(
+        dtype=st.sampled_from(["<i4", "<f8", ">i2", "|u1", "|b1", "<c8", "<f2", "|i1", "<U3", "<M8[s]"]),
+        shape=array_shapes(min_dims=0, max_dims=4, min_side=0),
+    ),
+    fortran=st.booleans(),
+    version=st.sampled_from([None, (2, 0)]),
+)
+def test_arrays_of_all_kinds_as_numpy_reads_them(array: Any, fortran: bool, version: Any) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asfortranarray(array) if fortran and array.ndim else array, version=version)
+    decoded = SampleDecoder().decode("npy", stream.getvalue())
+    assert decoded.dtype == array.dtype and decoded.shape == array.shape and decoded.flags.writeable
+    np.testing.assert_array_equal(decoded, array)
+
+
+@pytest.mark.parametrize("cut", [5, 60, 127, 128, 130])
+def test_an_array_that_is_cut_off(cut: int) -> None:
+    data = saved(np.save, np.arange(5))
+    for broken in (data[:cut], data.replace(b"(5,)", b"(9,)"), data.replace(b"(5,)", b"(9999999999999,)")):
+        with pytest.raises(DecodeError, match="part 'npy'"):
+            SampleDecoder().decode("npy", broken)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 33), (64, 48)])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_the_jpeg_decoder_does_not_change_a_pixel(
+    size: tuple[int, int], subsampling: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for progressive, quality in ((False, 30), (True, 80), (False, 97)):
+        noise = rng.integers(0, 255, (size[1], size[0], 4), dtype=np.uint8)
+        image, stream = Image.fromarray(noise, "CMYK").convert(mode), io.BytesIO()
+        image.save(stream, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
+        for form in ("rgb8", "torchrgb", "torchrgb8", "l8", "rgba8"):
+            decoder = SampleDecoder(image_decode=form)
+            quick = decoder.decode("jpg", stream.getvalue())
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "simplejpeg", None)
+                slow = decoder.decode("jpg", stream.getvalue())
+            assert quick.dtype == slow.dtype
+            np.testing.assert_array_equal(quick, slow)
+
+
+def test_a_damaged_jpeg_is_the_same_error_with_any_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros((30, 30, 3), dtype=np.uint8)).save(stream, "JPEG")
+    for cut in (3, 100, 300, len(stream.getvalue()) - 40):
+        with pytest.raises(DecodeError) as quick:
+            SampleDecoder().decode("jpg", stream.getvalue()[:cut])
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "simplejpeg", None)
+            with pytest.raises(DecodeError) as slow:
+                SampleDecoder().decode("jpg", stream.getvalue()[:cut])
+        assert str(quick.value) == str(slow.value)
 
 
 def test_the_default_image() -> None:
