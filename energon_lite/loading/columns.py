@@ -96,7 +96,7 @@ class ColumnBatches:
     def __init__(self, leaves: Sequence[LeafColumns | None]):
         self._leaves = leaves
 
-    def batch(self, addresses: Sequence[tuple[int, int, int]], restore_key: tuple[Any, ...]) -> Any | None:
+    def batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
         """The batch of the samples at ``addresses``, as the default hooks make it; None: it cannot be made this way.
 
         Args:
@@ -108,7 +108,7 @@ class ColumnBatches:
         except Exception:
             return None  # whatever it is, the per-sample path finds it again and says which sample it was
 
-    def _batch(self, addresses: Sequence[tuple[int, int, int]], restore_key: tuple[Any, ...]) -> Any | None:
+    def _batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
         numbers, indices, _ = zip(*addresses, strict=True)
         first = self._leaves[numbers[0]]
         if first is None:

@@ -33,6 +33,9 @@ class TokenPipeline(Pipeline):
     A sample that fails leaves its place empty, also in training: the tokens of a replacement were not counted.
     """
 
+    #: Pieces are compared with the plan one by one.
+    _columns = None
+
     def run(self, job: Job) -> Result:
         result = super().run(job)
         if isinstance(job, TokenJob):

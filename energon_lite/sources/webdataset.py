@@ -340,6 +340,7 @@ class WebdatasetSource:
         )
         start = self._first[0] + self.span[0] if in_order and self._kept is None else None
         fingerprint = fingerprint_of(file, self._shards)
+
         def numbers(indices: Int64) -> Int64:
             return self.locate_many(indices)[1]
 
