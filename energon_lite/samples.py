@@ -241,10 +241,10 @@ def pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(values))
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
     out = first.new_zeros((len(values), *largest))
-    as_numpy = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
-    rows: Any = out.numpy() if as_numpy else out
-    for row, value in zip(rows, values, strict=True):
-        row[tuple([slice(size) for size in value.shape])] = value.numpy() if as_numpy else value
+    seen = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
+    target: Any = out.numpy() if seen else out
+    for number, value in enumerate(values):
+        target[(number, *map(slice, value.shape))] = value.numpy() if seen else value
     return out
 
 

@@ -36,6 +36,9 @@ _GAP = 1 << 20
 #: Shards that are asked for their size when a data set is opened, at most.
 _SIZES_CHECKED = 1000
 
+#: ``run_reader``, ``run_length`` and ``ring_bytes`` of a source whose samples are read one by one.
+_ONE_BY_ONE = (None, 1, 0)
+
 
 class RawSample(NamedTuple):
     """A sample as it is in its shard.
@@ -103,8 +106,8 @@ class WebdatasetSource:
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
         self.index, self._index_path, self._store = index, index_path, shared_store() if store is None else store
-        self.run_reader: RunReader | None = None
-        self.run_length, self.ring_bytes = 1, 0
+        self.run_reader: RunReader | None
+        self.run_reader, self.run_length, self.ring_bytes = _ONE_BY_ONE
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
@@ -354,6 +357,7 @@ class WebdatasetSource:
         return without_skips(file, self._first, self._starts, self.span, self._excluded)
 
     def __getstate__(self) -> dict[str, Any]:
+        reading = (self.run_reader, self.run_length, self.ring_bytes)
         return {
             "path": self.path,
             "index_path": self._index_path,
@@ -364,9 +368,7 @@ class WebdatasetSource:
             "span": self.span,
             "skips": self._skips,
             "fingerprint": self.fingerprint,
-            "run_reader": self.run_reader,
-            "run_length": self.run_length,
-            "ring_bytes": self.ring_bytes,
+            **({} if reading == _ONE_BY_ONE else {"reading": reading}),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -376,13 +378,13 @@ class WebdatasetSource:
                 "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
             )
         shards = state.pop("shards")
-        reading = {name: state.pop(name) for name in ("run_reader", "run_length", "ring_bytes")}
+        reading = state.pop("reading", _ONE_BY_ONE)
         self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
         if self.fingerprint != fingerprint:
             raise ShardChangedError(
                 "the data set was measured anew while it was in use", where=state["path"], fix="start the run again"
             )
-        vars(self).update(reading)
+        self.run_reader, self.run_length, self.ring_bytes = reading
 
 
 def _plain_path(path: str | os.PathLike[str]) -> str:
