@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Compare strategies of batching (token capacity, packing) on the lengths of a data set."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
+    "layout": ("layout", "Show which ranks of a training run form which groups, and which layers they have."),
 }
 
 

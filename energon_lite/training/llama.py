@@ -105,6 +105,8 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0):
         super().__init__()
+        if mesh.pp > 1 or mesh.cp > 1:
+            raise UsageError("pipeline and context parallelism are not supported yet", fix="use pp=1 and cp=1")
         self.config, self.mesh = config, mesh
         rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
         self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype)

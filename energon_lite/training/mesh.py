@@ -8,16 +8,20 @@ ranks with ``tp=2, pp=4`` have ``dp=2``: ranks 0 and 1 are tensor-parallel peers
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from energon_lite.errors import TopologyError
+from energon_lite.training.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
 
-#: Slowest varying axis first, as DeviceMesh wants them.
-AXES = ("pp", "dp", "cp", "tp")
+#: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
+#: stages), gradients the other way round. NCCL serves the messages of a group between two ranks one after the other, in
+#: both directions, so two ranks that both send first would wait for each other for ever; each street is its own group.
+CHANNELS = ("down", "down_wrap", "up", "up_wrap")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class ParallelMesh:
         device: where this process keeps its tensors.
         device_mesh: torch's mesh with the same axes; None in a single process without ``torch.distributed``.
         owns_group: :func:`build_mesh` has started the process group, so :meth:`close` ends it.
+        sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
+            (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
+        virtual: chunks of layers that each pipeline stage has.
+        order: the axes, the fastest varying first.
+        extra_groups: process groups besides those of the axes, by name.
 
     Example:
         >>> mesh = build_mesh(tp=2)  # under torchrun with four processes
@@ -43,6 +52,15 @@ class ParallelMesh:
     device: torch.device
     device_mesh: DeviceMesh | None = None
     owns_group: bool = False
+    sequence_parallel: bool = False
+    virtual: int = 1
+    order: str = DEFAULT_ORDER
+    extra_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> RankGrid:
+        """The same without this process' place in it."""
+        return RankGrid(self.pp, self.dp, self.cp, self.tp, self.order)
 
     def size(self, axis: str) -> int:
         """Number of ranks along ``axis``."""
@@ -53,18 +71,35 @@ class ParallelMesh:
         return 0 if self.device_mesh is None else self.device_mesh.get_local_rank(axis)
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The process group along ``axis``, or None where it has one member and nothing needs to be said."""
+        """The process group along ``axis``, or None where it has one member and nothing needs to be said.
+
+        ``"ends"`` is the group of the first and the last pipeline stage, who both hold a tied embedding; None on the
+        stages between them, too.
+        """
+        if axis == "ends":
+            return self.extra_groups.get("ends")
         if self.device_mesh is None or self.size(axis) == 1:
             return None
         return self.device_mesh.get_group(axis)
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold different tokens of a step: those over which losses and gradients are summed.
+        """The ranks that hold different tokens of a step, over which losses and gradients are summed: dp x cp."""
+        groups = (self.extra_groups.get("data"), self.group("dp"), self.group("cp"))
+        return next((group for group in groups if group is not None), None)
 
-        Data-parallel ranks today; context-parallel ranks join them when sequences are split.
-        """
-        return self.group("dp")
+    @property
+    def sequence_cut(self) -> bool:
+        """True if activations between blocks are cut along the sequence over the tensor-parallel ranks."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.rank("pp") == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.rank("pp") == self.pp - 1
 
     @property
     def world_size(self) -> int:
@@ -78,6 +113,11 @@ class ParallelMesh:
     def is_main(self) -> bool:
         """True on the one rank that writes files and shows progress."""
         return self.global_rank == 0
+
+    def stage_rank(self, stage: int) -> int:
+        """The global rank of a stage of this rank's pipeline; stages are counted round, so -1 is the last."""
+        place = self.grid.coordinates(self.global_rank)
+        return self.grid.rank_at(place | {"pp": stage % self.pp})
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` in place over :attr:`data_group`, and return it."""
@@ -106,17 +146,29 @@ class ParallelMesh:
         return f"{self.world_size} ranks: " + ", ".join(f"{axis} {self.size(axis)}" for axis in AXES)
 
 
-def build_mesh(pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1) -> ParallelMesh:
+def build_mesh(
+    pp: int = 1,
+    dp: int | None = None,
+    cp: int = 1,
+    tp: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    virtual: int = 1,
+    order: str = DEFAULT_ORDER,
+) -> ParallelMesh:
     """The mesh of this run, from its sizes. Every rank must call it.
 
     Under ``torchrun`` the process group is made here if nobody has (NCCL with a GPU, gloo without). A process alone
     needs no process group and gets none.
 
     Args:
-        pp: pipeline stages. More than one is not supported yet.
+        pp: pipeline stages.
         dp: data-parallel replicas; None takes all ranks that the other axes leave.
-        cp: parts of a sequence. More than one is not supported yet.
+        cp: parts of a sequence.
         tp: parts of a weight matrix.
+        sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
+        virtual: chunks of layers of each pipeline stage; more than one makes the schedule interleaved.
+        order: the axes, the fastest varying first; those of size 1 may be left out.
 
     Raises:
         TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
@@ -124,50 +176,36 @@ def build_mesh(pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1) -> 
     device, started = _start_process_group()
     world = dist.get_world_size() if dist.is_initialized() else 1
     replicas = fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp)
-    if not dist.is_initialized():
-        return ParallelMesh(pp, replicas, cp, tp, device)
-    device_mesh = init_device_mesh(device.type, (pp, replicas, cp, tp), mesh_dim_names=AXES)
-    return ParallelMesh(pp, replicas, cp, tp, device, device_mesh, started)
-
-
-def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1) -> int:
-    """The data-parallel size with which the sizes fill ``world`` ranks.
-
-    Raises:
-        TopologyError: they cannot.
-    """
-    given = {"pp": pp, "cp": cp, "tp": tp} | ({} if dp is None else {"dp": dp})
-    shown = ", ".join(f"{axis}={size}" for axis, size in given.items())
-    for axis, size in given.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise TopologyError(f"{axis}={size!r} is not a number of ranks", fix="give a whole number >= 1")
-    for axis, names in (("pp", "pipeline"), ("cp", "context")):
-        if given[axis] > 1:
-            raise TopologyError(f"{axis}={given[axis]}: {names} parallelism is not supported yet", fix=f"use {axis}=1")
-    product = pp * cp * tp * (dp or 1)
-    if world % product or (dp is not None and product != world):
+    if virtual < 1 or (virtual > 1 and pp == 1):
         raise TopologyError(
-            f"{shown} do not fill a world of {world} ranks",
-            fix=f"{_sizes_that_fit(world, given)}; or start another number of ranks (torchrun --nproc-per-node)",
+            f"virtual={virtual} chunks for each of {pp} pipeline stages",
+            fix="use virtual=1 without a pipeline, a whole number >= 1 with one",
         )
-    return dp or world // product
+    grid = RankGrid(pp, replicas, cp, tp, order)
+    if not dist.is_initialized():
+        return ParallelMesh(pp, replicas, cp, tp, device, None, False, sequence_parallel, virtual, order)
+    sizes = tuple(grid.size(axis) for axis in grid.slow_to_fast)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=grid.slow_to_fast)
+    extra = _extra_groups(grid, virtual)
+    return ParallelMesh(pp, replicas, cp, tp, device, device_mesh, started, sequence_parallel, virtual, order, extra)
 
 
-def _sizes_that_fit(world: int, given: dict[str, int]) -> str:
-    """For each axis, the sizes that go with the others as they are given."""
-    advice = []
-    for axis in given:
-        others = 1
-        for other, size in given.items():
-            others *= size if other != axis else 1
-        if world % others:
-            continue
-        rest = world // others
-        # With dp given, nothing is left open, so the other axes must take exactly the rest.
-        sizes = [rest] if "dp" in given else [size for size in range(1, rest + 1) if rest % size == 0]
-        if axis not in ("pp", "cp"):
-            advice.append(f"{axis} can be {', '.join(map(str, sizes))}")
-    return "; ".join(advice) or "use sizes whose product divides the world size"
+def _extra_groups(grid: RankGrid, virtual: int) -> dict[str, dist.ProcessGroup]:
+    """The groups that are not those of one axis."""
+    wanted: dict[str, list[list[int]]] = {}
+    if grid.dp > 1 and grid.cp > 1:
+        wanted["data"] = grid.groups("dp", "cp")
+    if grid.pp > 1:
+        wanted["ends"] = grid.end_groups()
+        for channel in CHANNELS:
+            if virtual > 1 or not channel.endswith("wrap"):
+                wanted[channel] = grid.groups("pp")
+    found = {}
+    for name, ranks in wanted.items():
+        mine, _ = dist.new_subgroups_by_enumeration(ranks)
+        if mine is not None:
+            found[name] = mine
+    return found
 
 
 def _start_process_group() -> tuple[torch.device, bool]:

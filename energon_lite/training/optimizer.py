@@ -15,26 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.training.config import OptimizerConfig
+from energon_lite.training.learning_rates import learning_rate
 from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.parameters import layout_of
 
-
-def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
-    """The learning rate of a step.
-
-    Args:
-        step: the step, counted from 0.
-        total: number of steps of the run; the last one runs at ``config.min_lr``.
-        config: the schedule.
-
-    Example:
-        >>> [learning_rate(step, 3, OptimizerConfig(lr=1.0, min_lr=0.0, warmup=1)) for step in range(3)]
-        [1.0, 1.0, 0.0]
-    """
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    done = min(1.0, (step - config.warmup) / max(1, total - 1 - config.warmup))
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+__all__ = ["AdamW", "learning_rate"]
 
 
 class AdamW:
@@ -88,6 +73,7 @@ class AdamW:
         """
         for buffer in self._buffers:
             self.mesh.sum_over_data(buffer)
+        self._sum_partial_gradients()
         norm = self._gradient_norm()
         if math.isfinite(norm):
             if self.config.clip and norm > self.config.clip:
@@ -113,15 +99,30 @@ class AdamW:
         for p in self.parameters.values():
             self._inner.state[p]["step"].fill_(float(updates))
 
+    def _sum_partial_gradients(self) -> None:
+        """Sum what is a part of a sum over other axes than the data's: one all-reduce for each axis."""
+        for axis in ("tp", "ends"):
+            group = self.mesh.group(axis)
+            grads = [p.grad for p in self.parameters.values() if p.grad is not None and axis in layout_of(p).sum_over]
+            if group is None or not grads:
+                continue
+            flat = torch.cat([grad.flatten() for grad in grads])
+            dist.all_reduce(flat, group=group)
+            for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
+
     def _gradient_norm(self) -> float:
         """The norm of the whole model's gradient, in float64: slices count on each rank, what all ranks have, once."""
         squares = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
         for p in self.parameters.values():
-            sharded = layout_of(p).sharded_dim is not None
-            squares[int(sharded)] += torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
-        group = self.mesh.group("tp")
-        if group is not None:
-            dist.all_reduce(squares[1:], group=group)
+            layout = layout_of(p)
+            if layout.counts_here(self.mesh):
+                sharded = int(layout.sharded_dim is not None)
+                squares[sharded] += torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
+        if (tp := self.mesh.group("tp")) is not None:
+            dist.all_reduce(squares[1:], group=tp)
+        if (pp := self.mesh.group("pp")) is not None:
+            dist.all_reduce(squares, group=pp)
         return math.sqrt(squares.sum().item())
 
 

@@ -26,12 +26,23 @@ class ParameterLayout:
         sharded_dim: the dimension that is cut along the tensor-parallel axis; None if every rank has all of it.
         std: standard deviation of the initial values.
         mean: mean of the initial values; with ``std=0`` their value.
+        sum_over: axes of the mesh over which each rank's gradient is a part of a sum, besides the data group:
+            ``("tp",)`` for what sees a part of the sequence under sequence parallelism, ``("ends",)`` for an embedding
+            that the first and the last pipeline stage share.
     """
 
     full_shape: tuple[int, ...]
     sharded_dim: int | None = None
     std: float = 0.0
     mean: float = 0.0
+    sum_over: tuple[str, ...] = ()
+
+    def counts_here(self, mesh: ParallelMesh) -> bool:
+        """False where this rank's part is a second copy that the whole model does not have, as in gradient norms.
+
+        Copies on data- and tensor-parallel ranks are another matter: those are left out by not summing over them.
+        """
+        return not ("ends" in self.sum_over and mesh.pp > 1 and mesh.is_last_stage)
 
     def local_shape(self, mesh: ParallelMesh) -> tuple[int, ...]:
         """Shape of one rank's part.

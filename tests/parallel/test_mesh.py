@@ -8,7 +8,8 @@ import torch.distributed as dist
 from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
-from energon_lite.training.mesh import build_mesh, fit_sizes
+from energon_lite.training.mesh import build_mesh
+from energon_lite.training.rank_grid import AXES, RankGrid, fit_sizes
 
 
 def test_tensor_parallel_peers_are_neighbours(run_ranks: RunRanks) -> None:
@@ -53,8 +54,8 @@ def test_one_process_needs_no_group(run_ranks: RunRanks) -> None:
         ({"dp": 3, "tp": 3}, "use sizes whose product divides the world size"),
         ({"tp": 16}, "pp=1, cp=1, tp=16 do not fill a world of 8 ranks"),
         ({"tp": 0}, "tp=0 is not a number of ranks"),
-        ({"pp": 2}, "pipeline parallelism is not supported yet"),
-        ({"cp": 2}, "context parallelism is not supported yet"),
+        ({"pp": 3}, "pp can be 1, 2, 4, 8; or"),
+        ({"cp": 3, "tp": 2}, "cp can be 1, 2, 4; or"),
     ],
     ids=str,
 )
@@ -66,6 +67,38 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(sizes: dict[str, i
 @pytest.mark.parametrize(("world", "sizes", "dp"), [(1, {}, 1), (8, {"tp": 2}, 4), (8, {"tp": 4, "dp": 2}, 2)])
 def test_data_parallelism_takes_what_is_left(world: int, sizes: dict[str, int], dp: int) -> None:
     assert fit_sizes(world, **sizes) == dp
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-pp-cp-dp", "dp-tp-cp-pp"])
+def test_groups_are_those_of_the_grid(run_ranks: RunRanks, order: str) -> None:
+    """What torch makes of the sizes is what the arithmetic says, for all axes, the data group and the ends."""
+    grid = RankGrid(pp=2, dp=2, cp=2, tp=1, order=order)
+
+    def groups(rank: int) -> dict[str, list[int]]:
+        mesh = build_mesh(pp=2, cp=2, order=order)
+        assert {axis: mesh.rank(axis) for axis in AXES} == grid.coordinates(rank)
+        assert mesh.stage_rank(mesh.rank("pp")) == rank and mesh.stage_rank(mesh.rank("pp") + 2) == rank
+        found = {axis: mesh.group(axis) for axis in (*AXES, "ends")} | {"data": mesh.data_group}
+        return {name: dist.get_process_group_ranks(group) for name, group in found.items() if group is not None}
+
+    results = run_ranks(8, groups)
+    wanted = {axis: grid.groups(axis) for axis in ("pp", "dp", "cp")}
+    wanted |= {"ends": grid.end_groups(), "data": grid.groups("dp", "cp")}
+    for rank, found in enumerate(results):
+        assert found == {name: next(ranks for ranks in groups if rank in ranks) for name, groups in wanted.items()}
+
+
+def test_only_the_first_and_the_last_stage_are_ends(run_ranks: RunRanks) -> None:
+    def ends(rank: int) -> list[int] | None:
+        group = build_mesh(pp=3).group("ends")
+        return None if group is None else dist.get_process_group_ranks(group)
+
+    assert run_ranks(3, ends) == [[0, 2], None, [0, 2]]
+
+
+def test_chunks_need_a_pipeline() -> None:
+    with pytest.raises(TopologyError, match="virtual=2 chunks for each of 1 pipeline stages"):
+        build_mesh(virtual=2)
 
 
 def test_all_ranks_refuse_together(run_ranks: RunRanks) -> None:

@@ -1,0 +1,103 @@
+"""``energon-lite layout``: which ranks form which groups, and which layers each pipeline stage has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from energon_lite.training.rank_grid import RankGrid
+
+__all__ = ["command", "draw_grid", "group_table", "layer_map"]
+
+_TITLES = {
+    ("tp",): "Tensor parallel",
+    ("cp",): "Context parallel",
+    ("dp",): "Data parallel",
+    ("dp", "cp"): "Data x context (gradients are summed here)",
+    ("pp",): "Pipeline parallel",
+}
+
+
+def group_table(grid: RankGrid) -> Iterator[str]:
+    """Each axis with its groups, one group a line."""
+    for axes, title in _TITLES.items():
+        size = 1
+        for axis in axes:
+            size *= grid.size(axis)
+        if len(axes) > 1 and (grid.dp == 1 or grid.cp == 1):
+            continue  # the same as one of the two
+        yield f"{title}, {'-'.join(axes)} = {size}" + (": each rank by itself" if size == 1 else "")
+        if size > 1:
+            for group in grid.groups(*axes):
+                yield f"    {_ranks(group)}"
+
+
+def draw_grid(grid: RankGrid) -> Iterator[str]:
+    """The ranks as a table: a column for each stage, a row for each replica's ranks, tensor-parallel peers together."""
+    width = len(f"g{grid.world_size - 1}")
+    cell = grid.tp * (width + 1) - 1
+    label = len(f"dp {grid.dp - 1}  cp {grid.cp - 1}")
+    line = " " * label + "  +" + "+".join(["-" * (cell + 2)] * grid.pp) + "+"
+    yield " " * label + "   " + " ".join(f"pp {stage}".center(cell + 2) for stage in range(grid.pp))
+    yield line
+    for dp, cp in itertools.product(range(grid.dp), range(grid.cp)):
+        cells = []
+        for pp in range(grid.pp):
+            places = ({"pp": pp, "dp": dp, "cp": cp, "tp": tp} for tp in range(grid.tp))
+            cells.append(" ".join(f"g{grid.rank_at(place)}".ljust(width) for place in places))
+        yield f"dp {dp}  cp {cp}".ljust(label) + "  | " + " | ".join(cells) + " |"
+        if cp == grid.cp - 1:
+            yield line
+    if grid.tp > 1:
+        yield " " * label + f"   in a cell: tp 0 to {grid.tp - 1}"
+
+
+def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
+    """The layers of each pipeline stage, counted from 1, a list for each chunk."""
+    from energon_lite.training.rank_grid import layers_of_stages
+
+    for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
+        shown = " ".join(str([number + 1 for number in chunk]) for chunk in chunks)
+        ranks = [rank for rank in range(grid.world_size) if grid.coordinates(rank)["pp"] == stage]
+        yield f"    stage {stage} ({', '.join(f'g{rank}' for rank in ranks)}): {shown}"
+
+
+def _ranks(group: list[int]) -> str:
+    return "[" + ", ".join(f"g{rank}" for rank in group) + "]"
+
+
+@click.command(name="layout", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--world", type=click.IntRange(min=1), required=True, help="Number of ranks.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel size.")
+@click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context parallel size.")
+@click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel size; by default what is left.")
+@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--order", default="tp-cp-dp-pp", show_default=True, help="The axes, the fastest varying first.")
+@click.option("--layers", type=click.IntRange(min=1), default=None, help="Also show which stage has which layers.")
+@click.option("--virtual", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks for each stage.")
+def command(
+    world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int
+) -> None:
+    """Show which ranks of a run form which groups.
+
+    \b
+    energon-lite layout --world 16 --tp 2 --pp 4
+    energon-lite layout --world 4 --pp 4 --layers 16 --virtual 2
+    """
+    from energon_lite.training.rank_grid import RankGrid, fit_sizes
+
+    grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
+    click.echo(
+        f"{world} ranks g0 to g{world - 1}: " + ", ".join(f"{a} {grid.size(a)}" for a in ("tp", "cp", "dp", "pp"))
+    )
+    click.echo(f"counted in the order {'-'.join(reversed(grid.slow_to_fast))}, the fastest varying axis first\n")
+    for line in itertools.chain(draw_grid(grid), [""], group_table(grid)):
+        click.echo(line)
+    if layers is not None:
+        click.echo(f"\nLayers 1 to {layers}, in {virtual} chunk{'s' if virtual > 1 else ''} for each stage")
+        for line in layer_map(grid, layers, virtual):
+            click.echo(line)

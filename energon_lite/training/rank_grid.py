@@ -1,0 +1,157 @@
+"""The ranks of a run as a grid, by arithmetic alone: who is where, who forms a group with whom, who has which layers.
+
+Nothing here talks to other ranks, so it answers for any number of them: ``energon-lite layout`` prints it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from energon_lite.errors import TopologyError
+
+#: Pipeline, data, context and tensor parallel.
+AXES = ("pp", "dp", "cp", "tp")
+#: Fastest varying axis first. Tensor-parallel peers talk most, so they are neighbours.
+DEFAULT_ORDER = "tp-cp-dp-pp"
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """Sizes of the four axes, and the order in which ranks are counted along them.
+
+    Args:
+        pp, dp, cp, tp: number of ranks along each axis.
+        order: the axes, fastest varying first, joined by ``-``. Axes of size 1 may be left out.
+
+    Raises:
+        TopologyError: ``order`` names an axis that there is not, names one twice, or leaves out one of more than 1.
+
+    Example:
+        >>> RankGrid(pp=4, dp=2, cp=1, tp=2).groups("dp")[:3]
+        [[0, 2], [1, 3], [4, 6]]
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    order: str = DEFAULT_ORDER
+
+    def __post_init__(self) -> None:
+        names = self.order.split("-")
+        missing = [axis for axis in AXES if axis not in names and self.size(axis) > 1]
+        if set(names) - set(AXES) or len(set(names)) < len(names) or missing:
+            raise TopologyError(
+                f"order {self.order!r} does not name each axis once"
+                + (f": {missing[0]} is missing" if missing else ""),
+                fix=f"give pp, dp, cp and tp, the fastest varying first, e.g. {DEFAULT_ORDER} or tp-pp-dp",
+            )
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along ``axis``."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}[axis]
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def slow_to_fast(self) -> tuple[str, ...]:
+        """All four axes, the slowest varying first. Axes that ``order`` leaves out come first."""
+        names = self.order.split("-")
+        return (*(axis for axis in AXES if axis not in names), *reversed(names))
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank is along each axis."""
+        place = {}
+        for axis in reversed(self.slow_to_fast):
+            rank, place[axis] = divmod(rank, self.size(axis))
+        return place
+
+    def rank_at(self, place: dict[str, int]) -> int:
+        """The rank with these coordinates; the inverse of :meth:`coordinates`."""
+        rank = 0
+        for axis in self.slow_to_fast:
+            rank = rank * self.size(axis) + place[axis]
+        return rank
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """The ranks that differ along ``axes`` only, group by group; sorted, as are the ranks of a group."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = self.coordinates(rank)
+            found.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
+        return sorted(found.values())
+
+    def end_groups(self) -> list[list[int]]:
+        """First and last stage of each pipeline: those who both hold a tied embedding."""
+        return [[group[0], group[-1]] for group in self._pipelines()] if self.pp > 1 else []
+
+    def _pipelines(self) -> list[list[int]]:
+        return [sorted(group, key=lambda rank: self.coordinates(rank)["pp"]) for group in self.groups("pp")]
+
+
+def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:
+    """Which layers each pipeline stage has: for each stage, for each of its chunks, their numbers from 0.
+
+    The layers are cut into ``pp * virtual`` runs, which are dealt to the stages in turn. If they do not divide evenly,
+    the middle runs are one longer: the first one also embeds, the last one also makes the loss.
+
+    Raises:
+        TopologyError: there are fewer layers than runs.
+
+    Example:
+        >>> layers_of_stages(8, pp=2, virtual=2)
+        [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    """
+    runs = pp * virtual
+    if layers < runs:
+        sizes = ", ".join(str(size) for size in range(1, layers // virtual + 1))
+        raise TopologyError(
+            f"{layers} layers are too few for {pp} stages with {virtual} chunks each",
+            fix=f"use pp of {sizes}" if sizes else f"use at most {layers} chunks",
+        )
+    each, more = divmod(layers, runs)
+    first_longer = (runs - more) // 2
+    lengths = [each + (first_longer <= run < first_longer + more) for run in range(runs)]
+    ends = list(itertools.accumulate(lengths))
+    numbers = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
+    return [numbers[stage::pp] for stage in range(pp)]
+
+
+def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1) -> int:
+    """The data-parallel size with which the sizes fill ``world`` ranks.
+
+    Raises:
+        TopologyError: they cannot; the message lists, for each axis, the sizes that go with the others.
+    """
+    given = {"pp": pp, "cp": cp, "tp": tp} | ({} if dp is None else {"dp": dp})
+    shown = ", ".join(f"{axis}={size}" for axis, size in given.items())
+    for axis, size in given.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise TopologyError(f"{axis}={size!r} is not a number of ranks", fix="give a whole number >= 1")
+    product = math.prod(given.values())
+    if world % product or (dp is not None and product != world):
+        raise TopologyError(
+            f"{shown} do not fill a world of {world} ranks",
+            fix=f"{_sizes_that_fit(world, given)}; or start another number of ranks (torchrun --nproc-per-node)",
+        )
+    return dp or world // product
+
+
+def _sizes_that_fit(world: int, given: dict[str, int]) -> str:
+    """For each axis, the sizes that go with the others as they are given."""
+    advice = []
+    for axis in given:
+        others = math.prod(size for other, size in given.items() if other != axis)
+        if world % others:
+            continue
+        rest = world // others
+        # With dp given, nothing is left open, so the other axes must take exactly the rest.
+        sizes: Sequence[int] = [rest] if "dp" in given else [n for n in range(1, rest + 1) if rest % n == 0]
+        if others > 1 or given[axis] > 1:
+            advice.append(f"{axis} can be {', '.join(map(str, sizes))}")
+    return "; ".join(advice) or "use sizes whose product divides the world size"
