@@ -9,7 +9,9 @@ import torch
 from energon_lite.errors import ConfigError
 
 #: What a model may compute in.
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+#: What is not kept for the backward pass but computed again.
+RECOMPUTE = ("none", "selective", "full")
 
 
 def _require(good: bool, what: str, at: str, fix: str) -> None:
@@ -50,11 +52,47 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Sizes of the parallel axes; data parallelism takes the ranks they leave. See :func:`build_mesh`."""
+    """Sizes of the parallel axes; data parallelism takes the ranks they leave. See :func:`build_mesh`.
+
+    Args:
+        tp: parts of each weight matrix.
+        pp: pipeline stages.
+        cp: parts of each row of tokens.
+        sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
+        virtual: chunks of layers of each pipeline stage.
+        order: the axes, the fastest varying first; those of size 1 may be left out.
+    """
 
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    sequence_parallel: bool = False
+    virtual: int = 1
+    order: str = "tp-cp-dp-pp"
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Rotary frequencies for longer rows, by Llama 3.1's rule; see :func:`scaled_frequencies`.
+
+    Args:
+        factor: how much the slowest waves are stretched.
+        low_frequency: a wave that turns less often than this in the old context is stretched by the whole factor.
+        high_frequency: one that turns more often than this is kept.
+        original_length: the old context, in tokens.
+    """
+
+    factor: float = 8.0
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    original_length: int = 8192
+
+    def __post_init__(self) -> None:
+        at = "model.rope_scaling"
+        _require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
+        good = 0 < self.low_frequency < self.high_frequency
+        _require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
+        _require(self.original_length >= 1, "original_length is below 1", f"{at}.original_length", "e.g. 8192")
 
 
 @dataclass(frozen=True)
@@ -70,12 +108,19 @@ class ModelConfig:
         vocab_size: number of tokens.
         vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
         rope_theta: base of the rotary frequencies.
+        rope_scaling: how they are changed for longer rows; None for not at all.
         norm_eps: added to the mean square in RMSNorm.
         tie_embeddings: use the embedding table as the output layer too.
         image_size: height and width of the images, in pixels; 0 for a model without images.
         patch_size: height and width of a patch, in pixels; each patch becomes one prefix token.
         init_std: standard deviation of the initial weights.
-        dtype: ``float32`` or ``float64``.
+        dtype: ``float32``, ``float64`` or ``bfloat16``.
+        norm, attention: names of a norm and of an attention function (:func:`register_norm`,
+            :func:`register_attention`); there are ``rms_norm``, and ``sdpa`` and ``flex``.
+        recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (what grows with
+            the square of a row's length, in attention; Korthikanti et al., arXiv:2205.05198) or ``full`` (all but the
+            input of each block; Chen et al., arXiv:1604.06174).
+        compile: compile each block with ``torch.compile``.
     """
 
     hidden_size: int = 96
@@ -86,12 +131,17 @@ class ModelConfig:
     vocab_size: int = 259
     vocab_multiple: int = 64
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     image_size: int = 0
     patch_size: int = 2
     init_std: float = 0.02
     dtype: str = "float32"
+    norm: str = "rms_norm"
+    attention: str = "sdpa"
+    recompute: str = "none"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -124,6 +174,9 @@ class ModelConfig:
         )
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}", at="model.dtype", choices=list(DTYPES))
+        if self.recompute not in RECOMPUTE:
+            what = f"cannot recompute {self.recompute!r}"
+            raise ConfigError(what, at="model.recompute", choices=list(RECOMPUTE), suggest_for=self.recompute)
 
     @property
     def kv_heads(self) -> int:

@@ -68,6 +68,7 @@ class MultimodalBatch(Batch):
         loss_mask: float32 ``[rows, length]``, 1 where a label counts, 0 at padding.
         image: float32 ``[images, 3, height, width]`` in [0, 1].
         image_rows: int64 ``[images]``, the row each image belongs to.
+        documents: int64 ``[rows, length]``, which document of a packed row each token belongs to; None: one per row.
     """
 
     tokens: torch.Tensor
@@ -75,6 +76,7 @@ class MultimodalBatch(Batch):
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    documents: torch.Tensor | None = None
 
 
 class MultimodalTaskEncoder(TaskEncoder):

@@ -1,25 +1,30 @@
-"""A Llama decoder (Touvron et al., arXiv:2302.13971) with an optional image prefix, cut over tensor-parallel ranks.
+"""A Llama decoder (Touvron et al., arXiv:2302.13971) with an optional image prefix, cut over the ranks of a mesh.
 
 Modules and parameters have the names of Hugging Face's Llama (without its leading ``model.``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
-from energon_lite.training.attention import Attention, Rotation, rotation_table
-from energon_lite.training.collectives import enter_parallel, gather_parallel
+from energon_lite.training.attention import Attention, sequence_part
+from energon_lite.training.collectives import enter_parallel, gather_parallel, split_sequence
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
 from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.parameters import ParameterLayout, initialize_parameters, new_parameter
+from energon_lite.training.rank_grid import layers_of_stages
+from energon_lite.training.registry import make_norm, register_norm
+from energon_lite.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from energon_lite.training.vision import PatchEmbedding, put_prefix, take_text
+from energon_lite.training.vision import PatchEmbedding, put_prefix, shift_text, take_text
 
 
 class ModelInput(Protocol):
@@ -27,6 +32,8 @@ class ModelInput(Protocol):
 
     ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
     counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
+    ``documents``: int64 ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token sees
+    those of its own document only. None: of its row.
     """
 
     tokens: torch.Tensor
@@ -34,9 +41,23 @@ class ModelInput(Protocol):
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    documents: torch.Tensor | None
 
     def to(self, device: torch.device) -> ModelInput:
         """The same on another device."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What goes from one chunk of layers to the next.
+
+    Args:
+        hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
+        documents: int64 ``[rows, length]`` of whole rows, or None.
+    """
+
+    hidden: torch.Tensor
+    documents: torch.Tensor | None = None
 
 
 class RMSNorm(nn.Module):
@@ -45,10 +66,14 @@ class RMSNorm(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()
         self.eps = config.norm_eps
-        self.weight = new_parameter(ParameterLayout((config.hidden_size,), mean=1.0), mesh, config.torch_dtype)
+        layout = ParameterLayout((config.hidden_size,), mean=1.0, sum_over=mesh.sequence_axes)
+        self.weight = new_parameter(layout, mesh, config.torch_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+register_norm("rms_norm", RMSNorm)
 
 
 class FeedForward(nn.Module):
@@ -57,13 +82,13 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
-        self.group = mesh.group("tp")
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = enter_parallel(x, self.group)
+        x = enter_parallel(x, self.group, sequence=self.sequence)
         out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -75,13 +100,13 @@ class Block(nn.Module):
         super().__init__()
         # Each block adds twice to the residual stream; smaller output weights keep its size (GPT-2's rule).
         output_std = config.init_std / (2 * config.num_layers) ** 0.5
-        self.input_layernorm = RMSNorm(config, mesh)
+        self.input_layernorm = make_norm(config, mesh)
         self.self_attn = Attention(config, mesh, output_std=output_std)
-        self.post_attention_layernorm = RMSNorm(config, mesh)
+        self.post_attention_layernorm = make_norm(config, mesh)
         self.mlp = FeedForward(config, mesh, output_std=output_std)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation)
+    def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), part)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -89,38 +114,146 @@ class Block(nn.Module):
 class LlamaModel(nn.Module):
     """The decoder, this rank's part of it. Its initial weights depend on (config, seed) only, not on the layout.
 
+    A pipeline stage has one or more chunks of layers. The first chunk of the first stage begins with the embedding, the
+    last of the last ends with the loss; a tied embedding is on both stages.
+
     Args:
         config: its shape.
         mesh: the ranks it is cut over.
         seed: of the initial weights.
 
     Raises:
-        TopologyError: a dimension cannot be cut into ``mesh.tp`` parts.
+        TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.
 
     Example:
         >>> model = LlamaModel(ModelConfig(hidden_size=64, num_layers=2), build_mesh())
-        >>> model.token_losses(batch).shape == batch.tokens.shape
-        True
+        >>> model.loss_sum(batch).backward()
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0):
         super().__init__()
-        if mesh.pp > 1 or mesh.cp > 1:
-            raise UsageError("pipeline and context parallelism are not supported yet", fix="use pp=1 and cp=1")
         self.config, self.mesh = config, mesh
+        self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
+        first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
         rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
-        self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype)
-        self.vision = PatchEmbedding(config, mesh) if config.image_size else None
+        shared = ("ends",) if tied and mesh.pp > 1 else ()
+        self.embed_tokens: VocabParallelEmbedding | None = None
+        if first or (last and tied):
+            self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
+        self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
         # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
-        self.layers = nn.ModuleDict({str(i): Block(config, mesh) for i in range(config.num_layers)})
-        self.norm = RMSNorm(config, mesh)
-        self.lm_head = ColumnParallelLinear(hidden, rows, mesh, input_entered=True, std=std, dtype=dtype)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        numbers = [number for chunk in self.chunks for number in chunk]
+        self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
+        self.norm = make_norm(config, mesh) if last else None
+        self.lm_head: ColumnParallelLinear | None = None
+        if last:
+            self.lm_head = ColumnParallelLinear(hidden, rows, mesh, input_entered=True, std=std, dtype=dtype)
+            if tied and self.embed_tokens is not None:
+                self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
+        if config.compile:
+            for layer in self.layers.values():
+                layer.compile()
+
+    def starts(self, chunk: int) -> bool:
+        """True if a chunk of this stage begins with the embedding."""
+        return self.mesh.is_first_stage and chunk == 0
+
+    def ends(self, chunk: int) -> bool:
+        """True if a chunk of this stage ends with the loss."""
+        return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
+
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        image: torch.Tensor,
+        image_rows: torch.Tensor,
+        documents: torch.Tensor | None = None,
+    ) -> Stream:
+        """This rank's positions of the rows, images first; see :class:`ModelInput` for the arguments.
+
+        Raises:
+            UsageError: there are images and the model takes none.
+        """
+        assert self.embed_tokens is not None  # only where a chunk starts
+        mesh, prefix = self.mesh, self.config.prefix_length
+        if not image.shape[0]:
+            length = padded_length(tokens.shape[1], mesh)
+            mine = own_positions(pad_rows(tokens, length), mesh)
+            hidden = self.embed_tokens(mine, sequence=mesh.sequence_cut)
+        else:
+            if self.vision is None:
+                raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
+            whole, _ = put_prefix(self.embed_tokens(tokens), self.vision(image), image_rows)
+            length = padded_length(whole.shape[1], mesh)
+            hidden = own_positions(pad_rows(whole, length), mesh)
+            if mesh.sequence_cut:
+                hidden = split_sequence(hidden, mesh.group("tp"))
+            if documents is not None:
+                documents = shift_text(documents, image_rows, prefix, before=documents[:, :1], behind=-1)
+        return Stream(hidden, None if documents is None else pad_rows(documents, length, -1))
+
+    def blocks(self, chunk: int, stream: Stream) -> Stream:
+        """The layers of one of this stage's chunks."""
+        x, documents = stream.hidden, stream.documents
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents)
+        for number in self.chunks[chunk]:
+            layer = self.layers[str(number)]
+            if self.config.recompute == "full" and torch.is_grad_enabled():
+                x = checkpoint(layer, x, part, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, part)
+        return Stream(x, documents)
+
+    def logits(self, stream: Stream) -> torch.Tensor:
+        """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
+        assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
+        x = enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
+        logits: torch.Tensor = self.lm_head(x)
+        return logits
+
+    def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
+        """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
+        logits = self.logits(stream)
+        labels, counted = batch.labels, batch.loss_mask
+        if batch.image.shape[0]:
+            prefix, rows = self.config.prefix_length, batch.image_rows
+            labels, counted = (shift_text(x, rows, prefix, before=0, behind=0) for x in (labels, counted))
+        length = logits.shape[1] * self.mesh.cp
+        labels, counted = (own_positions(pad_rows(x, length), self.mesh) for x in (labels, counted))
+        losses = vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.config.vocab_size)
+        return (losses * counted).sum()
+
+    def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
+        """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
+
+        Args:
+            chunk: which of this stage's.
+            batch: the micro-batch; needed where a chunk starts or ends.
+            received: what the chunk before has made; None where a chunk starts.
+
+        Returns:
+            What the next chunk receives; the sum of the losses where a chunk ends.
+        """
+        if self.starts(chunk):
+            assert batch is not None
+            received = self.embed(batch.tokens, batch.image, batch.image_rows, batch.documents)
+        assert received is not None
+        made = self.blocks(chunk, received)
+        if not self.ends(chunk):
+            return made
+        assert batch is not None
+        return self.head_loss(made, batch)
+
+    def loss_sum(self, batch: ModelInput) -> torch.Tensor:
+        """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
+        self._whole_pipeline()
+        loss = self.run_chunk(0, batch, None)
+        assert isinstance(loss, torch.Tensor)
+        return loss
 
     def forward(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
-        """Logits of the token that follows each of ``tokens``.
+        """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
@@ -131,31 +264,23 @@ class LlamaModel(nn.Module):
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
 
         Raises:
-            UsageError: there are images and the model takes none.
+            UsageError: there are images and the model takes none; or the layers or rows are cut over ranks.
         """
-        x = self.embed_tokens(tokens)
-        has_image: torch.Tensor | None = None
-        if image.shape[0]:
-            if self.vision is None:
-                raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
-            x, has_image = put_prefix(x, self.vision(image), image_rows)
-        rotation = rotation_table(
-            x.shape[1], self.config.head_dim, self.config.rope_theta, device=x.device, dtype=x.dtype
-        )
-        for layer in self.layers.values():
-            x = layer(x, rotation)
-        if has_image is not None:
-            x = take_text(x, has_image, self.config.prefix_length)
-        x = enter_parallel(self.norm(x), self.mesh.group("tp"))
-        logits: torch.Tensor = self.lm_head(x)
-        return logits
-
-    def token_losses(self, batch: ModelInput) -> torch.Tensor:
-        """Cross-entropy of each label, unmasked: ``[rows, length]``, equal on all tensor-parallel ranks."""
-        logits = self(batch.tokens, batch.image, batch.image_rows)
-        return vocab_parallel_cross_entropy(logits, batch.labels, self.mesh, vocab_size=self.config.vocab_size)
+        self._whole_pipeline()
+        if self.mesh.cp > 1:
+            raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
+        logits = self.logits(self.blocks(0, self.embed(tokens, image, image_rows)))
+        if not image.shape[0]:
+            return logits[:, : tokens.shape[1]]
+        prefix = self.config.prefix_length
+        has_image = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device).index_fill(0, image_rows, True)
+        return take_text(logits[:, : tokens.shape[1] + prefix], has_image, prefix)
 
     def all_logits(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, image, image_rows), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
+
+    def _whole_pipeline(self) -> None:
+        if self.mesh.pp > 1:
+            raise UsageError("the layers are on several pipeline stages", fix="use run_pipeline, or load with pp=1")

@@ -94,6 +94,11 @@ class ParallelMesh:
         return self.sequence_parallel and self.tp > 1
 
     @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """Over which axes to sum the gradient of a parameter that each rank applies to its part of the sequence."""
+        return ("tp",) if self.sequence_cut else ()
+
+    @property
     def is_first_stage(self) -> bool:
         return self.rank("pp") == 0
 

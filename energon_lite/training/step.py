@@ -44,7 +44,9 @@ def train_step(
         mesh: the ranks.
         lr: the learning rate.
     """
-    tokens = sum((batch.loss_mask.sum(dtype=torch.float64) for batch in micro_batches), _zero(mesh))
+    tokens = _zero(mesh)
+    if mesh.rank("cp") == 0:  # context-parallel ranks have the same batch
+        tokens = sum((batch.loss_mask.sum(dtype=torch.float64) for batch in micro_batches), tokens)
     mesh.sum_over_data(tokens)
     divisor = tokens.clamp(min=1.0)
     loss = _zero(mesh)
@@ -73,14 +75,14 @@ def evaluate(model: LlamaModel, batches: Iterable[ModelInput], mesh: ParallelMes
         if batch.tokens.numel():
             here = batch.to(mesh.device)
             sums[0] += _loss_sum(model, here)
-            sums[1] += here.loss_mask.sum()
+            if mesh.rank("cp") == 0:  # context-parallel ranks have the same batch
+                sums[1] += here.loss_mask.sum()
     mesh.sum_over_data(sums)
     return (sums[0] / sums[1].clamp(min=1.0)).item(), int(sums[1].item())
 
 
 def _loss_sum(model: LlamaModel, batch: ModelInput) -> torch.Tensor:
-    losses = model.token_losses(batch)
-    return (losses * batch.loss_mask).sum()
+    return model.loss_sum(batch)
 
 
 def _zero(mesh: ParallelMesh) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Linear layers and an embedding whose weights are cut over the tensor-parallel ranks.
 
 Weights have the shapes of ``torch.nn``: ``[out, in]`` for a linear layer, ``[vocabulary, hidden]`` for an embedding.
+If the mesh says so (:attr:`ParallelMesh.sequence_cut`), what comes in and goes out is cut along the sequence.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.group = mesh.group("tp")
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.gather_output = gather_output
         self.input_entered = input_entered
         self.weight = new_parameter(ParameterLayout((out_features, in_features), 0, std), mesh, dtype)
@@ -57,7 +58,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` -> ``[..., out_features / tp]``, or all of them with ``gather_output``."""
         if not self.input_entered:
-            x = enter_parallel(x, self.group)
+            x = enter_parallel(x, self.group, sequence=self.sequence)
         y = F.linear(x, self.weight, self.bias)
         return gather_parallel(y, self.group) if self.gather_output else y
 
@@ -87,13 +88,14 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.group = mesh.group("tp")
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.weight = new_parameter(ParameterLayout((out_features, in_features), 1, std), mesh, dtype)
-        self.bias = new_parameter(ParameterLayout((out_features,)), mesh, dtype) if bias else None
+        whole = ParameterLayout((out_features,), sum_over=mesh.sequence_axes)
+        self.bias = new_parameter(whole, mesh, dtype) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in_features / tp]`` -> ``[..., out_features]``, equal on all ranks."""
-        y = leave_parallel(F.linear(x, self.weight), self.group)
+        """``[..., in_features / tp]`` -> ``[..., out_features]``, equal on all ranks, or its part on each."""
+        y = leave_parallel(F.linear(x, self.weight), self.group, sequence=self.sequence)
         return y if self.bias is None else y + self.bias
 
 
@@ -106,25 +108,36 @@ class VocabParallelEmbedding(nn.Module):
         mesh: the ranks.
         std: standard deviation of the initial weights.
         dtype: type of the weights.
+        sum_over: see :class:`ParameterLayout`.
 
     Raises:
         TopologyError: ``rows`` is not a multiple of ``mesh.tp``.
     """
 
     def __init__(
-        self, rows: int, hidden: int, mesh: ParallelMesh, *, std: float = 0.02, dtype: torch.dtype = torch.float32
+        self,
+        rows: int,
+        hidden: int,
+        mesh: ParallelMesh,
+        *,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        sum_over: tuple[str, ...] = (),
     ):
         super().__init__()
         self.group = mesh.group("tp")
-        self.weight = new_parameter(ParameterLayout((rows, hidden), 0, std), mesh, dtype)
+        self.weight = new_parameter(ParameterLayout((rows, hidden), 0, std, sum_over=sum_over), mesh, dtype)
         self.first = mesh.rank("tp") * (rows // mesh.tp)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens ``[...]`` -> embeddings ``[..., hidden]``, equal on all ranks."""
+    def forward(self, tokens: torch.Tensor, *, sequence: bool = False) -> torch.Tensor:
+        """Tokens ``[...]`` -> embeddings ``[..., hidden]``, equal on all ranks.
+
+        With ``sequence``, each rank gets its part: ``[rows, length]`` -> ``[rows, length / tp, hidden]``.
+        """
         if self.group is None:
             return F.embedding(tokens, self.weight)
         # A rank looks up the tokens it owns and adds zeros for the rest; the sum over ranks is the embedding.
         row = tokens - self.first
         mine = (row >= 0) & (row < self.weight.shape[0])
         found = F.embedding(row.masked_fill(~mine, 0), self.weight)
-        return leave_parallel(found.masked_fill(~mine.unsqueeze(-1), 0.0), self.group)
+        return leave_parallel(found.masked_fill(~mine.unsqueeze(-1), 0.0), self.group, sequence=sequence)

@@ -61,6 +61,31 @@ def put_prefix(text: torch.Tensor, prefix: torch.Tensor, image_rows: torch.Tenso
     return torch.where(has_image[:, None, None], with_image, without), has_image
 
 
+def shift_text(
+    values: torch.Tensor, image_rows: torch.Tensor, prefix_length: int, *, before: torch.Tensor | int, behind: int
+) -> torch.Tensor:
+    """Put a value of each token where :func:`put_prefix` puts the token.
+
+    Args:
+        values: ``[rows, length]``, e.g. labels.
+        image_rows: ``[images]``, the row of each image.
+        prefix_length: tokens of an image.
+        before: what stands at the image's tokens; a number, or one for each row ``[rows, 1]``.
+        behind: what stands at the end of rows without image.
+
+    Returns:
+        ``[rows, prefix_length + length]``
+    """
+    rows, length = values.shape
+    has_image = torch.zeros(rows, dtype=torch.bool, device=values.device).index_fill(0, image_rows, True)
+    shifted = values.new_full((rows, prefix_length + length), behind)
+    shifted[:, :length] = values
+    with_image = torch.empty_like(shifted)
+    with_image[:, :prefix_length] = before
+    with_image[:, prefix_length:] = values
+    return torch.where(has_image[:, None], with_image, shifted)
+
+
 def take_text(states: torch.Tensor, has_image: torch.Tensor, prefix_length: int) -> torch.Tensor:
     """The inverse of :func:`put_prefix`: the text part of each row, ``[rows, length, hidden]``."""
     length = states.shape[1] - prefix_length

@@ -24,6 +24,7 @@ class Rows:
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    documents: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
@@ -39,6 +40,8 @@ class Shape:
     eps: float = 1e-5
     theta: float = 10000.0
     tied: bool = False
+    scaling: tuple[float, float, float, int] | None = None
+    """factor, low, high, original length"""
 
 
 def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
@@ -52,9 +55,12 @@ def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
             patches = _patches(images[row].to(x.dtype) - 0.5, shape.patch)
             front = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
             prefix, x = len(front), torch.cat([front, x])
+        documents = [0] * len(rows.tokens[row]) if rows.documents is None else rows.documents[row].tolist()
+        documents = documents[:1] * prefix + documents
+        seen = torch.tensor([[i >= j and a == b for j, b in enumerate(documents)] for i, a in enumerate(documents)])
         for layer in range(shape.layers):
             here = f"layers.{layer}."
-            x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape)
+            x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
         x = _norm(x[prefix:], weights["norm.weight"], shape.eps)
         head = weights["embed_tokens.weight" if shape.tied else "lm_head.weight"][: shape.vocab]
         log_probabilities = torch.log_softmax(x @ head.T, dim=-1)
@@ -75,17 +81,17 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
 
 
-def _block(x: torch.Tensor, w: Weights, shape: Shape) -> torch.Tensor:
+def _block(x: torch.Tensor, w: Weights, shape: Shape, seen: torch.Tensor) -> torch.Tensor:
     y = _norm(x, w["input_layernorm.weight"], shape.eps)
     q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T for name in "qkv")
     width = q.shape[1] // shape.heads
     outputs = []
     for head in range(shape.heads):
         kv_head = head // (shape.heads // shape.kv_heads)
-        a = _turn(q[:, head * width : (head + 1) * width], shape.theta)
-        b = _turn(k[:, kv_head * width : (kv_head + 1) * width], shape.theta)
+        a = _turn(q[:, head * width : (head + 1) * width], shape)
+        b = _turn(k[:, kv_head * width : (kv_head + 1) * width], shape)
         scores = a @ b.T / math.sqrt(width)
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+        scores = scores.masked_fill(~seen, float("-inf"))
         outputs.append(torch.softmax(scores, dim=-1) @ v[:, kv_head * width : (kv_head + 1) * width])
     x = x + torch.cat(outputs, dim=-1) @ w["self_attn.o_proj.weight"].T
     y = _norm(x, w["post_attention_layernorm.weight"], shape.eps)
@@ -93,13 +99,28 @@ def _block(x: torch.Tensor, w: Weights, shape: Shape) -> torch.Tensor:
     return x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
 
 
-def _turn(x: torch.Tensor, theta: float) -> torch.Tensor:
+def _turn(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Rotate each pair (i, i + half) as one complex number."""
     half = x.shape[1] // 2
     positions = torch.arange(len(x), dtype=torch.float64)[:, None]
-    angles = positions * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequencies = [_frequency(shape.theta ** (-i / half), shape) for i in range(half)]
+    angles = positions * torch.tensor(frequencies, dtype=torch.float64)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([x[:, :half] * cos - x[:, half:] * sin, x[:, half:] * cos + x[:, :half] * sin], dim=1)
+
+
+def _frequency(frequency: float, shape: Shape) -> float:
+    """Llama 3.1's rule, by wave lengths."""
+    if shape.scaling is None:
+        return frequency
+    factor, low, high, original = shape.scaling
+    wave = 2 * math.pi / frequency
+    if wave > original / low:
+        return frequency / factor
+    if wave < original / high:
+        return frequency
+    smooth = (original / wave - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 @dataclass
@@ -110,16 +131,22 @@ class PlainRun:
 
 
 def train(
-    weights: Weights, shape: Shape, steps: list[list[Rows]], rates: list[float], settings: OptimizerConfig
+    weights: Weights,
+    shape: Shape,
+    steps: list[list[Rows]],
+    rates: list[float],
+    settings: OptimizerConfig,
+    frozen: tuple[str, ...] = (),
 ) -> PlainRun:
     """AdamW on the mean loss of all tokens of each step's micro-batches together."""
-    weights = {name: w.clone().requires_grad_() for name, w in weights.items()}
+    every = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
+    weights = {name: w for name, w in every.items() if name not in frozen}
     first = {name: torch.zeros_like(w) for name, w in weights.items()}
     second = {name: torch.zeros_like(w) for name, w in weights.items()}
     losses, norms = [], []
     for number, (micro_batches, lr) in enumerate(zip(steps, rates, strict=True), start=1):
         tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
-        sums = torch.stack([loss_sum(weights, shape, rows) for rows in micro_batches])
+        sums = torch.stack([loss_sum(every, shape, rows) for rows in micro_batches])
         loss = sums.sum() / max(tokens, 1.0)
         found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         grads = {
@@ -139,4 +166,4 @@ def train(
                     w.mul_(1 - lr * settings.weight_decay)
                 corrected = (second[name] / (1 - two**number)).sqrt() + settings.eps
                 w.sub_(lr * (first[name] / (1 - one**number)) / corrected)
-    return PlainRun(losses, norms, {name: w.detach() for name, w in weights.items()})
+    return PlainRun(losses, norms, {name: w.detach() for name, w in every.items()})

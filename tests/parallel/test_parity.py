@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows, Shape, Weights
 from rank_processes import RunRanks
 
-from energon_lite.training.config import ModelConfig, OptimizerConfig
+from energon_lite.training.config import ModelConfig, OptimizerConfig, RopeScaling
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh, build_mesh
 from energon_lite.training.optimizer import AdamW, learning_rate
@@ -23,7 +23,7 @@ from energon_lite.training.step import train_step
 
 BASE = ModelConfig(
     hidden_size=32,
-    num_layers=2,
+    num_layers=4,
     num_heads=8,
     num_kv_heads=4,
     ffn_size=24,
@@ -35,35 +35,76 @@ BASE = ModelConfig(
     dtype="float64",
 )
 # Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
-OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-6, clip=0.5)
-LAYOUTS = {"dp4": (4, 1), "tp2": (1, 2), "tp4": (1, 4), "tp2 dp2": (2, 2), "one process": (1, 1)}
+OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-5, clip=0.5)
 STEPS, MICRO_BATCHES = 5, 4
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes, and how they are used."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    sp: bool = False
+    virtual: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    def mesh(self) -> ParallelMesh:
+        return build_mesh(
+            dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, sequence_parallel=self.sp, virtual=self.virtual
+        )
+
+    def __str__(self) -> str:
+        sizes = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "dp") if getattr(self, name) > 1]
+        return " ".join([*sizes, *["sp"] * self.sp, *[f"virtual{self.virtual}"] * (self.virtual > 1)]) or "one process"
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(dp=4),
+    Layout(tp=4),
+    Layout(tp=2, dp=2),
+    Layout(tp=2, dp=2, sp=True),
+    Layout(cp=2, dp=2),
+    Layout(cp=4),
+    Layout(tp=2, cp=2),
+    Layout(tp=2, cp=2, sp=True),
+]
+ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image")
+
+
 def make_rows(generator: torch.Generator, kind: str) -> Rows:
-    """A micro-batch of random tokens: 'mixed', 'text' or 'image' rows, or one whose labels all do 'nothing'."""
+    """A micro-batch of random tokens. No label of 'nothing' counts; 'packed' rows hold several documents."""
     rows, length = 3, int(torch.randint(4, 9, (), generator=generator))
     lengths = torch.randint(2, length + 1, (rows,), generator=generator)
     lengths[0] = length
     mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
-    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1]}[kind]
+    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
     return Rows(
         tokens=torch.randint(0, 29, (rows, length), generator=generator),
         labels=torch.randint(0, 29, (rows, length), generator=generator),
         loss_mask=mask * 0 if kind == "nothing" else mask,
         image=torch.rand(len(images), 3, 4, 4, generator=generator),
         image_rows=torch.tensor(images, dtype=torch.int64),
+        documents=torch.randint(0, 2, (rows, length), generator=generator).cumsum(1) if "packed" in kind else None,
     )
 
 
-def make_steps(kinds: tuple[str, ...] = ("mixed", "text", "nothing", "image"), seed: int = 1) -> list[list[Rows]]:
+def make_steps(
+    kinds: tuple[str, ...] = ("mixed", "text", "nothing", "packed image"), seed: int = 1
+) -> list[list[Rows]]:
     """Micro-batches of each step; with four data-parallel ranks, the third has no token that counts in any step."""
     generator = torch.Generator().manual_seed(seed)
     return [[make_rows(generator, kind) for kind in kinds] for _ in range(STEPS)]
 
 
 def gathered(model: LlamaModel, mesh: ParallelMesh) -> Weights:
-    """All parameters, whole."""
+    """All parameters of all stages, whole."""
     weights = {}
     for name, p in model.named_parameters():
         dim, group = layout_of(p).sharded_dim, mesh.group("tp")
@@ -73,7 +114,14 @@ def gathered(model: LlamaModel, mesh: ParallelMesh) -> Weights:
         parts = [torch.empty_like(p) for _ in range(mesh.tp)]
         dist.all_gather(parts, p.detach().contiguous(), group=group)
         weights[name] = torch.cat(parts, dim=dim)
-    return weights
+    if mesh.pp == 1:
+        return weights
+    stages: list[Weights] = [{} for _ in range(mesh.pp)]
+    dist.all_gather_object(stages, weights, group=mesh.group("pp"))
+    for stage in stages:
+        for name in stage.keys() & weights.keys():
+            assert torch.equal(stage[name], weights[name]), f"two stages have different {name}"
+    return {name: weight for stage in stages for name, weight in stage.items()}
 
 
 @dataclass
@@ -85,15 +133,17 @@ class Run:
     end: Weights
 
 
-def train_on(config: ModelConfig, steps: list[list[Rows]], dp: int, tp: int) -> Run:
+def train_on(config: ModelConfig, steps: list[list[Rows]], layout: Layout, frozen: tuple[str, ...] = ()) -> Run:
     """The run of one rank."""
-    mesh = build_mesh(dp=dp, tp=tp)
+    mesh = layout.mesh()
     model = LlamaModel(config, mesh, seed=5)
     start = gathered(model, mesh)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in frozen)
     optimizer = AdamW(model, mesh, OPTIMIZER)
     results = []
     for number, micro_batches in enumerate(steps):
-        mine = micro_batches[mesh.rank("dp") :: dp]
+        mine = micro_batches[mesh.rank("dp") :: layout.dp]
         lr = learning_rate(number, len(steps), OPTIMIZER)
         results.append(train_step(model, optimizer, mine, mesh, lr=lr))
     return Run(
@@ -105,11 +155,18 @@ def train_on(config: ModelConfig, steps: list[list[Rows]], dp: int, tp: int) -> 
     )
 
 
-def plain_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]) -> PlainRun:
-    heads, tied = (config.num_heads, config.kv_heads), config.tie_embeddings
-    shape = Shape(config.num_layers, *heads, config.vocab_size, config.patch_size, tied=tied)
+def plain_run(config: ModelConfig, start: Weights, steps: list[list[Rows]], frozen: tuple[str, ...] = ()) -> PlainRun:
+    heads, tied, scaling = (config.num_heads, config.kv_heads), config.tie_embeddings, config.rope_scaling
+    shape = Shape(
+        config.num_layers,
+        *heads,
+        config.vocab_size,
+        config.patch_size,
+        tied=tied,
+        scaling=None if scaling is None else dataclasses.astuple(scaling),
+    )
     rates = [learning_rate(number, len(steps), OPTIMIZER) for number in range(len(steps))]
-    return plain_llama.train(start, shape, steps, rates, OPTIMIZER)
+    return plain_llama.train(start, shape, steps, rates, OPTIMIZER, frozen)
 
 
 def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
@@ -126,14 +183,14 @@ def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("variant", [("float64", False), ("float64", True), ("float32", False)], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layout_makes_the_plain_run(
-    run_ranks: RunRanks, layout: tuple[int, int], variant: tuple[str, bool], plain_runs: dict[ModelConfig, PlainRun]
+    run_ranks: RunRanks, layout: Layout, variant: tuple[str, bool], plain_runs: dict[ModelConfig, PlainRun]
 ) -> None:
-    (dp, tp), (dtype, tied) = layout, variant
+    dtype, tied = variant
     config = dataclasses.replace(BASE, tie_embeddings=tied, dtype=dtype)
     steps = make_steps()
-    runs = run_ranks(dp * tp, lambda rank: train_on(config, steps, dp, tp))
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout))
     if config not in plain_runs:
         plain_runs[config] = plain_run_in_child(run_ranks, config, runs[0].start, steps)
     assert_same(runs, plain_runs[config], 1e-10 if dtype == "float64" else 1e-5)
@@ -148,19 +205,19 @@ def plain_runs() -> dict[ModelConfig, PlainRun]:
 
 
 def test_layouts_start_from_equal_weights(run_ranks: RunRanks) -> None:
-    def start(dp: int, tp: int) -> Weights:
-        weights: Weights = run_ranks(dp * tp, lambda rank: train_on(BASE, [], dp, tp))[0].start
+    def start(layout: Layout) -> Weights:
+        weights: Weights = run_ranks(layout.world, lambda rank: train_on(BASE, [], layout))[0].start
         return weights
 
-    alone = start(1, 1)
-    for dp, tp in LAYOUTS.values():
-        assert all(torch.equal(weight, alone[name]) for name, weight in start(dp, tp).items())
+    alone = start(Layout())
+    for layout in LAYOUTS:
+        assert all(torch.equal(weight, alone[name]) for name, weight in start(layout).items())
 
 
-@pytest.mark.parametrize("layout", [(1, 1), (2, 2), (4, 1)], ids=str)
-def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: tuple[int, int]) -> None:
-    config, (dp, tp) = dataclasses.replace(BASE, dtype="float32"), layout
-    one, two = (run_ranks(dp * tp, lambda rank: train_on(config, make_steps(), dp, tp))[0] for _ in range(2))
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, dp=2), Layout(dp=4), Layout(tp=2, cp=2, sp=True)], ids=str)
+def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: Layout) -> None:
+    config = dataclasses.replace(BASE, dtype="float32")
+    one, two = (run_ranks(layout.world, lambda rank: train_on(config, make_steps(), layout))[0] for _ in range(2))
     assert one.losses == two.losses and one.norms == two.norms
     assert all(torch.equal(weight, two.end[name]) for name, weight in one.end.items())
 
@@ -168,18 +225,21 @@ def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: tuple[int,
 def test_text_only_model(run_ranks: RunRanks) -> None:
     config = dataclasses.replace(BASE, image_size=0, num_kv_heads=None, tie_embeddings=True)
     steps = make_steps(("text",) * MICRO_BATCHES)
-    runs = run_ranks(4, lambda rank: train_on(config, steps, 2, 2))
+    runs = run_ranks(4, lambda rank: train_on(config, steps, Layout(dp=2, tp=2)))
     assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-10)
 
 
-def plain_run_in_child(run_ranks: RunRanks, config: ModelConfig, start: Weights, steps: list[list[Rows]]) -> PlainRun:
+def plain_run_in_child(
+    run_ranks: RunRanks, config: ModelConfig, start: Weights, steps: list[list[Rows]], frozen: tuple[str, ...] = ()
+) -> PlainRun:
     """Away from the test process: where there is a GPU, a process that has run autograd must not fork any more."""
-    return run_ranks(1, lambda rank: plain_run(config, start, steps))[0]
+    run: PlainRun = run_ranks(1, lambda rank: plain_run(config, start, steps, frozen))[0]
+    return run
 
 
 def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunRanks) -> None:
     steps = [[make_rows(torch.Generator().manual_seed(2), "nothing") for _ in range(MICRO_BATCHES)]]
-    for run in run_ranks(2, lambda rank: train_on(BASE, steps, 2, 1)):
+    for run in run_ranks(2, lambda rank: train_on(BASE, steps, Layout(dp=2))):
         assert (run.losses, run.tokens, run.norms) == ([0.0], [0], [0.0])
         decayed = 1 - learning_rate(0, 1, OPTIMIZER) * OPTIMIZER.weight_decay
         for name, weight in run.end.items():
@@ -187,24 +247,48 @@ def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunR
             torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
 
 
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any layout of at most eight ranks, rather the smaller ones."""
+    sizes = {"tp": 1, "cp": 1, "dp": 1}
+    for _ in range(draw(st.integers(1, 3))):
+        sizes[draw(st.sampled_from(sorted(sizes)))] *= 2
+    sizes["tp"] = min(sizes["tp"], 4)
+    return Layout(**sizes, sp=draw(st.booleans()))
+
+
 @settings(
-    max_examples=5,
+    max_examples=10,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    layout=st.sampled_from([(4, 1), (1, 2), (1, 4), (2, 2), (2, 1)]),
-    kinds=st.tuples(*[st.sampled_from(["mixed", "text", "image", "nothing"])] * MICRO_BATCHES),
+    layout=layouts(),
+    kinds=st.tuples(*[st.sampled_from(ALL_KINDS)] * 8),
     tied=st.booleans(),
     kv_heads=st.sampled_from([4, 8]),
-    image_seed=st.integers(0, 1000),
+    scaled=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
+    seed=st.integers(0, 1000),
 )
 def test_features_in_any_combination(
-    run_ranks: RunRanks, layout: tuple[int, int], kinds: tuple[str, ...], tied: bool, kv_heads: int, image_seed: int
+    run_ranks: RunRanks,
+    layout: Layout,
+    kinds: tuple[str, ...],
+    tied: bool,
+    kv_heads: int,
+    scaled: bool,
+    recompute: str,
+    frozen: set[str],
+    seed: int,
 ) -> None:
-    config = dataclasses.replace(BASE, tie_embeddings=tied, num_kv_heads=kv_heads)
-    dp, tp = layout
-    steps = make_steps(kinds, image_seed)[:2]
-    runs = run_ranks(dp * tp, lambda rank: train_on(config, steps, dp, tp))
-    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-10)
+    scaling = RopeScaling(4.0, 0.1, 1.5, 6) if scaled else None
+    config = dataclasses.replace(
+        BASE, tie_embeddings=tied, num_kv_heads=kv_heads, rope_scaling=scaling, recompute=recompute
+    )
+    fixed = tuple(sorted(frozen))
+    steps = make_steps(kinds, seed)[:2]
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, fixed))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps, fixed), 1e-10)

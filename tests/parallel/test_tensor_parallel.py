@@ -159,7 +159,7 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
 
         model = LlamaModel(wide, build_mesh(tp=4))
         with Watch():
-            model.token_losses(make_steps()[0][1]).sum().backward()
+            model.loss_sum(make_steps()[0][1]).backward()
         return max(seen)
 
     # The widest rows are a rank's 64 columns of the vocabulary; all 256 never meet.
