@@ -7,14 +7,17 @@ number of tokens is known before the first backward pass, and gradients are only
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from energon_lite.training.llama import LlamaModel, ModelInput
 from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.optimizer import AdamW
+from energon_lite.training.pipeline import run_pipeline
 
 
 @dataclass(frozen=True)
@@ -33,57 +36,57 @@ class StepResult:
 
 
 def train_step(
-    model: LlamaModel, optimizer: AdamW, micro_batches: Sequence[ModelInput], mesh: ParallelMesh, *, lr: float
+    model: LlamaModel, optimizer: AdamW, micro_batches: Sequence[ModelInput | None], mesh: ParallelMesh, *, lr: float
 ) -> StepResult:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
     Args:
         model: the model, on ``mesh``.
         optimizer: of that model.
-        micro_batches: this rank's; tensor-parallel peers have equal ones. They may be empty.
+        micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
+            equal ones, stages between them None for each. They may be empty.
         mesh: the ranks.
         lr: the learning rate.
     """
-    tokens = _zero(mesh)
-    if mesh.rank("cp") == 0:  # context-parallel ranks have the same batch
-        tokens = sum((batch.loss_mask.sum(dtype=torch.float64) for batch in micro_batches), tokens)
-    mesh.sum_over_data(tokens)
-    divisor = tokens.clamp(min=1.0)
-    loss = _zero(mesh)
-    for batch in micro_batches:
-        if batch.tokens.numel() == 0:
-            continue
-        share = _loss_sum(model, batch) / divisor.to(model.config.torch_dtype)
-        share.backward()
-        loss += share.detach()
-    mesh.sum_over_data(loss)
+    tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
+    loss = run_pipeline(model, micro_batches, divisor=tokens.clamp(min=1.0))
+    loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
     grad_norm = optimizer.step(lr)
     return StepResult(loss.item(), int(tokens.item()), grad_norm)
 
 
 @torch.no_grad()
-def evaluate(model: LlamaModel, batches: Iterable[ModelInput], mesh: ParallelMesh) -> tuple[float, int]:
+def evaluate(model: LlamaModel, batches: Iterable[ModelInput | None], mesh: ParallelMesh) -> tuple[float, int]:
     """Mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
 
     Args:
         model: the model, on ``mesh``.
-        batches: this rank's; tensor-parallel peers have equal ones. An empty batch counts for nothing.
+        batches: this rank's, as those of :func:`train_step`. An empty batch counts for nothing.
         mesh: the ranks.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-    for batch in batches:
-        if batch.tokens.numel():
-            here = batch.to(mesh.device)
-            sums[0] += _loss_sum(model, here)
-            if mesh.rank("cp") == 0:  # context-parallel ranks have the same batch
-                sums[1] += here.loss_mask.sum()
-    mesh.sum_over_data(sums)
-    return (sums[0] / sums[1].clamp(min=1.0)).item(), int(sums[1].item())
+    remaining = iter(batches)
+    # A few at a time: enough to fill the stages, and not all in memory at once.
+    while some := list(itertools.islice(remaining, 4 * mesh.pp)):
+        here = [None if batch is None else batch.to(mesh.device) for batch in some]
+        sums[0] += run_pipeline(model, here, backward=False)
+        sums[1] += _count_tokens(here, mesh)
+    loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
+    return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
 
-def _loss_sum(model: LlamaModel, batch: ModelInput) -> torch.Tensor:
-    return model.loss_sum(batch)
+def _count_tokens(micro_batches: Iterable[ModelInput | None], mesh: ParallelMesh) -> torch.Tensor:
+    """How many tokens of this rank's micro-batches count, each on one rank of a model replica: of the last stage's."""
+    tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    if mesh.is_last_stage and mesh.rank("cp") == 0:
+        for batch in micro_batches:
+            assert batch is not None, "the last stage needs its micro-batches"
+            tokens += batch.loss_mask.sum(dtype=torch.float64)
+    return tokens
 
 
-def _zero(mesh: ParallelMesh) -> torch.Tensor:
-    return torch.zeros((), dtype=torch.float64, device=mesh.device)
+def _from_last_stage(values: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+    """What the last stage knows, for all of them; the others have zeros."""
+    if (group := mesh.group("pp")) is not None:
+        dist.all_reduce(values, group=group)
+    return values
