@@ -1,11 +1,12 @@
-"""The reference trainer: a small Llama with an image prefix, tensor and data parallel, exactly resumable.
+"""The reference trainer: a small Llama with an image prefix, parallel along four axes, exactly resumable.
 
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-A way to read it: ``mesh`` (who is who), ``parameters`` and ``collectives`` (what is cut, and what is said between
-ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model), ``optimizer`` and
-``step`` (what is summed over what), ``checkpoint``, and ``loop``, which puts it all together.
+A way to read it: ``rank_grid`` and ``mesh`` (who is who), ``parameters``, ``collectives`` and ``sequence`` (what is
+cut, and what is said between ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy``
+(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer`` and ``step`` (what is summed over what),
+``checkpoint``, and ``loop``, which puts it all together.
 """
 
 from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
@@ -14,6 +15,7 @@ from energon_lite.training.config import (
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
+    RopeScaling,
     TrainConfig,
     TrainerConfig,
 )
@@ -25,7 +27,11 @@ from energon_lite.training.llama import LlamaModel
 from energon_lite.training.loop import Trainer
 from energon_lite.training.mesh import ParallelMesh, build_mesh
 from energon_lite.training.optimizer import AdamW, learning_rate
-from energon_lite.training.parameters import ParameterLayout, initialize_parameters
+from energon_lite.training.parameters import ParameterLayout, freeze, initialize_parameters, new_parameter
+from energon_lite.training.pipeline import run_pipeline
+from energon_lite.training.pipeline_schedule import pipeline_schedule
+from energon_lite.training.rank_grid import RankGrid
+from energon_lite.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.training.step import StepResult, evaluate, train_step
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -42,16 +48,20 @@ __all__ = [
     "OptimizerConfig",
     "ParallelMesh",
     "ParameterLayout",
+    "RankGrid",
+    "RopeScaling",
     "RowParallelLinear",
     "StepResult",
     "TrainConfig",
     "Trainer",
     "TrainerConfig",
     "VocabParallelEmbedding",
+    "adopt_norm",
     "build_mesh",
     "config_from_dict",
     "config_to_dict",
     "evaluate",
+    "freeze",
     "generate_captions",
     "initialize_parameters",
     "latest_checkpoint",
@@ -59,8 +69,13 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_model",
+    "new_parameter",
+    "pipeline_schedule",
     "read_state",
+    "register_attention",
+    "register_norm",
     "resize_image",
+    "run_pipeline",
     "save_checkpoint",
     "train_step",
     "vocab_parallel_cross_entropy",

@@ -174,11 +174,11 @@ def _global_tensor(local: torch.Tensor, parameter: nn.Parameter, mesh: ParallelM
         return local
     layout = layout_of(parameter)
     cut = Replicate() if layout.sharded_dim is None else Shard(layout.sharded_dim)
-    # The pipeline axis is left out: stages hold different parameters, under different names.
-    peers = mesh.device_mesh["dp", "cp", "tp"]
+    # The other axes need not be named: copies of a part are written once, and stages have parameters of other names.
+    peers = mesh.device_mesh["tp"]
     shape = torch.Size(layout.full_shape)
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, peers, [Replicate(), Replicate(), cut], shape=shape, stride=stride)
+    return DTensor.from_local(local, peers, [cut], shape=shape, stride=stride)
 
 
 def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:

@@ -30,6 +30,8 @@ class DataConfig:
         micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
             gets its equal share, so a run on another layout takes the same steps.
         workers: loader processes per rank; 0 loads in the training process.
+        share: ``load``: all ranks of a model replica that need a batch load it; ``broadcast``: one loads it and sends
+            it to the others.
         shuffle_buffer_size: samples among which runs are mixed; None for a full permutation.
         max_samples_per_sequence: neighbours on disk that stay together before mixing; None for single samples.
         max_length: tokens of a row; a longer caption is cut, from a longer text a window is taken.
@@ -43,8 +45,11 @@ class DataConfig:
     shuffle_buffer_size: int | None = None
     max_samples_per_sequence: int | None = None
     max_length: int = 64
+    share: str = "load"
 
     def __post_init__(self) -> None:
+        if self.share not in ("load", "broadcast"):
+            raise ConfigError(f"unknown way to share {self.share!r}", at="data.share", choices=["load", "broadcast"])
         for name in ("micro_batch_size", "micro_batches_per_step", "max_length"):
             _require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
         _require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
@@ -240,6 +245,7 @@ class TrainConfig:
         keep: number of checkpoints that are kept, the newest.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
+        freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
     """
 
@@ -248,6 +254,7 @@ class TrainConfig:
     keep: int = 2
     log_every: int = 10
     eval_every: int = 0
+    freeze: tuple[str, ...] = ()
     deterministic: bool = True
 
     def __post_init__(self) -> None:

@@ -95,6 +95,7 @@ def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
     """Plain values, as JSON can hold them."""
     values = dataclasses.asdict(config)
     values["optimizer"]["betas"] = list(config.optimizer.betas)
+    values["train"]["freeze"] = list(config.train.freeze)
     return values
 
 
@@ -179,8 +180,13 @@ def _convert(wanted: Any, entry: _Entry, at: str) -> Any:
         if value is None:
             return None
         (wanted,) = (arm for arm in typing.get_args(wanted) if arm is not type(None))
+        return _convert(wanted, entry, at)
     if typing.get_origin(wanted) is tuple:
         arms = typing.get_args(wanted)
+        if arms[-1] is Ellipsis:
+            if not isinstance(value, (list, tuple)):
+                raise entry.place.error("wrong value", at, expected="a list", found=_shown(value))
+            arms = arms[:1] * len(value)
         if not isinstance(value, (list, tuple)) or len(value) != len(arms):
             raise entry.place.error("wrong value", at, expected=f"a list of {len(arms)} numbers", found=_shown(value))
         return tuple(_convert(arm, _Entry(item, entry.place), at) for arm, item in zip(arms, value, strict=True))

@@ -24,6 +24,7 @@ from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh, build_mesh
 from energon_lite.training.metrics import MetricsFile, Progress
 from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.parameters import freeze
 from energon_lite.training.step import evaluate, train_step
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,18 @@ class Trainer:
         if config.train.deterministic:
             make_deterministic()
         self.config = config
-        self.mesh = build_mesh(pp=config.mesh.pp, cp=config.mesh.cp, tp=config.mesh.tp)
+        sizes = config.mesh
+        self.mesh = build_mesh(
+            pp=sizes.pp,
+            cp=sizes.cp,
+            tp=sizes.tp,
+            sequence_parallel=sizes.sequence_parallel,
+            virtual=sizes.virtual,
+            order=sizes.order,
+        )
         self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
+        freeze(self.model, config.train.freeze, self.mesh)
         self.optimizer = AdamW(self.model, self.mesh, config.optimizer)
         self.loader = get_savable_loader(self._dataset(training=True))
         self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
@@ -99,7 +109,8 @@ class Trainer:
         """
         began = time.perf_counter()
         # All of the step's micro-batches first: the loss needs the number of tokens before the first backward pass.
-        micro_batches = [next(batches).to(self.mesh.device) for _ in range(self.micro_batches)]
+        fetched_now = [next(batches) for _ in range(self.micro_batches)]
+        micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
         lr = learning_rate(step - 1, self.config.train.steps, self.config.optimizer)
         result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr)
@@ -157,7 +168,13 @@ class Trainer:
         if mesh.device_mesh is None:
             workers = WorkerConfig(rank=0, world_size=1, num_workers=data.workers, seed_offset=self.config.seed)
         else:
-            workers = WorkerConfig.from_mesh(mesh.device_mesh, num_workers=data.workers, seed_offset=self.config.seed)
+            workers = WorkerConfig.from_mesh(
+                mesh.device_mesh,
+                num_workers=data.workers,
+                seed_offset=self.config.seed,
+                stages="ends",
+                share="broadcast" if data.share == "broadcast" else "load",
+            )
         encoder = MultimodalTaskEncoder(
             max_length=data.max_length, image_size=self.config.model.image_size, training=training
         )
@@ -224,7 +241,8 @@ def _until_sigterm() -> Iterator[threading.Event]:
 
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
     """What differs between two configurations, but for settings that change no step."""
-    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path"}
+    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share"}
+    harmless |= {"model.recompute", "model.compile"}
     harmless |= {f"train.{name}" for name in ("save_every", "keep", "log_every", "eval_every")}
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)

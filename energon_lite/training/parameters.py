@@ -7,7 +7,9 @@ counts once, a replica not again) and checkpoints (global shapes, global names).
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +95,30 @@ def layout_of(parameter: nn.Parameter) -> ParameterLayout:
             fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
         )
     return layout
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> None:
+    """Leave some parameters as they are in training. Every rank must call it, before the optimizer is made.
+
+    Args:
+        model: the model, or this pipeline stage's part of it.
+        patterns: of names, with ``*``, ``?`` and ``[...]`` as in a shell.
+        mesh: the ranks.
+
+    Raises:
+        UsageError: a pattern fits no parameter on any rank.
+
+    Example:
+        >>> freeze(model, ["embed_tokens.*"], mesh)
+    """
+    for pattern in patterns:
+        fitting = [p for name, p in model.named_parameters() if fnmatch.fnmatchcase(name, pattern)]
+        for parameter in fitting:
+            parameter.requires_grad_(False)
+        if not mesh.any_rank(bool(fitting)):
+            raise UsageError(
+                f"no parameter is named like {pattern!r}", fix="see the names in dict(model.named_parameters())"
+            )
 
 
 def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) -> None:

@@ -13,25 +13,33 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankFailure, RunRanks
-from test_parity import BASE, OPTIMIZER, gathered, make_steps
+from test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.training import checkpoint
 from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
+from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.optimizer import AdamW
 from energon_lite.training.step import train_step
 
-LAYOUTS = [(1, 4), (2, 2), (4, 1), (1, 1)]
+LAYOUTS = [
+    Layout(tp=4),
+    Layout(dp=2, tp=2),
+    Layout(dp=4),
+    Layout(),
+    Layout(pp=2, virtual=2),
+    Layout(tp=2, pp=2, sp=True),
+    Layout(cp=2, dp=2),
+]
 STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1}}
 
 
 class Part:
     """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
 
-    def __init__(self, dp: int, tp: int, *, seed: int = 5, dtype: str = "float64", **shape: Any):
-        self.mesh: ParallelMesh = build_mesh(dp=dp, tp=tp)
+    def __init__(self, layout: Layout, *, seed: int = 5, dtype: str = "float64", **shape: Any):
+        self.mesh: ParallelMesh = layout.mesh()
         self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
         self.optimizer = AdamW(self.model, self.mesh, OPTIMIZER)
 
@@ -39,7 +47,7 @@ class Part:
         """Losses and gradient norms of steps ``first..last-1``."""
         results = []
         for micro_batches in make_steps()[first:last]:
-            mine = micro_batches[self.mesh.rank("dp") :: self.mesh.dp]
+            mine = own(micro_batches, self.mesh)
             results.append(train_step(self.model, self.optimizer, mine, self.mesh, lr=1e-2))
         return [(result.loss, result.grad_norm) for result in results]
 
@@ -63,24 +71,29 @@ class Part:
 
 
 @pytest.mark.parametrize("saved", LAYOUTS, ids=str)
-def test_each_layout_reads_each_other(run_ranks: RunRanks, tmp_path: Path, saved: tuple[int, int]) -> None:
+def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
+    # Tied embeddings are on two stages, and are saved once.
+    shape = {"tie_embeddings": saved.pp == 1 or saved.virtual == 2}
+
     def save(rank: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
-        part = Part(*saved)
+        part = Part(saved, **shape)
         part.train(0, 2)
         part.save(tmp_path / "run", 2)
         return part.content(), part.train(2, 5)
 
-    content, losses = run_ranks(saved[0] * saved[1], save)[0]
+    content, losses = run_ranks(saved.world, save)[0]
     path = latest_checkpoint(tmp_path / "run")
     assert path is not None and path.name == "step-00000002"
-    for layout in LAYOUTS:
+    place = LAYOUTS.index(saved)
+    # Itself and two others: with all seven, each is read and written in three ways, and the neighbours differ.
+    for layout in (LAYOUTS[(place + step) % len(LAYOUTS)] for step in (0, 1, 3)):
 
-        def load(rank: int, layout: tuple[int, int] = layout) -> tuple[Any, ...]:
-            part = Part(*layout, seed=99)
+        def load(rank: int, layout: Layout = layout) -> tuple[Any, ...]:
+            part = Part(layout, seed=99, **shape)
             got = part.load(path)
             return got, part.optimizer.updates, part.content(), part.train(2, 5)
 
-        for got, updates, loaded, continued in run_ranks(layout[0] * layout[1], load):
+        for got, updates, loaded, continued in run_ranks(layout.world, load):
             assert (got, updates) == ((2, STATE), 2)
             assert loaded.keys() == content.keys()
             assert all(torch.equal(loaded[name], content[name]) for name in content)
@@ -91,13 +104,13 @@ def test_each_layout_reads_each_other(run_ranks: RunRanks, tmp_path: Path, saved
 
 def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path) -> None:
     def straight(rank: int) -> list[tuple[float, float]]:
-        part = Part(2, 2, dtype="float32")
+        part = Part(Layout(dp=2, tp=2), dtype="float32")
         losses = part.train(0, 3)
         part.save(tmp_path, 3)
         return losses + part.train(3, 5)
 
     def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(2, 2, dtype="float32", seed=99)
+        part = Part(Layout(dp=2, tp=2), dtype="float32", seed=99)
         part.load(tmp_path / "step-00000003")
         return part.train(3, 5)
 
@@ -107,12 +120,12 @@ def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_pat
 def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_path: Path) -> None:
     def save(rank: int) -> float:
         torch.manual_seed(100 + rank)
-        part = Part(2, 1)
+        part = Part(Layout(dp=2))
         part.save(tmp_path, 1)
         return torch.rand(()).item()
 
     def load(rank: int) -> float:
-        part = Part(2, 1)
+        part = Part(Layout(dp=2))
         part.load(tmp_path / "step-00000001")
         return torch.rand(()).item()
 
@@ -121,13 +134,13 @@ def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_pat
 
 
 def test_reading_state_needs_no_model(run_ranks: RunRanks, tmp_path: Path) -> None:
-    run_ranks(2, lambda rank: Part(1, 2).save(tmp_path, 7))
+    run_ranks(2, lambda rank: Part(Layout(tp=2)).save(tmp_path, 7))
     assert read_state(tmp_path / "step-00000007") == STATE
 
 
 def test_the_newest_are_kept(run_ranks: RunRanks, tmp_path: Path) -> None:
     def save(rank: int) -> None:
-        part = Part(1, 1)
+        part = Part(Layout())
         for step in (1, 2, 3, 10):
             part.save(tmp_path, step, keep=2)
 
@@ -138,18 +151,18 @@ def test_the_newest_are_kept(run_ranks: RunRanks, tmp_path: Path) -> None:
 
 def test_a_model_of_another_shape_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
     def save_and_load(rank: int) -> list[str]:
-        path = Part(1, 2).save(tmp_path, 1)
+        path = Part(Layout(tp=2)).save(tmp_path, 1)
         messages = []
-        shapes: list[dict[str, Any]] = [{"ffn_size": 32}, {"num_layers": 3}]
+        shapes: list[dict[str, Any]] = [{"ffn_size": 32}, {"num_layers": 5}]
         for shape in shapes:
             with pytest.raises(StateMismatchError) as caught:
-                Part(1, 2, **shape).load(path)
+                Part(Layout(tp=2), **shape).load(path)
             messages.append(str(caught.value))
         return messages
 
     for wider, deeper in run_ranks(2, save_and_load):
         assert "has shape [24, 32] for model.layers.0.mlp.gate_proj.weight" in wider
-        assert "has nothing for model.layers.2." in deeper
+        assert "has nothing for model.layers.4." in deeper
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------------
@@ -209,7 +222,7 @@ def test_a_killed_save_leaves_the_former_checkpoint(
     where, how = crash
 
     def die(rank: int) -> None:
-        part = Part(2, 1)
+        part = Part(Layout(dp=2))
         part.train(0, 1)
         part.save(tmp_path, 1)
         part.train(1, 2)
@@ -225,7 +238,7 @@ def test_a_killed_save_leaves_the_former_checkpoint(
     assert "died without a word" in failure.value.by_rank[0]
 
     def go_on(rank: int) -> tuple[int, list[str]]:
-        part = Part(1, 2)
+        part = Part(Layout(tp=2))
         path = latest_checkpoint(tmp_path)
         assert path is not None
         step, state = part.load(path)
@@ -241,7 +254,7 @@ def test_a_killed_save_leaves_the_former_checkpoint(
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ranks: RunRanks, tmp_path: Path) -> None:
     def die(rank: int) -> None:
-        part = Part(1, 1)
+        part = Part(Layout())
         part.save(tmp_path, 1)
         part.save(tmp_path, 2)
         sabotage("Path.rename", die_when(without_name))

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from rank_processes import RankFailure, RunRanks
 
-from energon_lite.errors import StateMismatchError, TopologyError
+from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 from energon_lite.training import Trainer, TrainerConfig, config_from_dict, generate_captions, load_model
 from energon_lite.training.checkpoint import latest_checkpoint
 
@@ -65,9 +65,17 @@ def blend(tmp_path: Path, write_dataset: WriteDataset) -> Path:
 
 
 def make_config(
-    blend: Path, output: Path, *, tp: int = 1, workers: int = 0, lr: float = 5e-3, **train: Any
+    blend: Path,
+    output: Path,
+    *,
+    tp: int = 1,
+    workers: int = 0,
+    lr: float = 5e-3,
+    mesh: dict[str, Any] | None = None,
+    share: str = "load",
+    **train: Any,
 ) -> TrainerConfig:
-    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_size": 48, "tie_embeddings": True}
+    shape = {"hidden_size": 32, "num_layers": 3, "num_heads": 4, "ffn_size": 48, "tie_embeddings": True}
     return config_from_dict(
         {
             "seed": 3,
@@ -77,9 +85,10 @@ def make_config(
                 "micro_batch_size": 3,
                 "micro_batches_per_step": 4,
                 "workers": workers,
+                "share": share,
                 "max_length": 12,
             },
-            "mesh": {"tp": tp},
+            "mesh": {"tp": tp} | (mesh or {}),
             "model": shape | {"image_size": 4},
             "optimizer": {"lr": lr, "warmup": 2, "eps": 1e-6},
             "train": {"steps": 6, "save_every": 2} | train,
@@ -154,6 +163,57 @@ def test_a_terminated_run_saves_and_goes_on_in_other_layouts(
     for mine, its in zip(found, straight, strict=True):
         assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
         assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "share"),
+    [
+        (2, {"pp": 2}, "load"),
+        (3, {"pp": 3, "order": "pp-dp"}, "broadcast"),
+        (4, {"cp": 2, "order": "dp-cp"}, "broadcast"),
+        (4, {"tp": 2, "sequence_parallel": True}, "broadcast"),
+        (8, {"tp": 2, "pp": 2, "order": "tp-pp-dp"}, "load"),
+    ],
+    ids=str,
+)
+def test_each_axis_makes_the_same_run(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, Any], share: str
+) -> None:
+    """Losses, norms, evaluation; from a checkpoint of one process, and with one that one process goes on from."""
+    runs = []
+    for name, sizes, ranks in (("alone", {}, 1), ("together", mesh, world)):
+        output = tmp_path / name
+        for stop, m, n in ((2, {}, 1), (4, sizes, ranks), (None, {}, 1)):
+            config = make_config(blend, output, mesh=m, share=share, save_every=0, eval_every=3)
+            disturb = None if stop is None else send(signal.SIGTERM, to_rank=n - 1, at=stop)
+            assert run_ranks(n, lambda rank, c=config, d=disturb: train(c, d)) == [stop or 6] * n  # type: ignore[misc]
+        runs.append(metrics(output))
+    for mine, its in zip(*runs, strict=True):
+        assert mine.keys() == its.keys() and mine["tokens"] == its["tokens"]
+        for key in mine:
+            assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
+
+
+def test_frozen_parameters_stay_as_they_are(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def changed(rank: int) -> set[str]:
+        config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, steps=2, freeze=["embed_*", "layers.?.mlp.*"])
+        with Trainer(config) as trainer:
+            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            trainer.run()
+            return {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+
+    first, last = run_ranks(2, changed)
+    assert "vision.weight" in first and "layers.0.self_attn.q_proj.weight" in first and "norm.weight" in last
+    assert not any(name.startswith("embed") or ".mlp." in name for name in first | last)
+
+
+def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def message(rank: int) -> str:
+        with pytest.raises(UsageError) as caught:
+            Trainer(make_config(blend, tmp_path / "run", freeze=["norm.*", "head.*"]))
+        return str(caught.value)
+
+    assert all("no parameter is named like 'head.*'" in text for text in run_ranks(2, message))
 
 
 def test_a_finished_run_does_nothing_more(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
