@@ -10,6 +10,8 @@ from energon_lite.errors import ConfigError
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+#: Courses of the learning rate.
+SCHEDULES = ("cosine", "linear", "constant", "wsd")
 #: What is not kept for the backward pass but computed again.
 RECOMPUTE = ("none", "selective", "full")
 
@@ -208,12 +210,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and its schedule: linear warm-up to ``lr``, then a half cosine down to ``min_lr`` at the last step.
+    """AdamW and its schedule: a linear warm-up to ``lr``, then as ``schedule`` says; see :func:`learning_rate`.
 
     Args:
         lr: highest learning rate.
         min_lr: learning rate at the end.
         warmup: steps until ``lr`` is reached.
+        schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
+        decay_share: of ``wsd``: which share of the run's steps, at its end, the learning rate goes down.
         weight_decay: of matrices; norms and biases are not decayed.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
@@ -223,6 +227,8 @@ class OptimizerConfig:
     lr: float = 1e-3
     min_lr: float = 1e-4
     warmup: int = 10
+    schedule: str = "cosine"
+    decay_share: float = 0.2
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -231,6 +237,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip"):
             _require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
+        if self.schedule not in SCHEDULES:
+            what = f"unknown schedule {self.schedule!r}"
+            raise ConfigError(what, at="optimizer.schedule", choices=list(SCHEDULES), suggest_for=self.schedule)
+        share = 0 < self.decay_share <= 1
+        _require(share, f"decay_share={self.decay_share} is no share", "optimizer.decay_share", "e.g. 0.2")
         good = all(0 <= beta < 1 for beta in self.betas)
         _require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
 
