@@ -257,6 +257,8 @@ class TrainConfig:
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
+        tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
+        peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
         deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
     """
 
@@ -266,9 +268,13 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 0
     freeze: tuple[str, ...] = ()
+    tensorboard: bool = False
+    peak_tflops: float | None = None
     deterministic: bool = True
 
     def __post_init__(self) -> None:
+        peak = self.peak_tflops is None or self.peak_tflops > 0
+        _require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
         for name, least in (("steps", 1), ("keep", 1), ("log_every", 1), ("save_every", 0), ("eval_every", 0)):
             good = getattr(self, name) >= least
             _require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")

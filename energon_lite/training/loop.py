@@ -22,10 +22,14 @@ from energon_lite.training.config_file import config_to_dict
 from energon_lite.training.data import MultimodalTaskEncoder
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.metrics import MetricsFile, Progress
+from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
 from energon_lite.training.optimizer import AdamW, learning_rate
 from energon_lite.training.parameters import freeze
 from energon_lite.training.step import evaluate, train_step
+from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
+
+#: Settings of ``train`` that change no step.
+HARMLESS = ("save_every", "keep", "log_every", "eval_every", "tensorboard", "peak_tflops")
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,8 @@ class Trainer:
         self.loader = get_savable_loader(self._dataset(training=True))
         self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
         self.checkpoints = Path(config.output) / "checkpoints"
+        given = config.train.peak_tflops
+        self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
 
     def run(self) -> int:
         """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
@@ -85,8 +91,8 @@ class Trainer:
             batches = iter(self.loader)
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
-                if metrics is not None:
-                    metrics.write(values)
+                for sink in metrics:
+                    sink.write(values)
                 progress.show(step, values)
                 # Signals arrive at different times; all ranks must take the same branch.
                 stopping = self.mesh.any_rank(terminated.is_set())
@@ -114,15 +120,21 @@ class Trainer:
         fetched = time.perf_counter()
         lr = learning_rate(step - 1, self.config.train.steps, self.config.optimizer)
         result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr)
+        seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "tokens": result.tokens,
             "lr": lr,
-            "seconds": time.perf_counter() - began,
+            "seconds": seconds,
             "data_wait": fetched - began,
+            "tokens_per_second": result.tokens / seconds,
+            "memory_gib": memory_in_use(self.mesh.device),
         }
+        if self.peak_flops is not None:
+            needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
+            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
         if self.val_loader is not None and _due(step, self.config.train.eval_every):
             values["eval_loss"], values["eval_tokens"] = evaluate(self.model, self.val_loader, self.mesh)
         return values
@@ -196,10 +208,17 @@ class Trainer:
             task_encoder=encoder,
         )
 
-    def _metrics(self, stack: ExitStack, *, after: int) -> MetricsFile | None:
-        if not self.mesh.is_main:
-            return None
-        return stack.enter_context(MetricsFile(Path(self.config.output) / "metrics.jsonl", after=after))
+    def _metrics(self, stack: ExitStack, *, after: int) -> list[MetricsFile | TensorBoardFolder]:
+        """Where this rank writes each step's metrics."""
+        sinks: list[MetricsFile | TensorBoardFolder] = []
+        if self.mesh.is_main:
+            output = Path(self.config.output)
+            sinks.append(MetricsFile(output / "metrics.jsonl", after=after))
+            if self.config.train.tensorboard:
+                sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
+        for sink in sinks:
+            stack.enter_context(closing(sink))
+        return sinks
 
 
 def make_deterministic() -> None:
@@ -243,7 +262,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator
     """What differs between two configurations, but for settings that change no step."""
     harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share"}
     harmless |= {"model.recompute", "model.compile"}
-    harmless |= {f"train.{name}" for name in ("save_every", "keep", "log_every", "eval_every")}
+    harmless |= {f"train.{name}" for name in HARMLESS}
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(now, dict) and path not in harmless:

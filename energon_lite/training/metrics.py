@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from energon_lite.errors import UsageError
+
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +54,36 @@ class MetricsFile:
         self.close()
 
 
+class TensorBoardFolder:
+    """The same numbers for TensorBoard, which draws them. A resumed run goes on after the step it resumed from.
+
+    Args:
+        path: the folder; made if it is not there.
+        after: the last step that counts; TensorBoard forgets later ones.
+
+    Raises:
+        UsageError: tensorboard is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, after: int):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "tensorboard is not installed", fix="pip install tensorboard, or set train.tensorboard=false"
+            ) from None
+        self._writer = SummaryWriter(os.fspath(path), purge_step=after + 1)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Add the numbers of a step."""
+        for name, value in values.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 def _drop_lines(path: Path, after: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -89,6 +121,10 @@ class Progress:
     def show(self, step: int, values: Mapping[str, Any]) -> None:
         """Report a finished step."""
         text = f"loss {values['loss']:.4f}, grad norm {values['grad_norm']:.3f}, {values['tokens']} tokens"
+        if "tokens_per_second" in values:
+            text += f", {values['tokens_per_second']:.0f}/s"
+        if "mfu" in values:
+            text += f", MFU {values['mfu']:.1%}"
         if "eval_loss" in values:
             text += f", eval loss {values['eval_loss']:.4f}"
         if self._bar is not None:

@@ -21,6 +21,7 @@ from rank_processes import RankFailure, RunRanks
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 from energon_lite.training import Trainer, TrainerConfig, config_from_dict, generate_captions, load_model
 from energon_lite.training.checkpoint import latest_checkpoint
+from energon_lite.training.throughput import flops_per_token
 
 WriteDataset = Callable[..., Path]
 WORDS = ["black", "grey", "white"]
@@ -113,7 +114,9 @@ def train(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None 
 def metrics(output: Path) -> list[dict[str, Any]]:
     """The lines of a run's file, without those values that are times."""
     lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in entry.items() if key not in ("seconds", "data_wait")} for entry in lines]
+    times = {"seconds", "data_wait", "tokens_per_second", "memory_gib"}
+    assert all(times < entry.keys() for entry in lines)
+    return [{key: value for key, value in entry.items() if key not in times} for entry in lines]
 
 
 def send(number: signal.Signals, *, to_rank: int, at: int) -> Callable[[Trainer, int], None]:
@@ -205,6 +208,30 @@ def test_frozen_parameters_stay_as_they_are(run_ranks: RunRanks, blend: Path, tm
     first, last = run_ranks(2, changed)
     assert "vision.weight" in first and "layers.0.self_attn.q_proj.weight" in first and "norm.weight" in last
     assert not any(name.startswith("embed") or ".mlp." in name for name in first | last)
+
+
+def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    for steps in (2, 3):
+        config = make_config(blend, output, steps=steps, tensorboard=True, peak_tflops=1e-3)
+        run_ranks(2, lambda rank, c=config: train(c))  # type: ignore[misc]
+    lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
+    per_token = flops_per_token(config.model, config.data.max_length)
+    for entry in lines:
+        assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["seconds"])
+        assert entry["mfu"] == pytest.approx(per_token * entry["tokens_per_second"] / (2 * 1e9))
+        assert 0.01 < entry["memory_gib"] < 100
+
+    def drawn(rank: int) -> list[tuple[int, float]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(output / "tensorboard"))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("loss")]
+
+    (found,) = run_ranks(1, drawn)
+    assert [step for step, _ in found] == [1, 2, 3]
+    assert [value for _, value in found] == pytest.approx([entry["loss"] for entry in lines])
 
 
 def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
