@@ -295,6 +295,20 @@ def test_a_model_learns_to_read(run_ranks: RunRanks, blend: Path, tmp_path: Path
     assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
 
 
+def test_layers_of_another_library_make_the_same_run(blend: Path, tmp_path: Path) -> None:
+    found = []
+    for script in ("train", "swap_layers"):
+        config = tmp_path / "run.yaml"
+        config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 2, image_size: 4}\n")
+        command = [sys.executable, str(Path(__file__).parents[2] / f"examples/{script}.py"), str(config)]
+        overrides = [f"output={tmp_path / script}", "train.steps=3", "data.workers=0", "model.num_kv_heads=2"]
+        done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        found.append([entry["loss"] for entry in metrics(tmp_path / script)])
+    assert "norms are transformers." in done.stdout
+    assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
+
+
 def test_the_example_trains(blend: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     config = tmp_path / "run.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import ConfigError
-from energon_lite.training.config import DataConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from energon_lite.training.config import DataConfig, ModelConfig, OptimizerConfig, RopeScaling, TrainerConfig
 from energon_lite.training.config_file import config_from_dict, config_to_dict, load_config
 
 GOOD = """\
@@ -44,6 +44,35 @@ def test_overrides_win(good: Path) -> None:
     assert (config.train.steps, config.model.num_kv_heads, config.mesh.tp) == (9, 2, 2)
     assert (config.data.path, config.optimizer.lr) == ("here.yaml", 3e-4)
     assert config.train.deterministic is False, "the section's other keys stay"
+
+
+def test_sections_in_sections_and_lists(good: Path) -> None:
+    scaling = ["model.rope_scaling.factor=32", "model.rope_scaling.original_length=4096"]
+    config = load_config(good, [*scaling, "train.freeze=[vision.*, norm.weight]", "mesh.sequence_parallel=true"])
+    assert config.model.rope_scaling == RopeScaling(factor=32.0, original_length=4096)
+    assert config.train.freeze == ("vision.*", "norm.weight") and config.mesh.sequence_parallel
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    assert load_config(good, ["model.rope_scaling=null"]).model.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.rope_scaling.factr=2", "did you mean 'factor'"),
+        ("model.rope_scaling={low_frequency: 8}", "low_frequency is not below high_frequency"),
+        ("model.rope_scaling={factor: 0.5}", "would shrink rows"),
+        ("train.freeze=vision.*", "expected a list"),
+        ("train.freeze=[1]", "expected a text"),
+        ("model.recompute=ful", "did you mean 'full'"),
+        ("optimizer.schedule=cosin", "did you mean 'cosine'"),
+        ("optimizer.decay_share=0", "no share"),
+        ("data.share=send", "use one of: load, broadcast"),
+        ("train.peak_tflops=0", "not positive"),
+    ],
+)
+def test_mistakes_in_newer_settings(good: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(good, [override])
 
 
 def test_an_override_can_unset(good: Path) -> None:
