@@ -59,6 +59,7 @@ def pipeline_schedule(
         return [Action(chunk, number) for chunk, number in forward if number < micro_batches]
     back = [Action(chunks - 1 - chunk, number, backward=True) for chunk, number in forward]
     behind = stages - 1 - stage
+    # With chunks, two passes for each stage behind, not one: then a message has the time of a pass to arrive in.
     warm_up = behind if chunks == 1 else 2 * behind + (chunks - 1) * stages
     warm_up = min(warm_up, len(forward))
     order = [Action(*place) for place in forward[:warm_up]]

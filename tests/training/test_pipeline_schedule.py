@@ -11,31 +11,35 @@ sizes = {"stages": st.integers(1, 6), "micro_batches": st.integers(0, 13), "chun
 Messages = dict[tuple[int, int, str], list[tuple[int, int]]]
 
 
-def play(stages: int, micro_batches: int, chunks: int, backward: bool = True) -> tuple[int, Messages]:
+def play(
+    stages: int, micro_batches: int, chunks: int, backward: bool = True, latency: float = 0
+) -> tuple[float, Messages]:
     """Run all stages side by side, each pass taking one unit of time; the time it took, and what was sent where.
+
+    A message takes ``latency`` to arrive, and nobody waits for it but the receiver.
 
     Raises:
         AssertionError: nobody can go on.
     """
     orders = [pipeline_schedule(s, stages, micro_batches, chunks=chunks, backward=backward) for s in range(stages)]
-    finished: dict[tuple[bool, int, int], int] = {}
+    finished: dict[tuple[bool, int, int], float] = {}
     sent: Messages = {}
-    at, free = [0] * stages, [0] * stages
+    at, free = [0] * stages, [0.0] * stages
     while any(at[stage] < len(orders[stage]) for stage in range(stages)):
         moved = False
         for stage in range(stages):
             while at[stage] < len(orders[stage]):
                 action = orders[stage][at[stage]]
                 place, last = action.chunk * stages + stage, chunks * stages - 1
-                needs = []
-                if not action.backward and place > 0:
-                    needs = [(False, place - 1, action.micro_batch)]
-                if action.backward:
-                    needs = [(False, place, action.micro_batch)]
-                    needs += [(True, place + 1, action.micro_batch)] if place < last else []
-                if not all(need in finished for need in needs):
-                    break
-                end = max([free[stage], *(finished[need] for need in needs)]) + 1
+                source = place + (1 if action.backward else -1)
+                need = (action.backward, source, action.micro_batch)
+                arrives: float = 0
+                if 0 <= source <= last:
+                    if need not in finished:
+                        break
+                    arrives = finished[need] + latency
+                assert not action.backward or (False, place, action.micro_batch) in finished
+                end = max(free[stage], arrives) + 1
                 finished[action.backward, place, action.micro_batch] = free[stage] = end
                 to = place + (-1 if action.backward else 1)
                 if 0 <= to <= last:
@@ -87,6 +91,13 @@ def test_the_bubble_is_that_of_the_paper(stages: int, groups: int, chunks: int) 
     micro_batches = groups * stages
     time, _ = play(stages, micro_batches, chunks)
     assert time == 2 * (micro_batches * chunks + stages - 1)
+
+
+def test_interleaving_gives_messages_time_to_arrive() -> None:
+    """While a message of half a pass is on its way, a stage has something else to do, but for the ends of the step."""
+    busy = 2 * 8 * 2
+    assert play(4, 8, 2)[0] == busy + 2 * 3
+    assert play(4, 8, 2, latency=0.5)[0] == busy + 2 * 3 + 7
 
 
 def test_one_stage_accumulates() -> None:
