@@ -5,11 +5,18 @@
 
 A way to read it: ``rank_grid`` and ``mesh`` (who is who), ``parameters``, ``collectives`` and ``sequence`` (what is
 cut, and what is said between ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy``
-(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer`` and ``step`` (what is summed over what),
+(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer``, ``overlapped_optimizer`` and ``step`` (what is summed over what),
 ``checkpoint``, and ``loop``, which puts it all together.
 """
 
-from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
+from energon_lite.training.checkpoint import (
+    CheckpointSaver,
+    find_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
 from energon_lite.training.config import (
     DataConfig,
     MeshConfig,
@@ -26,7 +33,8 @@ from energon_lite.training.generate import generate_captions, load_model
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.loop import Trainer
 from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.optimizer import AdamW, learning_rate, make_optimizer
+from energon_lite.training.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.training.parameters import ParameterLayout, freeze, initialize_parameters, new_parameter
 from energon_lite.training.pipeline import run_pipeline
 from energon_lite.training.pipeline_schedule import pipeline_schedule
@@ -38,6 +46,7 @@ from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParal
 __all__ = [
     "AdamW",
     "ByteTokenizer",
+    "CheckpointSaver",
     "ColumnParallelLinear",
     "DataConfig",
     "LlamaModel",
@@ -46,6 +55,7 @@ __all__ = [
     "MultimodalBatch",
     "MultimodalTaskEncoder",
     "OptimizerConfig",
+    "OverlappedDistributedOptimizer",
     "ParallelMesh",
     "ParameterLayout",
     "RankGrid",
@@ -61,6 +71,7 @@ __all__ = [
     "config_from_dict",
     "config_to_dict",
     "evaluate",
+    "find_checkpoint",
     "freeze",
     "generate_captions",
     "initialize_parameters",
@@ -69,6 +80,7 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_model",
+    "make_optimizer",
     "new_parameter",
     "pipeline_schedule",
     "read_state",

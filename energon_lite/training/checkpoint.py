@@ -1,56 +1,123 @@
-"""Checkpoints that any layout of ranks can read, and that are either whole or not there.
+"""Checkpoints that any layout of ranks can read, that are whole or not there, and that training need not wait for.
 
-Each tensor is saved under its global name as a slice of the global tensor (a DTensor), so that
-``torch.distributed.checkpoint`` can cut it anew for the ranks that read it. Everything else (step, loader state,
-configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles an object.
-
-    <root>/step-00000200/     a finished checkpoint: it got this name when everything in it was on disk
-    <root>/.saving-00000300/  one being written, or left behind by a crash; nobody reads it
-    <root>/latest             the name of the newest finished one
+Each tensor is saved under its global name, and each rank writes what it has of it, as rectangles of the global tensor;
+``torch.distributed.checkpoint`` cuts them anew for the ranks that read it. Nothing is gathered. Everything else (step,
+loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
+an object. ``checkpoint_files.py`` says how a checkpoint is published.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import pickle
-import shutil
-import warnings
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.training.checkpoint_files import CheckpointFiles, FileSum, SummingWriter
+from energon_lite.training.checkpoint_reader import (
+    FORMAT,
+    JSON_NAME,
+    CheckpointReader,
+    no_warning_when_alone,
+    read_content,
+)
 from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import AdamW
+from energon_lite.training.optimizer import Optimizer
 from energon_lite.training.parameters import layout_of
+from energon_lite.training.pieces import PartOfTensor, parts_of_whole
 
-_FORMAT = 1
-_JSON = "state.json"
-_LATEST = "latest"
+logger = logging.getLogger(__name__)
+
+Place = Path | str
+
+
+class CheckpointSaver:
+    """Writes checkpoints while training goes on. Only copying what is to be saved holds it up.
+
+    Args:
+        root: folder or URL of all checkpoints of the run, seen by all ranks.
+        mesh: the ranks. All of them must make a saver, and call its methods.
+        keep: finished checkpoints that are kept, the newest.
+
+    Attributes:
+        seconds_blocked: how long the last :meth:`save` held up its caller.
+
+    Example:
+        >>> saver = CheckpointSaver("s3://bucket/run", mesh)
+        >>> saver.save(100, model, optimizer, {"loader": loader.save_state_rank()})
+        >>> saver.finish()  # before the process ends
+    """
+
+    def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2):
+        self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
+        # A group of its own: collectives of training must not come between those of saving.
+        self._group = dist.new_group(backend="gloo") if mesh.world_size > 1 else None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Place:
+        """Begin to write a checkpoint, when the one before it is on disk. Arguments as :func:`save_checkpoint`.
+
+        Returns:
+            The path or URL that it will have.
+        """
+        began = time.perf_counter()
+        self.finish()
+        tensors = _copied(_everything(step, model, optimizer, self.mesh, state))
+        self._thread = threading.Thread(target=self._write, args=(step, tensors), name=f"checkpoint-{step}")
+        self._thread.start()
+        self.seconds_blocked = time.perf_counter() - began
+        return self.files.place(f"step-{step:08d}")
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk.
+
+        Raises:
+            StateError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise StateError(
+                f"a checkpoint could not be written: {error}",
+                where=self.files.root,
+                fix="is there room, and may we write?",
+            ) from error
+
+    def _write(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        try:
+            _write(self.files, step, tensors, self.mesh, self.keep, self._group)
+        except BaseException as error:  # shown to the training thread
+            self._error = error
 
 
 def save_checkpoint(
     root: str | os.PathLike[str],
     step: int,
     model: nn.Module,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     mesh: ParallelMesh,
     state: Mapping[str, Any],
     *,
     keep: int = 2,
-) -> Path:
+) -> Place:
     """Write a checkpoint. Every rank must call it; when it returns, the checkpoint is on disk.
 
     Args:
-        root: folder of all checkpoints of the run, seen by all ranks.
+        root: folder or URL of all checkpoints of the run, seen by all ranks.
         step: number of steps done.
         model, optimizer: their parameters, moments and number of updates are saved.
         mesh: the ranks.
@@ -58,34 +125,13 @@ def save_checkpoint(
         keep: finished checkpoints that are kept, the newest.
 
     Returns:
-        The folder of the checkpoint.
+        The path or URL of the checkpoint.
     """
-    root = Path(root)
-    final, unfinished = root / f"step-{step:08d}", root / f".saving-{step:08d}"
-    if mesh.is_main:
-        root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-    mesh.barrier()
-    # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
-    tensors = dict(_model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
-    if mesh.is_main:
-        content = {"format": _FORMAT, "step": step, "updates": optimizer.updates, "world_size": mesh.world_size}
-        text = json.dumps({**content, "state": dict(state)}, allow_nan=False).encode()
-        tensors[_JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    # The writer itself flushes each file to disk; what is left is the folder's own entries.
-    with _no_warning_when_alone():
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(unfinished), no_dist=mesh.world_size == 1)
-    mesh.barrier()
-    if mesh.is_main:
-        _publish(unfinished, final)
-        _prune(root, keep)
-    mesh.barrier()
-    return final
+    return _write(CheckpointFiles(root), step, _everything(step, model, optimizer, mesh, state), mesh, keep, None)
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], model: nn.Module, mesh: ParallelMesh, optimizer: AdamW | None = None
+    path: str | os.PathLike[str], model: nn.Module, mesh: ParallelMesh, optimizer: Optimizer | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Read a checkpoint of any layout into a model and an optimizer of this one. Every rank must call it.
 
@@ -104,12 +150,16 @@ def load_checkpoint(
         StateError: not a checkpoint, or one of a later format.
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
     """
-    path = Path(path)
-    reader = _Reader(path)
-    content = _read_content(reader, path)
+    reader = CheckpointReader(path)
+    content = read_content(reader, path)
+    if optimizer is not None:
+        optimizer.wait_parameters()
+        optimizer.set_order(content.get("order", optimizer.order))
     tensors = dict(_model_tensors(model, mesh))
     if optimizer is not None:
-        tensors |= dict(_optimizer_tensors(optimizer, mesh))
+        state = dict(_optimizer_tensors(optimizer, mesh))
+        # A model that was saved in float32 has no master values beside its own.
+        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or reader.shape(n) is not None}
     random_states = _random_states(mesh) if optimizer is not None else {}
     if content["world_size"] == mesh.world_size and all(reader.shape(name) is not None for name in random_states):
         tensors |= random_states
@@ -122,10 +172,13 @@ def load_checkpoint(
                 where=path,
                 fix="use the model configuration the checkpoint was made with",
             )
-    with _no_warning_when_alone():
+    with no_warning_when_alone():
         dcp.load(tensors, storage_reader=reader, no_dist=mesh.world_size == 1)
     if optimizer is not None:
         optimizer.set_updates(content["updates"])
+        for piece in optimizer.pieces():
+            if "master" in piece.tensors and f"optimizer.{piece.name}.master" not in tensors:
+                piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
         _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
     return content["step"], content["state"]
 
@@ -136,25 +189,110 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         StateError: not a checkpoint, or one of a later format.
     """
-    state: dict[str, Any] = _read_content(_Reader(Path(path)), Path(path))["state"]
+    state: dict[str, Any] = read_content(CheckpointReader(path), path)["state"]
     return state
 
 
-def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
-    """The newest finished checkpoint under ``root``, or None."""
-    root = Path(root)
-    try:
-        named = root / (root / _LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        named = root
-    if named != root and named.is_dir():
-        return named
-    # A crash between the last two renames: the checkpoint has its final name, hence is whole, but is not yet "latest".
-    finished = _finished(root)
-    return finished[-1] if finished else None
+def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
+    """The newest checkpoint under ``root`` whose files are all there, or None. Contents are not read."""
+    files = CheckpointFiles(root)
+    return next(map(files.place, files.newest_first()), None)
+
+
+def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place | None:
+    """The newest checkpoint that is not damaged, or None. Every rank must call it, and reads a share of the files.
+
+    Each damaged one is reported as a warning; then the one before it is looked at.
+    """
+    files = CheckpointFiles(root)
+    names = [files.newest_first()]
+    if mesh.world_size > 1:
+        dist.broadcast_object_list(names, src=0)
+    for name in names[0]:
+        damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
+        if damage is not None:
+            logger.warning("%s; the checkpoint before it is used", damage)
+        if not mesh.any_rank(damage is not None):
+            return files.place(name)
+    return None
+
+
+def _write(
+    files: CheckpointFiles,
+    step: int,
+    tensors: dict[str, torch.Tensor],
+    mesh: ParallelMesh,
+    keep: int,
+    group: dist.ProcessGroup | None,
+) -> Place:
+    """Write what all ranks have; publish it when all of it is on disk."""
+    place: list[Place] = [files.begin(step)] if mesh.is_main else [""]
+    if mesh.world_size > 1:
+        dist.broadcast_object_list(place, src=0, group=group)
+    writer = SummingWriter(place[0])
+    with no_warning_when_alone():
+        dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=mesh.world_size == 1)
+    sums: list[dict[str, FileSum]] = [writer.sums] * mesh.world_size
+    if mesh.world_size > 1:
+        dist.all_gather_object(sums, writer.sums, group=group)
+    if mesh.is_main:
+        files.publish(step, {name: known for part in sums for name, known in part.items()})
+        files.prune(keep)
+    if mesh.world_size > 1:
+        dist.barrier(group=group)
+    return files.place(f"step-{step:08d}")
 
 
 # -- what is in a checkpoint ----------------------------------------------------------------------------------------
+
+
+def _everything(
+    step: int, model: nn.Module, optimizer: Optimizer, mesh: ParallelMesh, state: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """What this rank saves, by name, in the memory where it is."""
+    optimizer.wait_parameters()
+    tensors = dict(_model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
+    for piece in optimizer.pieces():
+        # Of what has been dealt out, each rank saves its own values: the same rectangles, in the model's type.
+        values = piece.parameter.detach().flatten()[piece.start : piece.stop]
+        whole = parts_of_whole(piece._replace(tensors={"values": values}), layout_of(piece.parameter), mesh)
+        tensors[f"model.{piece.name}"] = whole["values"]
+    for name in set(optimizer.order) - {piece.name for piece in optimizer.pieces()}:
+        del tensors[f"model.{name}"]
+    order = _order_of_all_stages(optimizer, mesh)
+    # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
+    if mesh.is_main:
+        content: dict[str, Any] = {"format": FORMAT, "step": step, "updates": optimizer.updates}
+        content |= {"world_size": mesh.world_size, "order": order, "state": dict(state)}
+        text = json.dumps(content, allow_nan=False).encode()
+        tensors[JSON_NAME] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return tensors
+
+
+def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
+    """The order of an optimizer's parameters, stage by stage. Every rank must call it."""
+    orders = [optimizer.order]
+    if (group := mesh.group("pp")) is not None:
+        orders *= mesh.pp
+        dist.all_gather_object(orders, optimizer.order, group=group)
+    # What is on two stages has a bucket of its own on both, wherever its name comes.
+    return list(dict.fromkeys(name for order in orders for name in order))
+
+
+def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in memory of its own, on the CPU."""
+    return {name: _copy(tensor) for name, tensor in tensors.items()}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, PartOfTensor):
+        parts = {offset: _copy(part) for offset, part in tensor.parts.items()}
+        return PartOfTensor(tensor.shape, parts, tensor.dtype)
+    if isinstance(tensor, DTensor):
+        local = _copy(tensor.to_local())
+        shape, stride = tensor.shape, tensor.stride()
+        return DTensor.from_local(local, tensor.device_mesh, tensor.placements, shape=shape, stride=stride)
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,10 +300,12 @@ def _model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, 
         yield f"model.{name}", _global_tensor(p.detach(), p, mesh)
 
 
-def _optimizer_tensors(optimizer: AdamW, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, p, moments in optimizer.moments():
-        for kind, tensor in moments.items():
-            yield f"optimizer.{name}.{kind}", _global_tensor(tensor, p, mesh)
+def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+    for piece in optimizer.pieces():
+        for kind, tensor in parts_of_whole(piece, layout_of(piece.parameter), mesh).items():
+            # A master value that is no more precise than the model's own is not worth a second copy.
+            if kind != "master" or piece.parameter.dtype.itemsize < 4:
+                yield f"optimizer.{piece.name}.{kind}", tensor
 
 
 def _global_tensor(local: torch.Tensor, parameter: nn.Parameter, mesh: ParallelMesh) -> torch.Tensor:
@@ -195,133 +335,3 @@ def _restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
             torch.cuda.set_rng_state(tensor)
         else:
             torch.set_rng_state(tensor)
-
-
-@contextmanager
-def _no_warning_when_alone() -> Iterator[None]:
-    """torch warns where there is no process group, even when it is told that none is wanted."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
-class _Reader(dcp.FileSystemReader):
-    """A reader whose index is read without giving a pickle the power to run code."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(Path(self.path) / ".metadata", "rb") as stream:
-            metadata: Metadata = _PlainUnpickler(stream).load()
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Global shape of a saved tensor; None if there is none of that name."""
-        saved = self.read_metadata_once().state_dict_metadata.get(name)
-        size = getattr(saved, "size", None)
-        return None if size is None else tuple(size)
-
-    def read_metadata_once(self) -> Metadata:
-        if not hasattr(self, "_metadata"):
-            self._metadata = self.read_metadata()
-        return self._metadata
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes only the record types that the index of a distributed checkpoint is built of."""
-
-    _RECORDS = {
-        "torch.distributed.checkpoint.metadata": {
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        },
-        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-        "torch": {"Size"},
-        "torch.serialization": {"_get_layout"},
-        "pathlib": {"Path", "PosixPath", "PurePosixPath"},
-        "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in self._RECORDS.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's index")
-
-
-def _read_content(reader: _Reader, path: Path) -> dict[str, Any]:
-    try:
-        shape = reader.shape(_JSON)
-        if shape is None:
-            raise StateError("the checkpoint does not say what it is", where=path, fix="use one made by this trainer")
-        tensors = {_JSON: torch.empty(shape, dtype=torch.uint8)}
-        with _no_warning_when_alone():
-            dcp.load(tensors, storage_reader=_Reader(path), no_dist=True)
-        content: dict[str, Any] = json.loads(bytes(tensors[_JSON].tolist()))
-    except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"not a readable checkpoint: {error}", where=path, fix="use another checkpoint") from error
-    if content.get("format") != _FORMAT:
-        raise StateError(
-            f"the checkpoint has format {content.get('format')}, this version reads {_FORMAT}",
-            where=path,
-            fix="update energon_lite",
-        )
-    return content
-
-
-# -- the folders ----------------------------------------------------------------------------------------------------
-
-
-def _publish(unfinished: Path, final: Path) -> None:
-    """Give a checkpoint its final name, then make it the latest. Each is one rename, so a crash leaves old or new."""
-    root = final.parent
-    _flush_folder(unfinished)
-    if final.exists():
-        # The same step again, e.g. after a crash before it became the latest.
-        replaced = root / f".replaced-{final.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-        unfinished.rename(final)
-        shutil.rmtree(replaced)
-    else:
-        unfinished.rename(final)
-    _flush_folder(root)
-    temporary = root / f".{_LATEST}"
-    with open(temporary, "w", encoding="utf-8") as stream:
-        stream.write(final.name + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(root / _LATEST)
-    _flush_folder(root)
-
-
-def _prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what crashes have left behind."""
-    for remains in root.glob(".*-*"):
-        shutil.rmtree(remains, ignore_errors=True)
-    for old in _finished(root)[:-keep]:
-        # First out of sight: a folder that is half deleted must not look finished.
-        hidden = root / f".deleted-{old.name}"
-        shutil.rmtree(hidden, ignore_errors=True)
-        old.rename(hidden)
-        shutil.rmtree(hidden)
-
-
-def _finished(root: Path) -> list[Path]:
-    """All finished checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-*") if path.is_dir())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -208,6 +208,14 @@ class ModelConfig:
         return DTYPES[self.dtype]
 
 
+_OPTIMIZER_CHOICES = {
+    "kind": ["overlapped", "plain"],
+    "algorithm": ["adamw", "sgd"],
+    "reduce": ["last", "every"],
+    "grad_dtype": ["float32", "parameter"],
+}
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW and its schedule: a linear warm-up to ``lr``, then as ``schedule`` says; see :func:`learning_rate`.
@@ -222,6 +230,14 @@ class OptimizerConfig:
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
         clip: largest global gradient norm; 0 for no clipping.
+        kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): state on each
+            rank, communication behind nothing.
+        algorithm: ``adamw`` or ``sgd`` (overlapped only).
+        momentum: of SGD; 0 for none.
+        bucket_size: elements of a bucket; None for 40 million, or a million per data-parallel rank if that is more.
+        reduce: when gradients are summed over ranks: behind the ``last`` micro-batch of a step (ZeRO-1), or behind
+            ``every`` one (ZeRO-2: less memory, more communication).
+        grad_dtype: type in which gradients are summed: at least ``float32``, or that of the ``parameter``.
     """
 
     lr: float = 1e-3
@@ -233,9 +249,15 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     clip: float = 1.0
+    kind: str = "overlapped"
+    algorithm: str = "adamw"
+    momentum: float = 0.9
+    bucket_size: int | None = None
+    reduce: str = "last"
+    grad_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip"):
+        for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip", "momentum"):
             _require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
         if self.schedule not in SCHEDULES:
             what = f"unknown schedule {self.schedule!r}"
@@ -244,6 +266,18 @@ class OptimizerConfig:
         _require(share, f"decay_share={self.decay_share} is no share", "optimizer.decay_share", "e.g. 0.2")
         good = all(0 <= beta < 1 for beta in self.betas)
         _require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
+        for name, choices in _OPTIMIZER_CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(
+                    f"unknown {name} {value!r}", at=f"optimizer.{name}", choices=choices, suggest_for=value
+                )
+        positive = self.bucket_size is None or self.bucket_size >= 1
+        _require(
+            positive, "bucket_size is below 1", "optimizer.bucket_size", "leave it out, or give a number of elements"
+        )
+        plain_sgd = self.kind == "plain" and self.algorithm != "adamw"
+        _require(not plain_sgd, "the plain optimizer knows AdamW only", "optimizer.algorithm", "use kind: overlapped")
 
 
 @dataclass(frozen=True)
@@ -254,6 +288,7 @@ class TrainConfig:
         steps: optimizer steps of the whole run, resumed parts included.
         save_every: steps between checkpoints; 0 for one at the end only.
         keep: number of checkpoints that are kept, the newest.
+        async_save: write checkpoints while training goes on; otherwise it waits.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
@@ -265,6 +300,7 @@ class TrainConfig:
     steps: int = 100
     save_every: int = 0
     keep: int = 2
+    async_save: bool = True
     log_every: int = 10
     eval_every: int = 0
     freeze: tuple[str, ...] = ()

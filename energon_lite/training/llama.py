@@ -163,6 +163,15 @@ class LlamaModel(nn.Module):
         """True if a chunk of this stage ends with the loss."""
         return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
 
+    def parameters_of_chunk(self, chunk: int) -> list[nn.Parameter]:
+        """Those that get gradients when a micro-batch comes back through a chunk of this stage."""
+        modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
+        if self.starts(chunk):
+            modules += [self.embed_tokens, self.vision]
+        if self.ends(chunk):
+            modules += [self.norm, self.lm_head]
+        return [p for module in modules if module is not None for p in module.parameters()]
+
     def embed(
         self,
         tokens: torch.Tensor,

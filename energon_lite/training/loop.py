@@ -16,20 +16,20 @@ import torch
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import TopologyError
-from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from energon_lite.training.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.training.config import TrainerConfig
 from energon_lite.training.config_file import config_to_dict
 from energon_lite.training.data import MultimodalTaskEncoder
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh, build_mesh
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
-from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.optimizer import learning_rate, make_optimizer
 from energon_lite.training.parameters import freeze
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 #: Settings of ``train`` that change no step.
-HARMLESS = ("save_every", "keep", "log_every", "eval_every", "tensorboard", "peak_tflops")
+HARMLESS = ("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops")
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,11 @@ class Trainer:
         self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, config.train.freeze, self.mesh)
-        self.optimizer = AdamW(self.model, self.mesh, config.optimizer)
+        self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         self.loader = get_savable_loader(self._dataset(training=True))
         self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
-        self.checkpoints = Path(config.output) / "checkpoints"
+        self.checkpoints = f"{config.output}/checkpoints"
+        self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=config.train.keep)
         given = config.train.peak_tflops
         self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
 
@@ -99,8 +100,10 @@ class Trainer:
                 if stopping or step == total or _due(step, self.config.train.save_every):
                     self.save(step)
                 if stopping:
+                    self.saver.finish()
                     logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
                     return step
+        self.saver.finish()
         return max(start, total)
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
@@ -139,11 +142,13 @@ class Trainer:
             values["eval_loss"], values["eval_tokens"] = evaluate(self.model, self.val_loader, self.mesh)
         return values
 
-    def save(self, step: int) -> Path:
-        """Write a checkpoint after ``step`` steps. Every rank must call it."""
+    def save(self, step: int) -> Place:
+        """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it."""
         state = {"loader": self.loader.save_state_rank(), "config": config_to_dict(self.config)}
-        keep = self.config.train.keep
-        return save_checkpoint(self.checkpoints, step, self.model, self.optimizer, self.mesh, state, keep=keep)
+        place = self.saver.save(step, self.model, self.optimizer, state)
+        if not self.config.train.async_save:
+            self.saver.finish()
+        return place
 
     def resume(self) -> int:
         """Go on from the newest checkpoint, if there is one. Every rank must call it.
@@ -151,7 +156,7 @@ class Trainer:
         Returns:
             The number of steps that are done.
         """
-        path = latest_checkpoint(self.checkpoints)
+        path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)

@@ -1,14 +1,14 @@
 """AdamW for a model whose gradients are spread over data- and tensor-parallel ranks.
 
-The trainer needs four things of an optimizer: gradients that add up over micro-batches, :meth:`AdamW.step`,
-:meth:`AdamW.moments` for checkpoints, and the number of updates done. An optimizer that overlaps its communication with
-the backward pass, or shards its state, fits behind the same four.
+:class:`Optimizer` is what the trainer needs of one. :class:`AdamW` is the plain one: each rank has all of the state,
+and nothing overlaps. :class:`~energon_lite.training.overlapped_optimizer.OverlappedDistributedOptimizer` is the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,54 @@ from torch import nn
 from energon_lite.training.config import OptimizerConfig
 from energon_lite.training.learning_rates import learning_rate
 from energon_lite.training.mesh import ParallelMesh
+from energon_lite.training.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.training.parameters import layout_of
+from energon_lite.training.pieces import Piece
 
-__all__ = ["AdamW", "learning_rate"]
+__all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
+
+
+class Optimizer(Protocol):
+    """What the trainer needs of an optimizer. Gradients of backward passes add up until the next :meth:`step`."""
+
+    updates: int
+
+    @property
+    def order(self) -> list[str]:
+        """Names of the parameters, in the order in which they are worked through."""
+        ...
+
+    def begin_step(self, micro_batches: int) -> None:
+        """The next step is made of this many micro-batches: as many on each data-parallel rank."""
+
+    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
+        """The gradients of one of them are all there: of all parameters, or ``of`` those of one chunk of layers."""
+
+    def step(self, lr: float) -> float:
+        """Update the parameters; return the norm of the whole model's gradient before clipping."""
+        ...
+
+    def wait_parameters(self) -> None:
+        """Until all parameters have the values of the last step."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's part of the state, to be saved or filled."""
+        ...
+
+    def set_updates(self, updates: int) -> None:
+        """Say how many updates the moments have seen, after they were read from a checkpoint."""
+
+    def set_order(self, order: Sequence[str]) -> None:
+        """Work through parameters in the order of a former run, so that the rounding is the same.
+
+        Args:
+            order: names, of parameters on other pipeline stages too.
+        """
+
+
+def make_optimizer(model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig) -> Optimizer:
+    """The optimizer that ``config.kind`` names. Freeze parameters before; every rank must call it."""
+    return (AdamW if config.kind == "plain" else OverlappedDistributedOptimizer)(model, mesh, config)
 
 
 class AdamW:
@@ -60,6 +105,23 @@ class AdamW:
                 "exp_avg_sq": torch.zeros_like(p),
             }
 
+    @property
+    def order(self) -> list[str]:
+        """Names of the parameters, in the order in which they were made."""
+        return list(self.parameters)
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Nothing overlaps, so nothing must be known."""
+
+    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
+        """Likewise."""
+
+    def wait_parameters(self) -> None:
+        """Values are there when :meth:`step` returns."""
+
+    def set_order(self, order: Sequence[str]) -> None:
+        """There is one order only."""
+
     def step(self, lr: float) -> float:
         """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero.
 
@@ -87,11 +149,11 @@ class AdamW:
             buffer.zero_()
         return norm
 
-    def moments(self) -> Iterator[tuple[str, nn.Parameter, dict[str, torch.Tensor]]]:
-        """Name, parameter and moments (``exp_avg``, ``exp_avg_sq``, cut like the parameter), to be saved or filled."""
+    def pieces(self) -> Iterator[Piece]:
+        """The moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
         for name, p in self.parameters.items():
             state = self._inner.state[p]
-            yield name, p, {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+            yield Piece(name, p, 0, {kind: state[kind].view(-1) for kind in ("exp_avg", "exp_avg_sq")})
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""

@@ -99,7 +99,7 @@ def run_pipeline(
     *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
-    after_backward: Callable[[], None] | None = None,
+    after_backward: Callable[[int], None] | None = None,
     record: Callable[[Action, float, float], None] | None = None,
 ) -> torch.Tensor:
     """Forward and, if wanted, backward passes of a step; gradients are added to ``parameter.grad``.
@@ -112,7 +112,8 @@ def run_pipeline(
             micro-batch without tokens goes through for nothing.
         divisor: what the sum of losses is divided by.
         backward: False to evaluate; call it under ``torch.no_grad()`` then.
-        after_backward: called after the last backward pass of each micro-batch on this stage.
+        after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, an empty
+            one too.
         record: called after each action with the seconds at which it began and ended; waiting for what it needs is part
             of neither.
 
@@ -130,9 +131,8 @@ def run_pipeline(
             stage.forward(action, keep=backward)
             continue
         stage.backward(action)
-        # A stage's first chunk is the last that a micro-batch comes back through.
-        if action.chunk == 0 and after_backward is not None:
-            after_backward()
+        if after_backward is not None:
+            after_backward(action.chunk)
     stage.wire.finish()
     return stage.loss
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from energon_lite.training.llama import LlamaModel, ModelInput
 from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import AdamW
+from energon_lite.training.optimizer import Optimizer
 from energon_lite.training.pipeline import run_pipeline
 
 
@@ -36,7 +36,12 @@ class StepResult:
 
 
 def train_step(
-    model: LlamaModel, optimizer: AdamW, micro_batches: Sequence[ModelInput | None], mesh: ParallelMesh, *, lr: float
+    model: LlamaModel,
+    optimizer: Optimizer,
+    micro_batches: Sequence[ModelInput | None],
+    mesh: ParallelMesh,
+    *,
+    lr: float,
 ) -> StepResult:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -44,12 +49,20 @@ def train_step(
         model: the model, on ``mesh``.
         optimizer: of that model.
         micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
-            equal ones, stages between them None for each. They may be empty.
+            equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
         lr: the learning rate.
     """
     tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
-    loss = run_pipeline(model, micro_batches, divisor=tokens.clamp(min=1.0))
+    optimizer.begin_step(len(micro_batches))
+
+    parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
+    loss = run_pipeline(
+        model,
+        micro_batches,
+        divisor=tokens.clamp(min=1.0),
+        after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
+    )
     loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
     grad_norm = optimizer.step(lr)
     return StepResult(loss.item(), int(tokens.item()), grad_norm)

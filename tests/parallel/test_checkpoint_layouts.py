@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pickle
 import signal
@@ -12,15 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from late_collectives import watched_collectives
 from rank_processes import RankFailure, RunRanks
 from test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.training import checkpoint
+from energon_lite.training import checkpoint, checkpoint_files
 from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import AdamW
+from energon_lite.training.optimizer import make_optimizer
+from energon_lite.training.parameters import layout_of
+from energon_lite.training.pieces import parts_of_whole
 from energon_lite.training.step import train_step
 
 LAYOUTS = [
@@ -31,6 +36,7 @@ LAYOUTS = [
     Layout(pp=2, virtual=2),
     Layout(tp=2, pp=2, sp=True),
     Layout(cp=2, dp=2),
+    Layout(tp=2, pp=2, cp=2),
 ]
 STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1}}
 
@@ -38,10 +44,14 @@ STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1
 class Part:
     """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
 
-    def __init__(self, layout: Layout, *, seed: int = 5, dtype: str = "float64", **shape: Any):
+    def __init__(
+        self, layout: Layout, *, seed: int = 5, dtype: str = "float64", kind: str = "overlapped", **shape: Any
+    ):
         self.mesh: ParallelMesh = layout.mesh()
         self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
-        self.optimizer = AdamW(self.model, self.mesh, OPTIMIZER)
+        # Small buckets, so that slices begin and end inside of rows.
+        settings = dataclasses.replace(OPTIMIZER, kind=kind, bucket_size=1500)
+        self.optimizer = make_optimizer(self.model, self.mesh, settings)
 
     def train(self, first: int, last: int) -> list[tuple[float, float]]:
         """Losses and gradient norms of steps ``first..last-1``."""
@@ -59,19 +69,39 @@ class Part:
 
     def content(self) -> dict[str, torch.Tensor]:
         """All parameters and moments, whole."""
+        self.optimizer.wait_parameters()
         found = gathered(self.model, self.mesh)
-        for kind in ("exp_avg", "exp_avg_sq"):
-            # A second model of the same shape carries the moments through the same gathering.
-            carrier = LlamaModel(self.model.config, self.mesh)
-            parameters = dict(carrier.named_parameters())
-            for name, _, moments in self.optimizer.moments():
-                parameters[name].data.copy_(moments[kind])
-            found |= {f"{name}.{kind}": tensor for name, tensor in gathered(carrier, self.mesh).items()}
+        parts = []
+        for piece in self.optimizer.pieces():
+            for kind, tensor in parts_of_whole(piece, layout_of(piece.parameter), self.mesh).items():
+                parts += [(f"{piece.name}.{kind}", tensor.shape, at, part.clone()) for at, part in tensor.parts.items()]
+        for name, shape, at, part in itertools.chain.from_iterable(self.of_all_ranks(parts)):
+            whole = found.setdefault(name, torch.full(shape, torch.nan, dtype=part.dtype))
+            whole[tuple(slice(a, a + size) for a, size in zip(at, part.shape, strict=True))] = part
         return found
+
+    def of_all_ranks(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [value] * self.mesh.world_size
+        if self.mesh.world_size > 1:
+            dist.all_gather_object(gathered, value)
+        return gathered
 
 
 @pytest.mark.parametrize("saved", LAYOUTS, ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
+    # Itself and two others: with all eight, each is read and written in three ways, and the neighbours differ.
+    place = LAYOUTS.index(saved)
+    read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(place + step) % len(LAYOUTS)] for step in (0, 1, 3)])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("saved", LAYOUTS, ids=str)
+def test_each_layout_reads_each_other(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
+    read_by_others(run_ranks, tmp_path, saved, LAYOUTS)
+
+
+def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: list[Layout]) -> None:
+    """All that was saved is read, by each of the others; then the run goes on as it would have."""
     # Tied embeddings are on two stages, and are saved once.
     shape = {"tie_embeddings": saved.pp == 1 or saved.virtual == 2}
 
@@ -83,10 +113,8 @@ def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: La
 
     content, losses = run_ranks(saved.world, save)[0]
     path = latest_checkpoint(tmp_path / "run")
-    assert path is not None and path.name == "step-00000002"
-    place = LAYOUTS.index(saved)
-    # Itself and two others: with all seven, each is read and written in three ways, and the neighbours differ.
-    for layout in (LAYOUTS[(place + step) % len(LAYOUTS)] for step in (0, 1, 3)):
+    assert path is not None and Path(path).name == "step-00000002"
+    for layout in others:
 
         def load(rank: int, layout: Layout = layout) -> tuple[Any, ...]:
             part = Part(layout, seed=99, **shape)
@@ -102,15 +130,16 @@ def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: La
             torch.testing.assert_close(continued, losses, rtol=1e-10, atol=1e-10)
 
 
-def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [Layout(dp=2, tp=2), Layout(dp=2, pp=2, virtual=2), Layout(cp=2, pp=2)], ids=str)
+def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path, layout: Layout) -> None:
     def straight(rank: int) -> list[tuple[float, float]]:
-        part = Part(Layout(dp=2, tp=2), dtype="float32")
+        part = Part(layout, dtype="float32")
         losses = part.train(0, 3)
         part.save(tmp_path, 3)
         return losses + part.train(3, 5)
 
     def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(Layout(dp=2, tp=2), dtype="float32", seed=99)
+        part = Part(layout, dtype="float32", seed=99)
         part.load(tmp_path / "step-00000003")
         return part.train(3, 5)
 
@@ -208,9 +237,9 @@ def without_name(folder: Path) -> bool:
 CRASHES = {
     "before anything is written": ("dcp.save", lambda _: kill_instead),
     "after its data is written": ("dcp.FileSystemWriter.write_data", die_in_writing),
-    "before it has its name": ("_publish", lambda _: kill_instead),
-    "before it is the latest": ("_flush_folder", die_when(named)),
-    "while old ones are removed": ("_prune", lambda _: kill_instead),
+    "before it has its name": ("CheckpointFiles.publish", lambda _: kill_instead),
+    "before it is the latest": ("checkpoint_files._flush_folder", die_when(named)),
+    "while old ones are removed": ("CheckpointFiles.prune", lambda _: kill_instead),
 }
 
 
@@ -248,7 +277,7 @@ def test_a_killed_save_leaves_the_former_checkpoint(
 
     for step, names in run_ranks(2, go_on):
         # Both are whole; which of the two is the latest depends on whether `latest` was written already.
-        assert step == (2 if where == "_prune" else 1)
+        assert step == (2 if where == "CheckpointFiles.prune" else 1)
         assert names == ["latest", "step-00000002"]
 
 
@@ -257,7 +286,7 @@ def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ran
         part = Part(Layout())
         part.save(tmp_path, 1)
         part.save(tmp_path, 2)
-        sabotage("Path.rename", die_when(without_name))
+        sabotage("checkpoint_files.Path.rename", die_when(without_name))
         part.save(tmp_path, 2)
 
     with pytest.raises(RankFailure, match="died without a word"):
@@ -267,16 +296,19 @@ def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ran
 
 def sabotage(where: str, wrap: Callable[[Any], Any]) -> None:
     """Put ``wrap(f)`` in the place of a function ``f`` that the checkpoint module uses. For a process that will die."""
-    owner: Any = checkpoint
     *path, name = where.split(".")
+    owner: Any = checkpoint_files if path and path[0] == "checkpoint_files" else checkpoint
+    path = [part for part in path if part != "checkpoint_files"]
     for part in path:
         owner = getattr(owner, part)
     setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def test_without_latest_the_newest_finished_one_counts(tmp_path: Path) -> None:
-    for name in ("step-00000001", "step-00000002", ".saving-00000003", ".deleted-step-00000009"):
+    for name in ("step-00000001", "step-00000002", "step-00000004", ".saving-00000003", ".deleted-step-00000009"):
         (tmp_path / name).mkdir()
+        if name != "step-00000004":
+            (tmp_path / name / "manifest.json").write_text('{"files": {}}')
     assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
     (tmp_path / "latest").write_text("step-00000001\n")
     assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
@@ -303,3 +335,62 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="not a readable checkpoint"):
         read_state(tmp_path)
+
+
+# -- values that are still on their way ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_the_values_of_the_last_step(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def save(rank: int) -> dict[str, torch.Tensor]:
+        part = Part(Layout(dp=2))
+        with watched_collectives(late=True):
+            part.train(0, 2)
+            part.save(tmp_path, 2)
+        return part.content()
+
+    def load(rank: int) -> dict[str, torch.Tensor]:
+        part = Part(Layout(), seed=99)
+        part.load(tmp_path / "step-00000002")
+        return part.content()
+
+    content, loaded = run_ranks(2, save)[0], run_ranks(1, load)[0]
+    assert all(torch.equal(loaded[name], content[name]) for name in content)
+
+
+@pytest.mark.parametrize("other", [Layout(tp=2), Layout(pp=2), Layout(cp=2)], ids=str)
+@pytest.mark.parametrize("kinds", [("plain", "overlapped"), ("overlapped", "plain")], ids=str)
+def test_both_optimizers_read_what_the_other_saved(
+    run_ranks: RunRanks, tmp_path: Path, kinds: tuple[str, str], other: Layout
+) -> None:
+    def save(rank: int) -> list[tuple[float, float]]:
+        part = Part(Layout(dp=2), kind=kinds[0])
+        part.train(0, 2)
+        part.save(tmp_path, 2)
+        return part.train(2, 5)
+
+    def load(rank: int) -> list[tuple[float, float]]:
+        part = Part(other, seed=99, kind=kinds[1])
+        part.load(tmp_path / "step-00000002")
+        return part.train(2, 5)
+
+    straight = run_ranks(2, save)[0]
+    torch.testing.assert_close(run_ranks(2, load)[0], straight, rtol=1e-10, atol=1e-10)
+
+
+def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """Its master values are saved too; those of a model in float32 are the model."""
+
+    def straight(rank: int) -> tuple[list[tuple[float, float]], bool]:
+        part = Part(Layout(dp=2), dtype="bfloat16")
+        losses = part.train(0, 3)
+        path = part.save(tmp_path, 3)
+        names = checkpoint.CheckpointReader(path).read_metadata().state_dict_metadata
+        return losses + part.train(3, 5), "optimizer.norm.weight.master" in names
+
+    def resumed(rank: int) -> list[tuple[float, float]]:
+        part = Part(Layout(dp=2), dtype="bfloat16", seed=99)
+        part.load(tmp_path / "step-00000003")
+        return part.train(3, 5)
+
+    losses, has_masters = run_ranks(2, straight)[0]
+    assert has_masters and losses[3:] == run_ranks(2, resumed)[0]

@@ -18,7 +18,7 @@ from rank_processes import RunRanks
 from energon_lite.training.config import ModelConfig, OptimizerConfig, RopeScaling
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.optimizer import AdamW, learning_rate
+from energon_lite.training.optimizer import learning_rate, make_optimizer
 from energon_lite.training.parameters import layout_of
 from energon_lite.training.step import train_step
 
@@ -37,6 +37,10 @@ BASE = ModelConfig(
 )
 # Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
 OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-5, clip=0.5)
+#: Ways to make the same step. Small buckets, so that many are under way, and slices begin and end inside of rows.
+PLAIN = dataclasses.replace(OPTIMIZER, kind="plain")
+LAST = dataclasses.replace(OPTIMIZER, bucket_size=1500)
+EVERY = dataclasses.replace(OPTIMIZER, bucket_size=1500, reduce="every")
 STEPS, MICRO_BATCHES = 5, 4
 
 
@@ -83,6 +87,7 @@ LAYOUTS = [
     Layout(cp=2, pp=2),
     Layout(tp=2, pp=2, dp=2),
     Layout(tp=2, pp=2, cp=2),
+    Layout(pp=2, cp=2, dp=2, virtual=2),
 ]
 ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "empty")
 
@@ -137,8 +142,13 @@ def gathered(model: LlamaModel, mesh: ParallelMesh) -> Weights:
 
 
 def own(micro_batches: list[Rows], mesh: ParallelMesh) -> list[Rows | None]:
-    """This rank's micro-batches: each replica of the model has others, stages between the first and the last none."""
-    mine: list[Rows | None] = list(micro_batches[mesh.rank("dp") :: mesh.dp])
+    """This rank's micro-batches: each replica of the model has others, stages between the first and the last none.
+
+    Where they do not divide evenly, some are empty.
+    """
+    missing = -len(micro_batches) % mesh.dp
+    padded = micro_batches + [make_rows(torch.Generator(), "empty")] * missing
+    mine: list[Rows | None] = list(padded[mesh.rank("dp") :: mesh.dp])
     return mine if mesh.is_first_stage or mesh.is_last_stage else [None] * len(mine)
 
 
@@ -151,19 +161,26 @@ class Run:
     end: Weights
 
 
-def train_on(config: ModelConfig, steps: list[list[Rows]], layout: Layout, frozen: tuple[str, ...] = ()) -> Run:
+def train_on(
+    config: ModelConfig,
+    steps: list[list[Rows]],
+    layout: Layout,
+    frozen: tuple[str, ...] = (),
+    settings: OptimizerConfig = LAST,
+) -> Run:
     """The run of one rank."""
     mesh = layout.mesh()
     model = LlamaModel(config, mesh, seed=5)
     start = gathered(model, mesh)
     for name, p in model.named_parameters():
         p.requires_grad_(name not in frozen)
-    optimizer = AdamW(model, mesh, OPTIMIZER)
+    optimizer = make_optimizer(model, mesh, settings)
     results = []
     for number, micro_batches in enumerate(steps):
         mine = own(micro_batches, mesh)
         lr = learning_rate(number, len(steps), OPTIMIZER)
         results.append(train_step(model, optimizer, mine, mesh, lr=lr))
+    optimizer.wait_parameters()
     return Run(
         start,
         [result.loss for result in results],
@@ -200,15 +217,24 @@ def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
         assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
 
 
-@pytest.mark.parametrize("variant", [("float64", False), ("float64", True), ("float32", False)], ids=str)
+#: Type, whether embeddings are tied, optimizer.
+VARIANTS = {
+    "float64": ("float64", False, LAST),
+    "tied, reduced every time": ("float64", True, EVERY),
+    "tied, plain optimizer": ("float64", True, PLAIN),
+    "float32": ("float32", False, EVERY),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layout_makes_the_plain_run(
-    run_ranks: RunRanks, layout: Layout, variant: tuple[str, bool], plain_runs: dict[ModelConfig, PlainRun]
+    run_ranks: RunRanks, layout: Layout, variant: str, plain_runs: dict[ModelConfig, PlainRun]
 ) -> None:
-    dtype, tied = variant
+    dtype, tied, settings = VARIANTS[variant]
     config = dataclasses.replace(BASE, tie_embeddings=tied, dtype=dtype)
     steps = make_steps()
-    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout))
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
     if config not in plain_runs:
         plain_runs[config] = plain_run_in_child(run_ranks, config, runs[0].start, steps)
     assert_same(runs, plain_runs[config], 1e-10 if dtype == "float64" else 1e-5)
@@ -265,6 +291,16 @@ def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunR
             torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("settings", [LAST, EVERY], ids=["last", "every"])
+def test_all_axes_at_once(run_ranks: RunRanks, settings: OptimizerConfig) -> None:
+    """Sixteen ranks; each replica of the model has its empty micro-batches at other places."""
+    config = dataclasses.replace(BASE, tie_embeddings=True)
+    layout = Layout(tp=2, cp=2, dp=2, pp=2, sp=True)
+    steps = make_steps(("mixed", "text", "empty", "packed image", "text", "empty"))[:2]
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-10)
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     """Any layout of at most eight ranks, rather the smaller ones."""
@@ -279,7 +315,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @settings(
-    max_examples=20,
+    max_examples=24,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -292,6 +328,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     scaled=st.booleans(),
     recompute=st.sampled_from(["none", "selective", "full"]),
     frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
+    optimizer=st.sampled_from(["plain", "last", "every"]),
+    bucket_size=st.sampled_from([1, 400, 1500, None]),
     seed=st.integers(0, 1000),
 )
 def test_features_in_any_combination(
@@ -303,6 +341,8 @@ def test_features_in_any_combination(
     scaled: bool,
     recompute: str,
     frozen: set[str],
+    optimizer: str,
+    bucket_size: int | None,
     seed: int,
 ) -> None:
     scaling = RopeScaling(4.0, 0.1, 1.5, 6) if scaled else None
@@ -311,5 +351,6 @@ def test_features_in_any_combination(
     )
     fixed = tuple(sorted(frozen))
     steps = make_steps(tuple(kinds), seed)[:2]
-    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, fixed))
+    given = PLAIN if optimizer == "plain" else dataclasses.replace(LAST, reduce=optimizer, bucket_size=bucket_size)
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, fixed, given))
     assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps, fixed), 1e-10)

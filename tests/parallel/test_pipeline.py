@@ -132,15 +132,15 @@ def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int,
         mesh = build_mesh(pp=pp, virtual=virtual)
         model = LlamaModel(BASE, mesh, seed=5)
         done: list[Action] = []
-        back: list[None] = []
+        back: list[int] = []
         batches = [make_rows(torch.Generator().manual_seed(n), "mixed") for n in range(count)]
         loss = run_pipeline(
             model,
             own(batches, mesh),
-            after_backward=lambda: back.append(None),
+            after_backward=back.append,
             record=lambda action, began, ended: done.append(action),
         )
-        assert len(back) == count and len(done) == 2 * count * virtual
+        assert sorted(back) == sorted(list(range(virtual)) * count) and len(done) == 2 * count * virtual
         return loss.item()
 
     losses = run_ranks(pp, check)
