@@ -5,8 +5,8 @@
 
 A way to read it: ``rank_grid`` and ``mesh`` (who is who), ``parameters``, ``collectives`` and ``sequence`` (what is
 cut, and what is said between ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy``
-(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer``, ``overlapped_optimizer`` and ``step`` (what is summed over what),
-``checkpoint``, and ``loop``, which puts it all together.
+(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer``, ``overlapped_optimizer`` and ``step``
+(what is summed over what), ``checkpoint``, and ``loop``, which puts it all together.
 """
 
 from energon_lite.training.checkpoint import (

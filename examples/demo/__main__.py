@@ -131,7 +131,7 @@ def train_until_kill(run: Run, steps: Steps) -> Metrics:
 def start_again(run: Run, steps: Steps) -> Metrics:
     """Start the killed run again, by the very same command; returns the steps that it does now."""
     newest = latest_checkpoint(run.checkpoints)
-    if newest is None or newest.name != steps.checkpoint:
+    if newest is None or Path(newest).name != steps.checkpoint:
         raise DemoError(f"The killed run has left {newest} as its newest checkpoint instead of {steps.checkpoint}.")
     print(f"  Starting again. The newest checkpoint is {newest}; the steps after it are done twice.")
     return {step: values for step, values in train(run, steps).items() if step > steps.resume}

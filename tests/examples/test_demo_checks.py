@@ -87,15 +87,21 @@ def test_success_in_spite_of_the_kill_ends_the_demo(tmp_path: Path, monkeypatch:
         train_until_kill(FakeRun(output=tmp_path, code=0), STEPS)
 
 
+def finished(checkpoint: Path) -> None:
+    """A checkpoint of no files, all of which are there."""
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
+
+
 @pytest.mark.parametrize("newest", [None, "step-00000003"])
 def test_the_killed_run_must_have_left_the_checkpoint_in_the_middle(tmp_path: Path, newest: str | None) -> None:
     if newest is not None:
-        (tmp_path / "checkpoints" / newest).mkdir(parents=True)
+        finished(tmp_path / "checkpoints" / newest)
     with pytest.raises(DemoError, match="instead of step-00000002"):
         start_again(FakeRun(output=tmp_path), STEPS)
 
 
 def test_only_the_steps_after_the_checkpoint_count_as_done_again(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
+    finished(tmp_path / "checkpoints" / "step-00000002")
     lines = "".join(f'{{"step": {step}, "loss": 1.0, "grad_norm": 1.0}}\n' for step in range(1, 5))
     assert sorted(start_again(FakeRun(output=tmp_path, lines=lines), STEPS)) == [3, 4]
