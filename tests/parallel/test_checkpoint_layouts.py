@@ -64,7 +64,7 @@ class Part:
     def save(self, root: Path, step: int, keep: int = 2) -> Path:
         return save_checkpoint(root, step, self.model, self.optimizer, self.mesh, STATE, keep=keep)
 
-    def load(self, path: Path) -> tuple[int, dict[str, Any]]:
+    def load(self, path: Path | str) -> tuple[int, dict[str, Any]]:
         return load_checkpoint(path, self.model, self.mesh, self.optimizer)
 
     def content(self) -> dict[str, torch.Tensor]:
