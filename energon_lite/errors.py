@@ -37,6 +37,7 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "nearest",
+    "require",
 ]
 
 
@@ -139,6 +140,16 @@ class ConfigError(EnergonLiteError, ValueError):
         if at:
             where = f"{where} at {at}" if where else at
         super().__init__("; ".join(parts), where=where, fix=fix)
+
+
+def require(good: bool, what: str, at: str, fix: str) -> None:
+    """Refuse a setting that is not good.
+
+    Raises:
+        ConfigError: ``what`` is wrong, with the setting at ``at``.
+    """
+    if not good:
+        raise ConfigError(what, at=at, fix=fix)
 
 
 class TrustError(ConfigError):

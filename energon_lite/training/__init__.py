@@ -3,13 +3,13 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-A way to read it: ``rank_grid`` and ``mesh`` (who is who), ``parameters``, ``collectives`` and ``sequence`` (what is
-cut, and what is said between ranks), ``tensor_parallel``, ``attention``, ``vision``, ``llama`` and ``cross_entropy``
-(the model), ``pipeline_schedule`` and ``pipeline`` (its stages), ``optimizer``, ``overlapped_optimizer`` and ``step``
-(what is summed over what), ``checkpoint``, and ``loop``, which puts it all together.
+A way to read it: ``parallel`` (who is who among the ranks, and what is cut), ``sequence``, ``tensor_parallel``,
+``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model), ``pipeline_schedule`` and ``pipeline`` (its
+stages), ``optimizer`` and ``step`` (what is summed over what), ``checkpointing``, and ``loop``, which puts it all
+together.
 """
 
-from energon_lite.training.checkpoint import (
+from energon_lite.checkpointing.checkpoint import (
     CheckpointSaver,
     find_checkpoint,
     latest_checkpoint,
@@ -17,6 +17,11 @@ from energon_lite.training.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.optimizer.plain_optimizer import AdamW, learning_rate, make_optimizer
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.parallel.parameters import ParameterLayout, freeze, initialize_parameters, new_parameter
+from energon_lite.parallel.rank_grid import RankGrid
 from energon_lite.training.config import (
     DataConfig,
     MeshConfig,
@@ -32,13 +37,8 @@ from energon_lite.training.data import ByteTokenizer, MultimodalBatch, Multimoda
 from energon_lite.training.generate import generate_captions, load_model
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.loop import Trainer
-from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.optimizer import AdamW, learning_rate, make_optimizer
-from energon_lite.training.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.training.parameters import ParameterLayout, freeze, initialize_parameters, new_parameter
 from energon_lite.training.pipeline import run_pipeline
 from energon_lite.training.pipeline_schedule import pipeline_schedule
-from energon_lite.training.rank_grid import RankGrid
 from energon_lite.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.training.step import StepResult, evaluate, train_step
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding

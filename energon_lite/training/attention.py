@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from energon_lite.training.collectives import enter_parallel
+from energon_lite.parallel.collectives import enter_parallel
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import indivisible
 from energon_lite.training.config import ModelConfig
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import indivisible
 from energon_lite.training.registry import find_attention, register_attention
 from energon_lite.training.sequence import (
     Rotation,

@@ -6,19 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, require
+from energon_lite.optimizer.config import OptimizerConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-#: Courses of the learning rate.
-SCHEDULES = ("cosine", "linear", "constant", "wsd")
 #: What is not kept for the backward pass but computed again.
 RECOMPUTE = ("none", "selective", "full")
-
-
-def _require(good: bool, what: str, at: str, fix: str) -> None:
-    if not good:
-        raise ConfigError(what, at=at, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -53,8 +47,8 @@ class DataConfig:
         if self.share not in ("load", "broadcast"):
             raise ConfigError(f"unknown way to share {self.share!r}", at="data.share", choices=["load", "broadcast"])
         for name in ("micro_batch_size", "micro_batches_per_step", "max_length"):
-            _require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
-        _require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
+            require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
+        require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
 
 
 @dataclass(frozen=True)
@@ -96,10 +90,10 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         at = "model.rope_scaling"
-        _require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
+        require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
         good = 0 < self.low_frequency < self.high_frequency
-        _require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
-        _require(self.original_length >= 1, "original_length is below 1", f"{at}.original_length", "e.g. 8192")
+        require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
+        require(self.original_length >= 1, "original_length is below 1", f"{at}.original_length", "e.g. 8192")
 
 
 @dataclass(frozen=True)
@@ -160,20 +154,20 @@ class ModelConfig:
             "vocab_multiple",
             "patch_size",
         ):
-            _require(getattr(self, name) >= 1, f"{name} is below 1", f"model.{name}", "give a whole number >= 1")
-        _require(
+            require(getattr(self, name) >= 1, f"{name} is below 1", f"model.{name}", "give a whole number >= 1")
+        require(
             self.hidden_size % (2 * self.num_heads) == 0,
             f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width",
             "model.hidden_size",
             f"use a multiple of {2 * self.num_heads}",
         )
-        _require(
+        require(
             self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0,
             f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly",
             "model.num_kv_heads",
             f"use a divisor of {self.num_heads}",
         )
-        _require(
+        require(
             self.image_size >= 0 and self.image_size % self.patch_size == 0,
             f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}",
             "model.patch_size",
@@ -208,78 +202,6 @@ class ModelConfig:
         return DTYPES[self.dtype]
 
 
-_OPTIMIZER_CHOICES = {
-    "kind": ["overlapped", "plain"],
-    "algorithm": ["adamw", "sgd"],
-    "reduce": ["last", "every"],
-    "grad_dtype": ["float32", "parameter"],
-}
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW and its schedule: a linear warm-up to ``lr``, then as ``schedule`` says; see :func:`learning_rate`.
-
-    Args:
-        lr: highest learning rate.
-        min_lr: learning rate at the end.
-        warmup: steps until ``lr`` is reached.
-        schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
-        decay_share: of ``wsd``: which share of the run's steps, at its end, the learning rate goes down.
-        weight_decay: of matrices; norms and biases are not decayed.
-        betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
-        clip: largest global gradient norm; 0 for no clipping.
-        kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): state on each
-            rank, communication behind nothing.
-        algorithm: ``adamw`` or ``sgd`` (overlapped only).
-        momentum: of SGD; 0 for none.
-        bucket_size: elements of a bucket; None for 40 million, or a million per data-parallel rank if that is more.
-        reduce: when gradients are summed over ranks: behind the ``last`` micro-batch of a step (ZeRO-1), or behind
-            ``every`` one (ZeRO-2: less memory, more communication).
-        grad_dtype: type in which gradients are summed: at least ``float32``, or that of the ``parameter``.
-    """
-
-    lr: float = 1e-3
-    min_lr: float = 1e-4
-    warmup: int = 10
-    schedule: str = "cosine"
-    decay_share: float = 0.2
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    clip: float = 1.0
-    kind: str = "overlapped"
-    algorithm: str = "adamw"
-    momentum: float = 0.9
-    bucket_size: int | None = None
-    reduce: str = "last"
-    grad_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip", "momentum"):
-            _require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
-        if self.schedule not in SCHEDULES:
-            what = f"unknown schedule {self.schedule!r}"
-            raise ConfigError(what, at="optimizer.schedule", choices=list(SCHEDULES), suggest_for=self.schedule)
-        share = 0 < self.decay_share <= 1
-        _require(share, f"decay_share={self.decay_share} is no share", "optimizer.decay_share", "e.g. 0.2")
-        good = all(0 <= beta < 1 for beta in self.betas)
-        _require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
-        for name, choices in _OPTIMIZER_CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(
-                    f"unknown {name} {value!r}", at=f"optimizer.{name}", choices=choices, suggest_for=value
-                )
-        positive = self.bucket_size is None or self.bucket_size >= 1
-        _require(
-            positive, "bucket_size is below 1", "optimizer.bucket_size", "leave it out, or give a number of elements"
-        )
-        plain_sgd = self.kind == "plain" and self.algorithm != "adamw"
-        _require(not plain_sgd, "the plain optimizer knows AdamW only", "optimizer.algorithm", "use kind: overlapped")
-
-
 @dataclass(frozen=True)
 class TrainConfig:
     """How long, and what to do on the way.
@@ -310,10 +232,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         peak = self.peak_tflops is None or self.peak_tflops > 0
-        _require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
+        require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
         for name, least in (("steps", 1), ("keep", 1), ("log_every", 1), ("save_every", 0), ("eval_every", 0)):
             good = getattr(self, name) >= least
-            _require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")
+            require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite.training.mesh import ParallelMesh
+from energon_lite.parallel.mesh import ParallelMesh
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):

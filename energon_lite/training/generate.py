@@ -6,11 +6,11 @@ import os
 
 import torch
 
-from energon_lite.training.checkpoint import load_checkpoint, read_state
+from energon_lite.checkpointing.checkpoint import load_checkpoint, read_state
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.training.config_file import config_from_dict
 from energon_lite.training.data import ByteTokenizer
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
 
 
 def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> LlamaModel:

@@ -14,13 +14,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
+from energon_lite.parallel.collectives import enter_parallel, gather_parallel, split_sequence
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
+from energon_lite.parallel.rank_grid import layers_of_stages
 from energon_lite.training.attention import Attention, sequence_part
-from energon_lite.training.collectives import enter_parallel, gather_parallel, split_sequence
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import ParameterLayout, initialize_parameters, new_parameter
-from energon_lite.training.rank_grid import layers_of_stages
 from energon_lite.training.registry import make_norm, register_norm
 from energon_lite.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding

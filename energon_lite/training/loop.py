@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.errors import TopologyError
-from energon_lite.training.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
+from energon_lite.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.parallel.parameters import freeze
 from energon_lite.training.config import TrainerConfig
 from energon_lite.training.config_file import config_to_dict
 from energon_lite.training.data import MultimodalTaskEncoder
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
-from energon_lite.training.optimizer import learning_rate, make_optimizer
-from energon_lite.training.parameters import freeze
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
+from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.llama import LlamaModel, ModelInput, Stream
-from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.pipeline_schedule import Action, pipeline_schedule
 from energon_lite.training.sequence import whole_length
 

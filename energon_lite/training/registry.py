@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.training.parameters import ParameterLayout
+from energon_lite.parallel.parameters import ParameterLayout
 
 if TYPE_CHECKING:
+    from energon_lite.parallel.mesh import ParallelMesh
     from energon_lite.training.config import ModelConfig
-    from energon_lite.training.mesh import ParallelMesh
     from energon_lite.training.sequence import Run
 
 #: Makes a module ``[..., hidden] -> [..., hidden]`` that treats each position by itself.

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from energon_lite.training.collectives import gather_sequence
+from energon_lite.parallel.collectives import gather_sequence
+from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.config import ModelConfig, RopeScaling
-from energon_lite.training.mesh import ParallelMesh
 
 #: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]

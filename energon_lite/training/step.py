@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from energon_lite.optimizer.plain_optimizer import Optimizer
+from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.llama import LlamaModel, ModelInput
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import Optimizer
 from energon_lite.training.pipeline import run_pipeline
 
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from energon_lite.training.collectives import enter_parallel, gather_parallel, leave_parallel
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import ParameterLayout, new_parameter
+from energon_lite.parallel.collectives import enter_parallel, gather_parallel, leave_parallel
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout, new_parameter
 
 
 class ColumnParallelLinear(nn.Module):

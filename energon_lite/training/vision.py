@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout, new_parameter
 from energon_lite.training.config import ModelConfig
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import ParameterLayout, new_parameter
 
 
 class PatchEmbedding(nn.Module):

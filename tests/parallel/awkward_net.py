@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.optimizer.plain_optimizer import Optimizer
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout
 from energon_lite.training.config import OptimizerConfig
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import Optimizer
-from energon_lite.training.parameters import ParameterLayout
 
 WORDS, WIDTH = 13, 5
 

@@ -11,8 +11,8 @@ from rank_processes import RunRanks
 from test_checkpoint_layouts import STATE, Part
 from test_parity import Layout
 
+from energon_lite.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint
 from energon_lite.errors import StateError
-from energon_lite.training.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(pp=2, virtual=2, tp=2)], ids=str)

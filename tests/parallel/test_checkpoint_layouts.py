@@ -18,14 +18,15 @@ from late_collectives import watched_collectives
 from rank_processes import RankFailure, RunRanks
 from test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
 
+from energon_lite.checkpointing import checkpoint
+from energon_lite.checkpointing import files as checkpoint_files
+from energon_lite.checkpointing.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.training import checkpoint, checkpoint_files
-from energon_lite.training.checkpoint import latest_checkpoint, load_checkpoint, read_state, save_checkpoint
+from energon_lite.optimizer.plain_optimizer import make_optimizer
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import layout_of
+from energon_lite.parallel.pieces import parts_of_whole
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import make_optimizer
-from energon_lite.training.parameters import layout_of
-from energon_lite.training.pieces import parts_of_whole
 from energon_lite.training.step import train_step
 
 LAYOUTS = [

@@ -26,11 +26,11 @@ from test_parity import (
 )
 
 from energon_lite.errors import UsageError
+from energon_lite.optimizer.plain_optimizer import make_optimizer
+from energon_lite.parallel.mesh import build_mesh
 from energon_lite.training.attention import sdpa
 from energon_lite.training.config import ModelConfig, OptimizerConfig
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import build_mesh
-from energon_lite.training.optimizer import make_optimizer
 from energon_lite.training.pipeline import run_pipeline
 from energon_lite.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.training.step import train_step

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
-from energon_lite.training.mesh import build_mesh
-from energon_lite.training.rank_grid import AXES, RankGrid, fit_sizes
+from energon_lite.parallel.mesh import build_mesh
+from energon_lite.parallel.rank_grid import AXES, RankGrid, fit_sizes
 
 
 def test_tensor_parallel_peers_are_neighbours(run_ranks: RunRanks) -> None:

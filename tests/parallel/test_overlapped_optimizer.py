@@ -18,10 +18,10 @@ from test_parity import Run as LlamaRun
 from test_parity import make_steps as make_llama_steps
 
 from energon_lite.errors import UsageError
+from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.training.config import OptimizerConfig
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.training.step import train_step
 
 # Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows, Shape, Weights
 from rank_processes import RunRanks
 
+from energon_lite.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.parallel.parameters import layout_of
 from energon_lite.training.config import ModelConfig, OptimizerConfig, RopeScaling
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.optimizer import learning_rate, make_optimizer
-from energon_lite.training.parameters import layout_of
 from energon_lite.training.step import train_step
 
 BASE = ModelConfig(

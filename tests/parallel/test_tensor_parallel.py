@@ -14,12 +14,12 @@ from test_parity import BASE, make_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.parallel.parameters import initialize_parameters, layout_of
 from energon_lite.training.attention import Attention
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh, build_mesh
-from energon_lite.training.parameters import initialize_parameters, layout_of
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)

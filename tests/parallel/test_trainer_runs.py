@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from rank_processes import RankFailure, RunRanks
 
+from energon_lite.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 from energon_lite.training import Trainer, TrainerConfig, config_from_dict, generate_captions, load_model
-from energon_lite.training.checkpoint import latest_checkpoint
 from energon_lite.training.throughput import flops_per_token
 
 WriteDataset = Callable[..., Path]

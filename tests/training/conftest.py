@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from energon_lite.training.mesh import ParallelMesh
+from energon_lite.parallel.mesh import ParallelMesh
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError
-from energon_lite.training.rank_grid import AXES, RankGrid, fit_sizes, layers_of_stages
+from energon_lite.parallel.rank_grid import AXES, RankGrid, fit_sizes, layers_of_stages
 
 ORDERS = ["-".join(names) for names in itertools.permutations(AXES)]
 grids = st.builds(RankGrid, *[st.integers(1, 4)] * 4, order=st.sampled_from(ORDERS))

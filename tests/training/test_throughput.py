@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)

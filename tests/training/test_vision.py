@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from energon_lite.errors import UsageError
+from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.llama import LlamaModel
-from energon_lite.training.mesh import ParallelMesh
 from energon_lite.training.vision import put_prefix, take_text
 
 SHAPE = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=8, image_size=4, init_std=0.3, dtype="float64")

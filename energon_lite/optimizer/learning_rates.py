@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from energon_lite.training.config import OptimizerConfig
+from energon_lite.optimizer.config import OptimizerConfig
 
 
 def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:

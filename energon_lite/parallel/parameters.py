@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from energon_lite.errors import TopologyError, UsageError
-from energon_lite.training.mesh import ParallelMesh
+from energon_lite.parallel.mesh import ParallelMesh
 
 
 @dataclass(frozen=True)

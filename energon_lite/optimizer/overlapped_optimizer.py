@@ -33,12 +33,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from energon_lite.errors import UsageError
-from energon_lite.training.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
-from energon_lite.training.config import OptimizerConfig
-from energon_lite.training.gradient_order import FirstStep, agree_on_order
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameter_hooks import hook_parameters
-from energon_lite.training.pieces import Piece, carry_state
+from energon_lite.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
+from energon_lite.optimizer.config import OptimizerConfig
+from energon_lite.optimizer.gradient_order import FirstStep, agree_on_order
+from energon_lite.optimizer.parameter_hooks import hook_parameters
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.pieces import Piece, carry_state
 
 _IN_FLIGHT = 2  # reductions under way before their memory is waited for: one on the wire, one behind it
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from energon_lite.errors import TopologyError
-from energon_lite.training.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
+from energon_lite.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
 
 #: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
 #: stages), gradients the other way round. NCCL serves the messages of a group between two ranks one after the other, in

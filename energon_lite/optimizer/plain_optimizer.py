@@ -1,7 +1,7 @@
 """AdamW for a model whose gradients are spread over data- and tensor-parallel ranks.
 
 :class:`Optimizer` is what the trainer needs of one. :class:`AdamW` is the plain one: each rank has all of the state,
-and nothing overlaps. :class:`~energon_lite.training.overlapped_optimizer.OverlappedDistributedOptimizer` is the other.
+and nothing overlaps. :class:`~energon_lite.optimizer.overlapped_optimizer.OverlappedDistributedOptimizer` is the other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from energon_lite.training.config import OptimizerConfig
-from energon_lite.training.learning_rates import learning_rate
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.training.parameters import layout_of
-from energon_lite.training.pieces import Piece
+from energon_lite.optimizer.config import OptimizerConfig
+from energon_lite.optimizer.learning_rates import learning_rate
+from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import layout_of
+from energon_lite.parallel.pieces import Piece
 
 __all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.training.config import SCHEDULES, OptimizerConfig
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import AdamW, learning_rate
-from energon_lite.training.parameters import ParameterLayout, new_parameter
+from energon_lite.optimizer.config import SCHEDULES, OptimizerConfig
+from energon_lite.optimizer.plain_optimizer import AdamW, learning_rate
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout, new_parameter
 
 
 class Tiny(nn.Module):

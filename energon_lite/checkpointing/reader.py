@@ -14,8 +14,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from energon_lite.checkpointing.files import reading_streams
 from energon_lite.errors import StateError
-from energon_lite.training.checkpoint_files import reading_streams
 
 #: What this version writes and reads.
 FORMAT = 2

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import layout_of
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import layout_of
 
 
 class FirstStep:

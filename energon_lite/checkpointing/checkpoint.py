@@ -23,19 +23,19 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.training.checkpoint_files import CheckpointFiles, FileSum, SummingWriter
-from energon_lite.training.checkpoint_reader import (
+from energon_lite.checkpointing.files import CheckpointFiles, FileSum, SummingWriter
+from energon_lite.checkpointing.reader import (
     FORMAT,
     JSON_NAME,
     CheckpointReader,
     no_warning_when_alone,
     read_content,
 )
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.optimizer import Optimizer
-from energon_lite.training.parameters import layout_of
-from energon_lite.training.pieces import PartOfTensor, parts_of_whole
+from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.optimizer.plain_optimizer import Optimizer
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import layout_of
+from energon_lite.parallel.pieces import PartOfTensor, parts_of_whole
 
 logger = logging.getLogger(__name__)
 

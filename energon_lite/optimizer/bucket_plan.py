@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import layout_of
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import layout_of
 
 #: A parameter begins at a multiple of this many elements, as fast kernels like it.
 _ALIGNMENT = 64

@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from energon_lite.training.mesh import ParallelMesh
-from energon_lite.training.parameters import ParameterLayout
+from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.parameters import ParameterLayout
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,1 @@
+"""The optimizer of the trainer: sharded, in buckets, its communication behind the computation."""

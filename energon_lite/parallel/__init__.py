@@ -1,0 +1,1 @@
+"""Who is where among the ranks, and of what whole tensors their parts are parts."""
