@@ -17,7 +17,6 @@ Format (little endian, version 1)::
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.file_mapping import map_file
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
 
@@ -118,13 +118,13 @@ class ColumnFile:
                 )
             if offset + length != size:
                 raise DataIndexError("the column is cut off or overlong", where=path, fix=_CURE)
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        raw = mapping[offset:]
+            mapping = map_file(file.fileno())
+        raw = bytes(mapping[offset:])
         if zlib.crc32(raw) != checksum:
             raise DataIndexError("the column is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
         table = json.loads(raw)
         samples, shards, start = table["samples"], table["shards"], table["shard_table"]
-        names = mapping[start + 8 * _WIDTH * shards : offset].decode("utf-8", "surrogateescape")
+        names = str(mapping[start + 8 * _WIDTH * shards : offset], "utf-8", "surrogateescape")
         return cls(
             path=path,
             name=table["name"],
@@ -141,7 +141,7 @@ class ColumnFile:
 _CURE = "remove the file, and measure again"
 
 
-def _view(mapping: mmap.mmap, dtype: str, count: int, offset: int) -> NDArray[Any]:
+def _view(mapping: memoryview, dtype: str, count: int, offset: int) -> NDArray[Any]:
     if not count:
         return np.zeros(0, dtype=dtype)
     return np.frombuffer(mapping, dtype=dtype, count=count, offset=offset)

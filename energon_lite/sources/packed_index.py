@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -45,7 +44,10 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.atomic_file import write_bytes
-from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan
+from energon_lite.sources.file_mapping import map_file
+from energon_lite.sources.shard_store import ShardIdentity, shared_store
+from energon_lite.sources.tar_headers import BLOCK
+from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan, head_checksum
 
 __all__ = ["PackedIndex"]
 
@@ -232,47 +234,44 @@ class PackedIndex:
                     where=path,
                     fix=_CURE,
                 )
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapping = map_file(file.fileno())
             table, sections = _read_table(path, mapping, offset, checksum)
             kind = cls if size <= _LARGEST_MAPPED else _LargeIndex
             notes, rules = table.get("notes"), table.get("scan", 0)
             index = kind(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
             if isinstance(index, _LargeIndex):
-                index.read_rows_from(os.dup(file.fileno()), {name: at for name, (*_, at) in table["sections"].items()})
+                identity = ShardIdentity(size, head_checksum(bytes(mapping[:BLOCK])))
+                index.read_rows_from(path, identity, {name: at for name, (*_, at) in table["sections"].items()})
         return index
 
 
 class _LargeIndex(PackedIndex):
-    """An index whose rows are read from the file."""
+    """An index whose rows are read from the file, which is one of the open files that all data sets share."""
 
-    _fd = -1
-
-    def read_rows_from(self, fd: int, offsets: Mapping[str, int]) -> None:
-        """Look up in an open file, which this index closes, whose sections start at ``offsets``."""
-        self._fd = fd
+    def read_rows_from(self, path: str, identity: ShardIdentity, offsets: Mapping[str, int]) -> None:
+        """Look up in a file whose sections start at ``offsets``."""
+        self._path, self._identity, self._store = os.path.abspath(path), identity, shared_store()
         self._first_sample, self._first_part, self._first_key = (offsets[n] for n in ("samples", "parts", "keys"))
 
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
     def key(self, sample: int) -> str:
-        row = os.pread(self._fd, 32, self._first_sample + 24 * sample + 8)
+        row = self._read(self._first_sample + 24 * sample + 8, 32)
         start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
-        return str(os.pread(self._fd, stop - start, self._first_key + start), "utf-8", "surrogateescape")
+        return str(self._read(self._first_key + start, stop - start), "utf-8", "surrogateescape")
 
     def part_rows(self, sample: int) -> list[int]:
-        row = os.pread(self._fd, 32, self._first_sample + 24 * sample)
+        row = self._read(self._first_sample + 24 * sample, 32)
         start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
-        parts = os.pread(self._fd, 24 * (stop - start), self._first_part + 24 * start)
-        return memoryview(parts).cast("q").tolist()
+        return memoryview(self._read(self._first_part + 24 * start, 24 * (stop - start))).cast("q").tolist()
+
+    def _read(self, offset: int, size: int) -> bytes:
+        return self._store.read(self._path, self._identity, offset, size)
 
 
 def _read_table(
-    path: str, mapping: mmap.mmap, offset: int, checksum: int
+    path: str, mapping: memoryview, offset: int, checksum: int
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The table at the end of the file, and the sections that it lists."""
-    raw = mapping[offset:]
+    raw = bytes(mapping[offset:])
     if zlib.crc32(raw) != checksum:
         raise DataIndexError("the packed index is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
     table = json.loads(raw)
@@ -284,7 +283,7 @@ def _read_table(
     return table, sections
 
 
-def _section(mapping: mmap.mmap, dtype: str, shape: list[int], offset: int) -> NDArray[Any]:
+def _section(mapping: memoryview, dtype: str, shape: list[int], offset: int) -> NDArray[Any]:
     count = int(np.prod(shape))
     if count == 0:  # numpy refuses to make an empty view at the end of a buffer
         return np.zeros(shape, dtype=dtype)

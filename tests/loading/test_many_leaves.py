@@ -1,0 +1,95 @@
+"""A blend of more data sets than a process may have files open."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_train_dataset
+
+FILES, SHARDS, WORKERS = 256, 16, 4
+
+PROGRAM = """
+import json, os, resource, sys
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.sources import packed_index
+
+if sys.argv[4] == "large":
+    packed_index._LARGEST_MAPPED = 0  # rows are looked up in the file, as in an index of gigabytes
+
+
+def count_files(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+if __name__ == "__main__":
+    config = WorkerConfig(rank=0, world_size=1, num_workers=int(sys.argv[3]))
+    dataset = get_train_dataset(sys.argv[1], batch_size=32, worker_config=config)
+    with get_savable_loader(dataset, start_method=sys.argv[5]) as loader:
+        keys = [batch.__key__ for _, batch in zip(range(60), loader)]
+        workers = [worker.process.pid for worker in loader._crew.executor()._workers]
+        files = [count_files(pid) for pid in ("self", *workers)]
+        leaves = len(dataset.leaves)
+        print(json.dumps({"keys": keys, "files": files, "leaves": leaves, "state": loader.save_state_rank(),
+                          "failed": loader.stats()["failed"], "deaths": loader.stats()["worker_deaths"]}))
+"""
+
+
+def _blend(root: Path, leaves: int, write_dataset: Callable[..., Path]) -> Path:
+    """So many data sets, all of them hard links to the files of one."""
+    shards = {
+        f"s{shard:02d}.tar": [(f"{shard}-{number}", {"txt": b"x"}) for number in range(2)] for shard in range(SHARDS)
+    }
+    first = write_dataset(root / "leaf-0", shards)
+    get_train_dataset(first, batch_size=1, worker_config=WorkerConfig(rank=0, world_size=1))  # makes the index
+    files = [file.relative_to(first) for file in first.rglob("*") if file.is_file()]
+    for number in range(1, leaves):
+        leaf = root / f"leaf-{number}"
+        (leaf / ".nv-meta").mkdir(parents=True)
+        for file in files:
+            os.link(first / file, leaf / file)
+    blend = [{"path": str(root / f"leaf-{number}"), "weight": 1 + number % 7} for number in range(leaves)]
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
+    (root / "blend.yaml").write_text(json.dumps(document))  # JSON is YAML
+    return root / "blend.yaml"
+
+
+def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
+    program = blend.parent / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(blend), str(FILES), str(WORKERS), index, start_method]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    "leaves, index, start_method",
+    [
+        (300, "small", "fork"),
+        (300, "large", "fork"),
+        pytest.param(1000, "small", "fork", marks=pytest.mark.nightly),
+        pytest.param(1000, "small", "spawn", marks=pytest.mark.nightly),
+        pytest.param(1000, "large", "forkserver", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_blend_within_few_open_files(
+    leaves: int, index: str, start_method: str, tmp_path: Path, write_dataset: Callable[..., Path]
+) -> None:
+    found = _run(_blend(tmp_path, leaves, write_dataset), index, start_method)
+    assert found["leaves"] == leaves and len(found["files"]) == 1 + WORKERS
+    assert max(found["files"]) < FILES // 2, "there is little room for anything else"
+    assert found["failed"] == found["deaths"] == 0
+    assert len(found["keys"]) == 60 and all(len(keys) == 32 for keys in found["keys"])
+    assert len(json.dumps(found["state"])) <= 4096
