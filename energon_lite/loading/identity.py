@@ -29,19 +29,21 @@ class LeafIdentity:
     Args:
         name: for messages; not part of the identity (data may move).
         samples: how many.
-        fingerprint: digest of the data.
+        fingerprint: digest of the data's layout, from which the order is derived.
         settings: weight and the like.
+        contents: digest of the data themselves; none if empty.
     """
 
     name: str
     samples: int
     fingerprint: str
     settings: tuple[Any, ...] = ()
+    contents: str = ""
 
     @cached_property
     def digest(self) -> str:
         """URL-safe base64 text."""
-        text = json.dumps([self.samples, self.fingerprint, self.settings])
+        text = json.dumps([self.samples, self.contents or self.fingerprint, self.settings])
         return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -81,7 +81,7 @@ def open_leaves(
         seen[source.fingerprint] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
         leaves.append(Leaf(name, source, loader, key, cooker))
-        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint))
+        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint, contents=source.contents))
     return tuple(leaves), identities
 
 

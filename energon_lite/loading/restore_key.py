@@ -28,7 +28,7 @@ def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeli
         UsageError: not a key of such a data set.
         SampleError: the sample (or the batch) cannot be made.
     """
-    parts = tuple(key)
+    parts = tuple(key) if isinstance(key, (tuple, list)) else ()
     whole = all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts[1:])
     if isinstance(dataset, ChunkedDataset) and isinstance(pipeline, ChunkPipeline):
         match parts:

@@ -17,7 +17,7 @@ from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.shard_store import ShardIdentity
 from energon_lite.sources.tar_scan import Int64
 
-__all__ = ["choice_fingerprint", "excluded_positions", "without_skips"]
+__all__ = ["choice_fingerprint", "contents_fingerprint", "excluded_positions", "without_skips"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,4 +99,17 @@ def choice_fingerprint(
         digest.update(f"\nsubset {span[0]} {span[1]}".encode())
     if kept:
         digest.update(f"\nkept {kept}".encode())
+    return digest.hexdigest()
+
+
+def contents_fingerprint(choice: str, identities: Sequence[ShardIdentity]) -> str:
+    """Identifies the data themselves: shards that have the same names, sizes and counts differ in their first blocks.
+
+    Args:
+        choice: the :func:`choice_fingerprint`, from which the order is derived.
+        identities: of the shards, in their order.
+    """
+    digest = hashlib.sha256(choice.encode())
+    for identity in identities:
+        digest.update(identity.head.to_bytes(4, "little"))
     return digest.hexdigest()

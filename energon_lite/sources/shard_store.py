@@ -95,7 +95,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
-        self._files: dict[str, RangeReader] = {}
+        self._files: dict[tuple[str, ShardIdentity], RangeReader] = {}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -125,10 +125,12 @@ class ShardStore:
         Raises:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
         """
-        file = self._files.pop(path, None)
+        # By identity, too: a file that was replaced meanwhile may be open still under the same name.
+        key = (path, identity)
+        file = self._files.pop(key, None)
         if file is None:
             file = self._open(path, identity)
-        self._files[path] = file
+        self._files[key] = file
         if len(self._files) > self.capacity:
             self._evict()
         return file

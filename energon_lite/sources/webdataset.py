@@ -25,7 +25,12 @@ from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.remote import is_remote, local_meta, shard_sizes
 from energon_lite.sources.run_reader import RunReader
-from energon_lite.sources.sample_choice import choice_fingerprint, excluded_positions, without_skips
+from energon_lite.sources.sample_choice import (
+    choice_fingerprint,
+    contents_fingerprint,
+    excluded_positions,
+    without_skips,
+)
 from energon_lite.sources.shard_store import RangeReader, ShardIdentity, ShardStore, changed_shard, shared_store
 from energon_lite.sources.tar_scan import Int64
 
@@ -80,7 +85,8 @@ class WebdatasetSource:
         span: first and last + 1 of the samples of the chosen shards that are read, excluded ones among them.
         split_part: the name of the split, for messages.
         fingerprint: identifies shards (name, size, number of samples, in order), the part of them that is read, and
-            what is left out of it, wherever the folder is.
+            what is left out of it, wherever the folder is. The order of the samples comes from it.
+        contents: identifies the data, too: data sets of the same names and sizes that hold other samples.
         shard_names: the chosen shards, in order.
         skipped: samples left out because a column says that they were skipped.
 
@@ -137,6 +143,7 @@ class WebdatasetSource:
             self.span,
             many.digest if many is not None else "",
         )
+        self.contents = contents_fingerprint(self.fingerprint, self._identities)
 
     @classmethod
     def open(

@@ -55,6 +55,16 @@ def test_another_file_under_the_same_name(tmp_path: Path) -> None:
         ShardStore().read(path, identity, 0, 3)
 
 
+def test_a_file_that_was_replaced_while_open(tmp_path: Path) -> None:
+    store = ShardStore()
+    path, identity = shard(tmp_path / "a", b"old text")
+    assert store.read(path, identity, 0, 3) == b"old"
+    os.unlink(path)
+    path, other = shard(tmp_path / "a", b"new text")
+    assert store.read(path, other, 0, 3) == b"new"  # as someone sees it who opened the data set just now
+    assert store.read(path, identity, 0, 3) == b"old"  # and as someone who has read it from the start
+
+
 def test_a_file_that_shrinks_while_open(tmp_path: Path) -> None:
     path, identity = shard(tmp_path / "a", b"0123456789")
     store = ShardStore()

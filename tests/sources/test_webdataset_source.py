@@ -185,6 +185,17 @@ class TestFingerprint:
         assert len(set(seen)) == len(seen)
         assert seen[0] != "" and fingerprint(shards=[a, b]) == seen[-1]
 
+    def test_the_contents_where_names_and_sizes_are_the_same(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        before = WebdatasetSource.open(data)
+        assert pickle.loads(pickle.dumps(before)).contents == before.contents != before.fingerprint
+        others = [(f"{number}.{part}", text) for number in "xyz" for part, text in (("txt", b"text x"), ("cls", b"x"))]
+        make_tar("ten/b.tar", others)
+        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+        after = WebdatasetSource.open(data)
+        assert keys(after) == "0123xyz789"
+        assert after.fingerprint == before.fingerprint, "the same order, of other samples"
+        assert after.contents != before.contents
+
 
 class TestOpening:
     def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
