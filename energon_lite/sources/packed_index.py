@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.atomic_file import write_bytes
 from energon_lite.sources.file_mapping import map_file
-from energon_lite.sources.shard_store import ShardIdentity, shared_store
 from energon_lite.sources.tar_headers import BLOCK
 from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan, head_checksum
 
@@ -240,17 +239,19 @@ class PackedIndex:
             notes, rules = table.get("notes"), table.get("scan", 0)
             index = kind(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
             if isinstance(index, _LargeIndex):
-                identity = ShardIdentity(size, head_checksum(bytes(mapping[:BLOCK])))
-                index.read_rows_from(path, identity, {name: at for name, (*_, at) in table["sections"].items()})
+                head = head_checksum(bytes(mapping[:BLOCK]))
+                index.read_rows_from(path, size, head, {name: at for name, (*_, at) in table["sections"].items()})
         return index
 
 
 class _LargeIndex(PackedIndex):
     """An index whose rows are read from the file, which is one of the open files that all data sets share."""
 
-    def read_rows_from(self, path: str, identity: ShardIdentity, offsets: Mapping[str, int]) -> None:
-        """Look up in a file whose sections start at ``offsets``."""
-        self._path, self._identity, self._store = os.path.abspath(path), identity, shared_store()
+    def read_rows_from(self, path: str, size: int, head: int, offsets: Mapping[str, int]) -> None:
+        """Look up in a file of this size and checksum of the first block, whose sections start at ``offsets``."""
+        from energon_lite.sources.shard_store import ShardIdentity, shared_store  # it can read indexes, too
+
+        self._path, self._identity, self._store = os.path.abspath(path), ShardIdentity(size, head), shared_store()
         self._first_sample, self._first_part, self._first_key = (offsets[n] for n in ("samples", "parts", "keys"))
 
     def key(self, sample: int) -> str:
