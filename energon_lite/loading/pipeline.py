@@ -40,7 +40,6 @@ _SAMPLE, _BATCH, _REPLACEMENT = 11, 12, 13
 _FATAL = (
     FatalSampleError,
     ImportError,
-    MemoryError,
     NameError,
     RecursionError,
     StopAsyncIteration,
@@ -329,6 +328,8 @@ class Pipeline:
             return value
         except SkipSample as skip:
             raise Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
+        except MemoryError as error:
+            raise _out_of_memory(error, stage, leaf, key) from error
         except _FATAL:
             raise
         except Exception as error:
@@ -350,6 +351,15 @@ def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
         where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
         fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
         + "; to allow more in a row, raise failure_tolerance of the task encoder (0: any number)",
+    )
+
+
+def _out_of_memory(error: MemoryError, stage: str, leaf: str, key: str) -> FatalSampleError:
+    """Not skipped: which samples are left out must not depend on how much memory a machine has just then."""
+    return FatalSampleError(
+        f"no memory was left in {stage}: {str(error) or type(error).__name__}",
+        where=f"data set {leaf}, {key}",
+        fix="if the sample is too large, raise SkipSample for it; else use fewer workers or smaller batches",
     )
 
 

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
 import time
@@ -349,6 +350,7 @@ def _serve(
             send(connection, _run(pipeline, ticket, job), writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
+    _clean_up_after_trainer()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
@@ -367,6 +369,20 @@ def _is_there(trainer: int) -> bool:
         return True
     parent = multiprocessing.parent_process()  # with forkserver the parent is the server, not the trainer
     return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
+
+
+def _clean_up_after_trainer() -> None:
+    """Remove the temporary folder in which multiprocessing keeps the socket of the fork server.
+
+    The trainer does that itself, unless it was killed.
+    """
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    parent = multiprocessing.parent_process()
+    if folder is None or parent is None:
+        return
+    parent.join(0.2)  # its pipes may close a moment before it is gone
+    if not parent.is_alive():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(pipeline: Pipeline, ticket: int, job: Job) -> Message:

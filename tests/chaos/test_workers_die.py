@@ -148,10 +148,11 @@ def test_a_forgotten_loader_takes_its_workers_along(leaf_of: Any) -> None:
     assert _gone(pids, seconds=5)
 
 
-@pytest.mark.parametrize("big", [False, True])
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_workers_leave_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, start_method: str, big: bool) -> None:
-    """Also when they are blocked, sending batches larger than a pipe holds."""
+@pytest.mark.parametrize(
+    "start_method, big", [("fork", False), ("fork", True), ("forkserver", True), ("spawn", False), ("spawn", True)]
+)
+def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, start_method: str, big: bool) -> None:
+    """No process, also when it is blocked, sending batches larger than a pipe holds; no file, no folder."""
     program = tmp_path / "trainer.py"
     program.write_text(
         textwrap.dedent(
@@ -177,7 +178,11 @@ def test_workers_leave_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
         )
     )
     shm_before = set(os.listdir("/dev/shm"))
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as trainer:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         assert trainer.stdout is not None
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(pids) == 4
@@ -185,6 +190,7 @@ def test_workers_leave_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
         trainer.kill()
     assert _gone(pids, seconds=10)
     assert set(os.listdir("/dev/shm")) <= shm_before
+    assert not list(temporary.iterdir())
 
 
 def test_validation_with_workers_survives_deaths_too(leaf_of: Any) -> None:

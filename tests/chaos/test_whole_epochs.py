@@ -1,0 +1,122 @@
+"""A whole epoch under fire: whatever happens to the workers, every sample comes once and in its place."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+PAUSE = 0.5
+
+
+class Slow(TaskEncoder):
+    """Takes its time, and makes batches that are larger than a pipe holds."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        time.sleep(0.004)
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": sample.__restore_key__,
+            "x": torch.full((40_000,), float(self.rng.random())),
+        }
+
+
+class SlowPacks(Slow):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        together = torch.stack([sample["x"] for sample in samples]).sum(0)
+        return {"__key__": "+".join(s["__key__"] for s in samples), "__restore_key__": (), "x": together}
+
+
+class Two(SlowPacks):
+    """Groups of samples whose numbers are alike."""
+
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return len(sample["__key__"]) % 2, None
+
+
+MANNERS: dict[str, dict[str, Any]] = {
+    "planned": {"task_encoder": Slow()},
+    "packed": {"task_encoder": SlowPacks(), "packing_buffer_size": 12},
+    "grouped packs": {"task_encoder": Two(), "packing_buffer_size": 12},
+}
+
+
+def _loader(path: Path, manner: str, workers: int) -> SavableDataLoader:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    arguments = {"batch_size": 4, "repeat": False} | MANNERS[manner]
+    return get_savable_loader(get_train_dataset(path, worker_config=config, **arguments))
+
+
+def _digest(batch: Any) -> tuple[Any, ...]:
+    return (*batch["__key__"], float(batch["x"].double().sum()))
+
+
+def _children() -> list[tuple[int, str]]:
+    """This process's children and what state they are in."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(parent) == os.getpid():
+                found.append((int(entry), state))
+    return found
+
+
+@contextmanager
+def _fire(loader: SavableDataLoader, draw: random.Random) -> Iterator[None]:
+    """Kill a worker, whichever, every half a second."""
+    ended = threading.Event()
+
+    def shoot() -> None:
+        while not ended.wait(PAUSE):
+            executor: Any = loader._crew.executor()
+            pid = draw.choice([worker.process.pid for worker in executor._workers])
+            if pid in dict(_children()):
+                os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=shoot)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "samples, kills", [(500, 2), pytest.param(8000, 12, marks=pytest.mark.nightly, id="8000-nightly")]
+)
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_worker_is_killed_every_half_a_second(manner: str, samples: int, kills: int, leaf_of: Any) -> None:
+    with _loader(leaf_of(samples), manner, 0) as alone:
+        expected = [_digest(batch) for batch in alone]
+    before = _children()
+    with _loader(leaf_of(samples), manner, 2) as loader:
+        iterator = iter(loader)
+        found = [_digest(next(iterator))]  # the workers are there
+        with _fire(loader, random.Random(samples)):
+            found += [_digest(batch) for batch in iterator]
+        deaths = loader.stats()["worker_deaths"]
+        assert not [pid for pid, state in _children() if state == "Z"], "who was killed was not waited for"
+    assert deaths >= kills
+    assert found == expected
+    keys = [key for *names, _ in found for name in names for key in name.split("+")]
+    assert sorted(keys) == sorted(f"a-{number}" for number in range(samples))
+    assert _children() == before
