@@ -8,7 +8,11 @@ a second time, no more), and a descriptor is closed when neither the cache nor a
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import random
+import time
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -22,6 +26,28 @@ __all__ = ["LocalFile", "RangeReader", "RemoteFile", "ShardIdentity", "ShardStor
 _PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
 #: Linux reads at most this much in one call; larger reads take several.
 _LARGEST_READ = 1 << 30
+#: Seconds to wait before a failed read is tried again, more or less.
+_RETRIES = (0.0, 0.1, 0.5, 2.0)
+#: For so many seconds after the last try failed, no other read is waited for.
+_GIVEN_UP = 30.0
+#: Errors of storage that may pass.
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EAGAIN",
+        "EINTR",
+        "EIO",
+        "EREMOTEIO",
+        "ESTALE",
+        "ETIMEDOUT",
+        "ECONNRESET",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+    )
+    if hasattr(errno, name)
+)
+#: Not the global generator: that one is the user's.
+_jitter = random.SystemRandom()
 
 
 class ShardIdentity(NamedTuple):
@@ -96,6 +122,7 @@ class ShardStore:
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
         self._files: dict[tuple[str, ShardIdentity], RangeReader] = {}
+        self._gave_up = -math.inf
 
     def __len__(self) -> int:
         return len(self._files)
@@ -103,11 +130,34 @@ class ShardStore:
     def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset`` of the shard ``path``.
 
+        A read that fails in a way that may pass (the handle of a network file system went stale, say) is tried again:
+        a sample that is replaced because of it would make the run another one.
+
         Raises:
             MissingShardError: the shard does not exist any more.
             ShardChangedError: it is not the shard that was indexed.
-            DatasetError: the storage failed.
+            DatasetError: the storage failed, several times.
         """
+        try:
+            return self._read(path, identity, offset, size)
+        except DatasetError as error:
+            return self._read_again(error, path, identity, offset, size)
+
+    def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        # Where the storage has failed for good, nobody waits for it sample by sample.
+        for wait in _RETRIES if time.monotonic() - self._gave_up > _GIVEN_UP else _RETRIES[:1]:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _PASSING:
+                raise error
+            self._files.pop((path, identity), None)
+            time.sleep(wait * _jitter.uniform(0.5, 1.5))
+            try:
+                return self._read(path, identity, offset, size)
+            except DatasetError as again:
+                error = again
+        self._gave_up = time.monotonic()
+        raise error
+
+    def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         file = self.open(path, identity)
         try:
             data = file.read(min(size, _LARGEST_READ), offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -98,6 +99,51 @@ def test_a_read_that_fails_names_the_shard_and_the_reason(
     monkeypatch.setattr(os, "pread", pread)
     with loader, pytest.raises(FatalSampleError, match=os.strerror(error)):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_storage_that_fails_for_a_moment_changes_nothing(
+    columns: bool, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+    encoder = TaskEncoder() if columns else Own()
+    expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
+    shared_store().close()
+    calls = itertools.count()
+    pread = os.pread
+
+    def flaky(*arguments: Any) -> bytes:
+        if next(calls) % 7 == 3:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", flaky)
+    with _train(leaf_of(30, "a"), 0, encoder) as loader:
+        assert [batch.__key__ for _, batch in zip(range(12), loader, strict=False)] == expected
+        assert loader.stats()["failed"] == 0
+    assert next(calls) > 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_is_cut_off_while_it_is_read(workers: int, leaf_of: Any, tmp_path: Path) -> None:
+    with _train(leaf_of(30, "a")) as undisturbed:
+        expected = [tuple(batch.__key__) for _, batch in zip(range(20), undisturbed, strict=False)]
+    path = _copy(leaf_of(30, "a"), tmp_path)
+    seen = []
+    with _train(path, workers, Patient()) as loader:
+        for step, batch in zip(range(20), loader, strict=False):
+            seen.append(tuple(batch.__key__))
+            if step == 2:
+                os.truncate(path / "shard-001.tar", 1024)  # within its first sample
+        failed = loader.stats()["failed"]
+    lost = {f"a-{number}" for number in range(11, 20)}
+    for keys, wanted in zip(seen, expected, strict=True):
+        assert len(keys) == 3
+        assert all(key == old for key, old in zip(keys, wanted, strict=True) if old not in lost), "others moved"
+    assert failed and not lost & {key for keys in seen[10:] for key in keys}
 
 
 class FullDisk(io.RawIOBase):

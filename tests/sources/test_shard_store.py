@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources import shard_store
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, shared_store
 from energon_lite.sources.tar_scan import head_checksum
 
@@ -86,6 +88,47 @@ def test_storage_errors_name_the_shard(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "pread", fails)
     with pytest.raises(DatasetError, match=r"Input/output error[\s\S]*/a"):
         store.read(path, identity, 0, 1)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[int]:
+    """Let so many reads fail; returns the sizes of all that were tried."""
+    tried: list[int] = []
+    pread = os.pread
+
+    def fails(fd: int, size: int, offset: int) -> bytes:
+        tried.append(size)
+        if len(tried) <= times:
+            raise OSError(number, os.strerror(number))
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", fails)
+    return tried
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_a_failure_that_passes_goes_unnoticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, times: int
+) -> None:
+    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001, 0.001))
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    assert store.read(path, identity, 0, 1) == b"0"
+    failing(monkeypatch, number, times)
+    assert store.read(path, identity, 3, 4) == b"3456"
+
+
+def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(shard_store.time, "sleep", waits.append)
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    for number, most in ((errno.EACCES, 0), (errno.EIO, 4), (errno.EIO, 1)):
+        waits.clear()
+        failing(monkeypatch, number, 1000)
+        with pytest.raises(DatasetError, match=os.strerror(number)):
+            store.read(path, identity, 3, 4)
+        assert len(waits) == most
 
 
 def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
