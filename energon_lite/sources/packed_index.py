@@ -239,8 +239,8 @@ class PackedIndex:
             notes, rules = table.get("notes"), table.get("scan", 0)
             index = kind(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
             if isinstance(index, _LargeIndex):
-                head = head_checksum(bytes(mapping[:BLOCK]))
-                index.read_rows_from(path, size, head, {name: at for name, (*_, at) in table["sections"].items()})
+                block = head_checksum(bytes(mapping[:BLOCK]))
+                index.read_rows_from(path, size, block, {name: at for name, (*_, at) in table["sections"].items()})
         return index
 
 
