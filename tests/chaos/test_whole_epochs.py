@@ -48,10 +48,11 @@ class Two(SlowPacks):
         return len(sample["__key__"]) % 2, None
 
 
+# Chunks that take less than the time between two kills: a job during which three workers die is given up.
 MANNERS: dict[str, dict[str, Any]] = {
     "planned": {"task_encoder": Slow()},
-    "packed": {"task_encoder": SlowPacks(), "packing_buffer_size": 12},
-    "grouped packs": {"task_encoder": Two(), "packing_buffer_size": 12},
+    "packed": {"task_encoder": SlowPacks(), "packing_buffer_size": 12, "chunk_size": 24},
+    "grouped packs": {"task_encoder": Two(), "packing_buffer_size": 12, "chunk_size": 24},
 }
 
 
