@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.file_mapping import map_file
 from energon_lite.sources.index_cache import only_one
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, shared_store
 
@@ -175,11 +175,11 @@ class _Folder:
             with open(path, "rb") as file:
                 if os.fstat(file.fileno()).st_size != one.stop - one.start:
                     return None
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = map_file(file.fileno())
             os.utime(path)  # it is in use: cleaning up goes by this time
         except OSError:
             return None
-        return memoryview(mapped)
+        return mapped
 
     def _write(self, path: str, data: bytes) -> memoryview:
         self._written += len(data)

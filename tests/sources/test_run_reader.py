@@ -149,6 +149,16 @@ def test_a_folder_is_shared_and_bounded(
     assert [bytes(RangeCache(chosen).get(wanted)) for wanted in ranges] == [bytes(one._read(w)) for w in ranges]
 
 
+def test_ranges_of_a_folder_are_mapped_without_open_files(source: WebdatasetSource, tmp_path: Path) -> None:
+    chosen = ReadAhead(folder=str(tmp_path / "cache"))
+    ranges = [RunReader(chosen, 1).ranges(source, index, None)[0] for index in range(10)]
+    first, second = RangeCache(chosen), RangeCache(chosen)
+    fetched = [bytes(first.get(wanted)) for wanted in ranges]
+    before = len(os.listdir("/proc/self/fd"))
+    assert [bytes(second.get(wanted)) for wanted in ranges] == fetched
+    assert len(second._kept) == 10 and len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_folder_that_cannot_be_written(
     source: WebdatasetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
