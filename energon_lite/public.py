@@ -70,6 +70,7 @@ from energon_lite.task_encoder import (
     cooker,
     stateless,
 )
+from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "TextSample",
     "TokenDataset",
     "TokenSequence",
+    "TokenizedTaskEncoder",
     "TopologyError",
     "TrustError",
     "UnknownLengthError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import FatalSampleError, SampleError
+from energon_lite.errors import FatalSampleError, SampleError, SkipSample
 from energon_lite.loading.pipeline import Address, Job, Pipeline, Result, set_restore_key
 
 __all__ = ["TokenJob", "TokenPipeline", "job_number"]
@@ -56,6 +56,7 @@ def _as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
 
     Raises:
         SampleError: the sample is longer than planned, or cannot be cut.
+        SkipSample: this piece is behind the end of a sample that is shorter than planned.
         FatalSampleError: it is not a sample that this library can cut.
     """
     from energon_lite.batching.sequences import TokenSequence, cut_sequence
@@ -68,7 +69,11 @@ def _as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
             )
         return sample
     if is_cut:
-        return cut_sequence(sample, start, length)
+        there = len(sample.tokens) - start
+        if not there:
+            raise SkipSample(f"nothing is left of it from token {start} on: it is shorter than planned")
+        # A sample may be shorter than planned, also where it is cut: its last piece then is.
+        return cut_sequence(sample, start, min(length, there) if there > 0 else length)
     if len(sample.tokens) > length:
         raise SampleError(
             f"the sample has {len(sample.tokens)} tokens, and its batch was planned for {length}",

@@ -19,13 +19,25 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError, WorkerError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.atomic_file import remove_if_there, write_bytes
+from energon_lite.sources.columns import LENGTH, write_column
 from energon_lite.sources.prepare import prepare_dataset
 from energon_lite.sources.ranks import Ranks
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
-from energon_lite.tokenizing.shards import ShardCounts, counts_from, counts_path, read_counts, shard_name, write_shard
+from energon_lite.tokenizing.shards import (
+    TOKENS_PART,
+    ShardCounts,
+    counts_from,
+    counts_path,
+    read_counts,
+    read_lengths,
+    shard_name,
+    write_shard,
+)
 from energon_lite.tokenizing.tasks import Task
 from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
 
@@ -35,7 +47,7 @@ __all__ = ["Input", "TokenizeReport", "tokenize_files"]
 WORK_FOLDER = ".tokenize"
 #: What a data set was made of, and the counts.
 DONE_FILE = "tokenize.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,8 @@ def tokenize_files(
     progress: Callable[[int, int, ShardCounts], None] | None = None,
 ) -> TokenizeReport:
     """Tokenise records into a data set with ``tokens.npy`` (int32 ``[n]``) and, for ``sft``, ``mask.npy`` (uint8).
+
+    The data set has a column ``length``, the number of tokens of each sample, by which batches can be planned.
 
     Args:
         inputs: the files and their tasks.
@@ -161,8 +175,16 @@ def tokenize_files(
     finished = {"settings": settings, "counts": asdict(counts)}
     write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
+    _write_lengths(root, work)
     shutil.rmtree(work)
     return report
+
+
+def _write_lengths(root: str, work: str) -> None:
+    """The column of lengths, shard by shard in the order of the prepared data set."""
+    numbers = {shard_name(number): number for number in range(len(_shards_in(root)))}
+    parts = [read_lengths(work, numbers[name]) for name in nv_meta.read_info(root)]
+    write_column(root, LENGTH, np.concatenate(parts), maker={"by": "tokenize", "length": TOKENS_PART})
 
 
 def _expand(patterns: Sequence[str]) -> list[str]:

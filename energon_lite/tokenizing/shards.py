@@ -25,6 +25,7 @@ __all__ = [
     "counts_from",
     "counts_path",
     "read_counts",
+    "read_lengths",
     "shard_name",
     "write_shard",
 ]
@@ -87,6 +88,12 @@ def read_counts(path: str) -> ShardCounts:
         return counts_from(json.load(file))
 
 
+def read_lengths(folder: str, number: int) -> NDArray[np.int64]:
+    """Tokens of each example of a shard that is done, in the order of the shard."""
+    lengths: NDArray[np.int64] = np.load(_lengths_path(folder, number), allow_pickle=False)
+    return lengths
+
+
 def counts_from(plain: Mapping[str, Any]) -> ShardCounts:
     """Counts that went through JSON."""
     return ShardCounts(**{**plain, "problems": [tuple(problem) for problem in plain["problems"]]})
@@ -97,19 +104,22 @@ def write_shard(root: str, work: str, number: int, block: Block, task: Task, tok
 
     Args:
         root: folder of the data set.
-        work: folder for counts. They are written last: a shard that has them is whole.
+        work: folder for lengths and counts. Counts are written last: a shard that has them is whole.
         number: of the block.
         block: the records.
         task: what examples are.
         tokenizer: see there.
     """
     counts = ShardCounts()
+    lengths: list[int] = []
     with replacing(os.path.join(root, shard_name(number))) as temporary:
         with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
             for key, example in _examples(block, task, tokenizer, counts):
                 _add(tar, f"{key}.{TOKENS_PART}", example.tokens)
                 if example.mask is not None:
                     _add(tar, f"{key}.{MASK_PART}", example.mask)
+                lengths.append(len(example.tokens))
+    write_bytes(_lengths_path(work, number), _npy(np.array(lengths, dtype=np.int64)))
     write_bytes(counts_path(work, number), json.dumps(asdict(counts)).encode())
     return counts
 
@@ -142,10 +152,18 @@ def _leave_out(record: Record, problem: str, counts: ShardCounts) -> None:
         counts.problems.append((record.file, record.number, problem))
 
 
-def _add(tar: tarfile.TarFile, name: str, array: NDArray[Any]) -> None:
+def _lengths_path(folder: str, number: int) -> str:
+    return os.path.join(folder, f"tokens-{number:06d}.lengths.npy")
+
+
+def _npy(array: NDArray[Any]) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
+    return stream.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, array: NDArray[Any]) -> None:
+    data = _npy(array)
     info = tarfile.TarInfo(name)
-    info.size = stream.tell()
-    stream.seek(0)
-    tar.addfile(info, stream)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))

@@ -1,0 +1,126 @@
+"""From text to batches by tokens: tokenised with lengths, planned by them, loaded, resumed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from energon_lite import (
+    PackedBatch,
+    PaddedBatch,
+    TokenizedTaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.cli.main import main
+from energon_lite.loading.leaves import find_leaves, open_source
+
+ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+CAPACITY = 64
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """150 prompts and responses of 5 to 46 tokens, in shards of 20; two records are broken."""
+    folder = tmp_path_factory.mktemp("chats")
+    draw = random.Random(0)
+    lines = [json.dumps({"prompt": f"{number:03d}", "response": "a" * draw.randrange(42)}) for number in range(150)]
+    lines[40] = lines[41] = "{"
+    (folder / "chats.jsonl").write_text("\n".join(lines))
+    made = run("tokenize", folder / "chats.jsonl", "-t", tokenizer_folder, "-o", folder / "data",
+               "--records-per-shard", 20, "--num-workers", 1, "--split-ratio", "8,1,1")  # fmt: skip
+    assert made.exit_code == 0, made.output
+    return folder / "data"
+
+
+def column_of(path: Path, part: str) -> Any:
+    """The stored lengths of a split."""
+    (spec,) = find_leaves(path, part, "dataset.yaml", "split.yaml", None)
+    return open_source(spec).column("length")
+
+
+def loader_of(path: Path, batching: Any, **more: Any) -> Any:
+    arguments = {"worker_config": ALONE, "task_encoder": TokenizedTaskEncoder(), "plan_chunk": 50, **more}
+    return get_savable_loader(get_train_dataset(path, batch_size=None, batching=batching, **arguments))
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_the_column_has_the_length_of_each_sample(chats: Path, part: str) -> None:
+    column = column_of(chats, part)
+    samples = get_val_dataset(chats, split_part=part, batch_size=None, worker_config=ALONE)
+    found = [len(sample["tokens.npy"]) for sample in get_loader(samples)]
+    assert found == column[:].tolist() and len(found) > 0
+
+
+def test_packed_batches_from_a_file_of_settings(chats: Path, tmp_path: Path) -> None:
+    """An epoch of two ranks: every token once, no batch above the capacity, labels and masks as stored."""
+    (tmp_path / "batching.yaml").write_text(f"strategy: best_fit\ncapacity: {CAPACITY}\n")
+    stored = {
+        sample["__key__"]: sample
+        for sample in get_loader(get_val_dataset(chats, split_part="train", batch_size=None, worker_config=ALONE))
+    }
+    seen: list[str] = []
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0)
+        for batch in loader_of(chats, tmp_path / "batching.yaml", repeat=False, worker_config=config):
+            assert isinstance(batch, PackedBatch) and batch.num_tokens <= CAPACITY
+            for key, first, last in zip(batch.__key__, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+                tokens, mask = stored[key]["tokens.npy"].tolist(), stored[key]["mask.npy"].tolist()
+                assert batch.tokens[0, first:last].tolist() == tokens[:-1]
+                assert batch.labels[0, first:last].tolist() == tokens[1:]
+                assert batch.loss_mask[0, first:last].tolist() == mask[1:]
+            seen += batch.__key__
+    assert sorted(seen) == sorted(stored)
+
+
+def test_a_run_goes_on_where_it_was(chats: Path) -> None:
+    document = {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4}
+    padded = TokenizedTaskEncoder(packed=False, pad=7, multiple=4)
+    loader = loader_of(chats, document, task_encoder=padded)
+    batches = [batch for batch, _ in zip(loader, range(9), strict=False)]
+    assert all(isinstance(batch, PaddedBatch) and batch.tokens.shape[1] % 4 == 0 for batch in batches)
+    state = loader.save_state_rank()
+    rest = [batch.tokens for batch, _ in zip(loader, range(9), strict=False)]
+    other = loader_of(chats, document, task_encoder=padded)
+    other.restore_state_rank(json.loads(json.dumps(state)))
+    again = [batch.tokens for batch, _ in zip(other, range(9), strict=False)]
+    assert all(torch.equal(one, two) for one, two in zip(rest, again, strict=True))
+
+
+def test_samples_that_are_split_keep_every_position(chats: Path) -> None:
+    loader = loader_of(chats, {"strategy": "concat_split", "tokens": 16}, repeat=False)
+    batches = list(loader)
+    column = column_of(chats, "train")
+    assert max(batch.num_tokens for batch in batches) == 16
+    # One position fewer than tokens: the last one has no label.
+    assert sum(batch.num_tokens for batch in batches) == int(column[:].sum()) - len(column)
+    assert loader.stats()["failed"] == 0
+
+
+def test_plan_reads_the_column(chats: Path) -> None:
+    column = column_of(chats, "train")
+    result = run("plan", chats, "--capacity", CAPACITY)
+    assert result.exit_code == 0, result.output
+    assert f"{len(column)} samples, {int(column[:].sum()):,} tokens" in result.output
+
+
+def test_a_single_token_is_nothing_to_learn() -> None:
+    from energon_lite import SkipSample
+    from energon_lite.tokenizing.task_encoder import TokenizedSample
+
+    sample = TokenizedSample(__key__="a", __restore_key__=(), tokens=torch.tensor([5]))
+    with pytest.raises(SkipSample, match="fewer than two tokens"):
+        TokenizedTaskEncoder().encode_sample(sample)
