@@ -19,7 +19,13 @@ from energon_lite.loading.pipeline import Leaf
 from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
-from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching, token_dataset
+from energon_lite.loading.token_batching import (
+    Batching,
+    TokenBatching,
+    encoded_token_dataset,
+    token_batching,
+    token_dataset,
+)
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
@@ -79,7 +85,8 @@ def get_train_dataset(
     chunk_remainder: str | None = None,
     lanes: int | None = None,
     batching: Batching | None = None,
-    length_column: str = "length",
+    length_column: str | None = "length",
+    length_field: str | None = None,
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
@@ -118,8 +125,11 @@ def get_train_dataset(
         batching: put samples together by their tokens: a strategy such as ``BestFit(Capacity(12_000))``, its document
             as a dict, or the path of a YAML file. ``batch_size`` is None then. A sample that fails leaves its place
             empty, since nobody counted the tokens of a replacement.
-        length_column: there: the column that has the tokens of each sample.
-        plan_chunk: there: samples that are planned together. None: 131,072.
+        length_column: there: the column that has the tokens of each sample. None: nobody measured them; chunks of
+            samples are encoded, and then planned by their lengths. ``lanes`` counts there, and hooks may yield.
+        length_field: there, without a column: the field of an encoded sample that has its length, or is as long. None:
+            what the encoder's ``sample_length(sample)`` says, or its tokens.
+        plan_chunk: there: samples that are planned together. None: 131,072, or 1,024 if they must be encoded first.
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
             that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
             other data sets, with another order, of those in which anything is left out.
@@ -139,7 +149,7 @@ def get_train_dataset(
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips))
     both = max_samples_per_sequence and shuffle_buffer_size  # one of them alone has no effect
@@ -222,7 +232,8 @@ def get_val_dataset(
     chunk_remainder: str | None = None,
     lanes: int | None = None,
     batching: Batching | None = None,
-    length_column: str = "length",
+    length_column: str | None = "length",
+    length_field: str | None = None,
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
@@ -242,7 +253,7 @@ def get_val_dataset(
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
     return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
@@ -266,7 +277,8 @@ def get_val_datasets(
     chunk_remainder: str | None = None,
     lanes: int | None = None,
     batching: Batching | None = None,
-    length_column: str = "length",
+    length_column: str | None = "length",
+    length_field: str | None = None,
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
@@ -275,7 +287,7 @@ def get_val_datasets(
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size)
+    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
     common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
@@ -365,9 +377,11 @@ def _made(
     """The data set: of batches by tokens, or of a number of samples."""
     if tokens is None:
         return assembled(order, identity, chunking, **common)
-    refuse_chunking(chunking)
     common.pop("batch_size")
     common.pop("refill")
+    if tokens.length_column is None:
+        return encoded_token_dataset(order, identity, tokens, chunking, **common)
+    refuse_chunking(chunking)
     return token_dataset(order, identity, tokens, drop_last=chunking.drop_last, **common)
 
 

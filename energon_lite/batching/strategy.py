@@ -18,7 +18,7 @@ from energon_lite.batching.sorted_window import SortedWindow
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["CHUNK", "STRATEGIES", "Strategy", "from_dict", "plan_in_chunks", "to_dict"]
+__all__ = ["CHUNK", "STRATEGIES", "Strategy", "describe", "from_dict", "plan_in_chunks", "to_dict"]
 
 #: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
 CHUNK = 1 << 17
@@ -153,6 +153,18 @@ def to_dict(strategy: Strategy) -> dict[str, Any]:
             made_by = value.cost if hasattr(value.cost, "__qualname__") else type(value.cost)
             document["cost"] = f"{made_by.__module__}:{made_by.__qualname__}"
     return document
+
+
+def describe(strategy: Strategy) -> str:
+    """One line: the name and the settings.
+
+    Example:
+        >>> describe(Fixed(2))
+        'fixed (batch_size 2, sort False)'
+    """
+    document = to_dict(strategy)
+    settings = ", ".join(f"{key} {value}" for key, value in document.items() if key != "strategy")
+    return f"{document['strategy']} ({settings})"
 
 
 def _with_capacity(name: str, values: dict[str, Any], at: str) -> dict[str, Any]:

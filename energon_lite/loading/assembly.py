@@ -16,7 +16,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.order.tree import Order
 from energon_lite.task_encoder import TaskEncoder, hooks_of
 
-__all__ = ["Chunking", "assembled", "content_decides", "refuse_chunking"]
+__all__ = ["Chunking", "assembled", "chunked", "content_decides", "refuse_chunking"]
 
 #: Keeps the hashes for different purposes apart.
 _HOOKS = 23
@@ -85,8 +85,6 @@ def assembled(
         planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
         _check_size(planned, order)
         return planned
-    if chunking.lanes is not None:
-        check_topology(chunking.lanes, common["worker_config"].world_size)
     chunk_size = chunking.chunk_size
     chunks = ChunkPlan(
         order,
@@ -96,25 +94,45 @@ def assembled(
         keep_remainder=chunking.keeps,
         limit=limit,
     )
+    settings = {
+        "packing_buffer_size": chunks.packing_buffer_size,
+        "chunk_size": chunks.chunk_size,
+        "chunk_remainder": "keep" if chunks.keep_remainder else "drop",
+    }
+    dataset = chunked(order, identity, chunking, chunks, settings=settings, **common)
+    return replace(dataset, identity=_with(dataset.identity, {"groups": dataset.hooks.groups}))
+
+
+def chunked(
+    order: Order, identity: Identity, chunking: Chunking, chunks: ChunkPlan, *, settings: dict[str, Any], **common: Any
+) -> ChunkedDataset:
+    """A data set that is worked on in chunks.
+
+    Args:
+        chunks: what they are.
+        settings: what decides the batches of a chunk, for the identity.
+        common: other fields of the data set.
+
+    Raises:
+        TopologyError: the lanes cannot be divided among the ranks.
+        EmptyDatasetError: a pass has too few samples.
+    """
+    if chunking.lanes is not None:
+        check_topology(chunking.lanes, common["worker_config"].world_size)
+    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
     dataset = ChunkedDataset(
-        plan=chunks, lanes=chunking.lanes, drop_last=chunking.drop_last, identity=identity, **common
+        plan=chunks,
+        lanes=chunking.lanes,
+        drop_last=chunking.drop_last,
+        identity=_with(identity.whole(), settings),
+        **{"seed": hash_ints(common["worker_config"].seed_offset, _HOOKS), **common},
     )
     _check_length(dataset, order)
-    return replace(dataset, identity=_with_chunks(identity, dataset))
+    return dataset
 
 
-def _with_chunks(identity: Identity, dataset: ChunkedDataset) -> Identity:
-    """The identity with what decides the batches of a chunk."""
-    plan, hooks = dataset.plan, dataset.hooks
-    settings = {
-        "packing_buffer_size": plan.packing_buffer_size,
-        "chunk_size": plan.chunk_size,
-        "chunk_remainder": "keep" if plan.keep_remainder else "drop",
-        "groups": hooks.groups,
-    }
-    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
-    whole = identity.whole()
-    return replace(whole, settings={**whole.settings, **settings})
+def _with(identity: Identity, settings: dict[str, Any]) -> Identity:
+    return replace(identity, settings={**identity.settings, **settings})
 
 
 def refuse_chunking(chunking: Chunking) -> None:

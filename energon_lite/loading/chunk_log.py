@@ -39,6 +39,11 @@ class ChunkLog:
         if self.at >= self._told:
             self._outcomes += [failure] * times
 
+    def mark(self, mark: Mark, times: int) -> None:
+        """Something befell so many samples that are delivered all the same."""
+        if self.at >= self._told:
+            self._outcomes += [mark] * times
+
     def fine(self) -> None:
         """A sample went well: failures are not in a row any more."""
         if self._outcomes and isinstance(self._outcomes[-1], Failure):

@@ -86,7 +86,7 @@ class ChunkPipeline(ChunkSamples):
 
     def _batched(self, job: ChunkJob, log: ChunkLog) -> Iterator[Made]:
         first = job.first
-        for bundle in self._grouped(job, log) if self.hooks.groups else self._counted(job, log):
+        for bundle in self._bundles(job, log):
             if bundle.number < first.bundle:
                 continue  # only with groups: delivered, and needed only to know what is in the others
             reading = (0, 0, 0, 0) if self.hooks.whole_chunks else bundle.items[0].start
@@ -99,6 +99,10 @@ class ChunkPipeline(ChunkSamples):
                 set_restore_key(batch, _key(job, Place(*reading, bundle.number, sub)))
                 yield Made(batch, log.take(weight), _after(bundle, reading, sub, len(batches)), rows=len(bundle.items))
                 weight = 0
+
+    def _bundles(self, job: ChunkJob, log: ChunkLog) -> Iterator[Bundle]:
+        """What makes up each batch."""
+        return self._grouped(job, log) if self.hooks.groups else self._counted(job, log)
 
     def _batches_of(self, bundle: Bundle, job: ChunkJob, log: ChunkLog) -> list[Any]:
         """What ``batch`` and ``encode_batch`` make of a bundle: usually one batch."""

@@ -50,6 +50,7 @@ class ChunkSamples(Pipeline):
         leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.pipeline.Pipeline`.
         batch_size: samples in a batch; None: as the groups say, or single samples.
         packing_buffer_size: samples in a buffer; None: no packing.
+        by_tokens: batches are made by the lengths of all samples of a chunk.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class ChunkSamples(Pipeline):
         batch_size: int | None,
         packing_buffer_size: int | None = None,
         error_handler: ErrorHandler | None = None,
+        by_tokens: bool = False,
     ):
-        hooks = hooks_of(encoder, packing=packing_buffer_size is not None, batched=batch_size is not None)
+        packing, batched = packing_buffer_size is not None, batch_size is not None
+        hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=by_tokens)
         super().__init__(leaves, encoder, seed=seed, refill=False, batched=hooks.batched, error_handler=error_handler)
         self.hooks = hooks
         self.batch_size = batch_size

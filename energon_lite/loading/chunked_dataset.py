@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan
+from energon_lite.batching.strategy import describe
 from energon_lite.errors import UnknownLengthError
 from energon_lite.loading.chunk_job import START, ChunkJob, Place
 from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.dataset import BaseDataset
+from energon_lite.loading.token_chunks import TokenBundling, TokenChunkPipeline
 from energon_lite.task_encoder import Hooks, hooks_of
 
 __all__ = ["ChunkedDataset"]
@@ -23,29 +26,32 @@ class ChunkedDataset(BaseDataset):
         plan: which samples make up which chunk.
         lanes: among so many lanes chunks are dealt; None: as many as there are ranks when the run begins.
         drop_last: a pass ends with its last step in which every rank has a batch.
+        bundling: batches are made by the lengths of encoded samples, in this way.
     """
 
     plan: ChunkPlan
     lanes: int | None = None
     drop_last: bool = False
+    bundling: TokenBundling | None = None
 
     def pipeline(self) -> ChunkPipeline:
         """What runs this data set's jobs."""
-        return ChunkPipeline(
-            self.leaves,
-            self.task_encoder,
-            seed=self.seed,
-            batch_size=self.plan.batch_size,
-            packing_buffer_size=self.plan.packing_buffer_size,
-            keep_remainder=self.plan.keep_remainder,
-            error_handler=self.worker_config.global_error_handler,
-        )
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "batch_size": self.plan.batch_size,
+            "packing_buffer_size": self.plan.packing_buffer_size,
+            "keep_remainder": self.plan.keep_remainder,
+            "error_handler": self.worker_config.global_error_handler,
+        }
+        if self.bundling is not None:
+            return TokenChunkPipeline(self.leaves, self.task_encoder, bundling=self.bundling, **settings)
+        return ChunkPipeline(self.leaves, self.task_encoder, **settings)
 
     @cached_property
     def hooks(self) -> Hooks:
         """The hooks that are in force."""
         packing, batched = self.plan.packing_buffer_size is not None, self.plan.batch_size is not None
-        return hooks_of(self.task_encoder, packing=packing, batched=batched)
+        return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
 
     @property
     def is_endless(self) -> bool:
@@ -71,7 +77,6 @@ class ChunkedDataset(BaseDataset):
         )
 
     def __str__(self) -> str:
-        plan = self.plan
-        return self.describe(
-            f"chunks of {plan.chunk_size} samples, {self.lanes or self.worker_config.world_size} lanes"
-        )
+        lanes = self.lanes or self.worker_config.world_size
+        by = "" if self.bundling is None else f"batches by {describe(self.bundling.strategy)}, "
+        return self.describe(f"{by}chunks of {self.plan.chunk_size} samples, {lanes} lanes")

@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
+from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.crew import Crew
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.lane_walk import LaneWalk
@@ -168,10 +169,13 @@ class DataLoader:
 
     def stats(self) -> dict[str, Any]:
         """Batches and samples delivered to this rank, samples skipped and failed with their reasons, worker deaths;
-        with ``batching``, under ``planned``, what the plan dropped, truncated and split, over all ranks together."""
+        with ``batching``, under ``planned``, what the plan dropped, truncated and split: over all ranks together, or,
+        where lengths are those of encoded samples, on this rank."""
         stats = self._report.stats() | {"worker_deaths": self._crew.worker_deaths}
         if isinstance(self._walk, TokenWalk):
             stats["planned"] = asdict(self._walk.counts)
+        if isinstance(self.dataset, ChunkedDataset) and self.dataset.bundling is not None:
+            stats["planned"] = {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
         return stats
 
     def config(self) -> dict[str, Any]:

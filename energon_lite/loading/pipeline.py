@@ -110,6 +110,8 @@ class Mark(Enum):
     """What else may stand between failures."""
 
     FINE = "a sample that went well so far; it is counted when it is delivered"
+    TRUNCATED = "a sample of which only the first tokens are delivered"
+    SPLIT = "a sample that is delivered in several pieces"
 
 
 @dataclass

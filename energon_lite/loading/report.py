@@ -31,6 +31,8 @@ class Report:
         self.batches = 0
         self.samples = 0
         self.dropped = 0
+        self.truncated = 0
+        self.split = 0
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
         self._in_a_row = 0
         self._told: set[tuple[str, str, str]] = set()
@@ -50,6 +52,8 @@ class Report:
         for outcome in outcomes:
             if outcome is None or isinstance(outcome, Mark):
                 self.samples += outcome is None
+                self.truncated += outcome is Mark.TRUNCATED
+                self.split += outcome is Mark.SPLIT
                 self._in_a_row = 0
                 continue
             self._count(outcome)

@@ -85,7 +85,8 @@ class SampleLength:
             f"{what}; it has {there or 'no fields'}",
             where=type(self.encoder).__name__,
             fix=(f"did you mean {guess!r}? " if guess else "")
-            + "name the field with --length-field, or define sample_length(self, encoded) -> int in the task encoder",
+            + "name the field with --length-field (in Python length_field=), or define sample_length(self, encoded) -> "
+            "int in the task encoder",
         )
 
 

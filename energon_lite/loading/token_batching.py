@@ -12,17 +12,21 @@ import numpy as np
 import yaml
 
 from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.strategy import CHUNK, STRATEGIES, Strategy, from_dict, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
 from energon_lite.errors import ConfigError, DataIndexError, UsageError
+from energon_lite.loading.assembly import Chunking, chunked
+from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.identity import Identity
 from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.token_chunks import DEFAULT_CHUNK, TokenBundling
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.tree import Order
-from energon_lite.task_encoder import TaskEncoder, hooks_of
+from energon_lite.task_encoder import TaskEncoder, hooks_of, is_overridden
 
-__all__ = ["Batching", "TokenBatching", "token_batching", "token_dataset"]
+__all__ = ["Batching", "TokenBatching", "encoded_token_dataset", "token_batching", "token_dataset"]
 
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
@@ -36,12 +40,18 @@ class TokenBatching:
     """How samples are put together by their tokens; the arguments of ``get_train_dataset``."""
 
     strategy: Strategy
-    length_column: str = "length"
+    length_column: str | None = "length"
     plan_chunk: int = CHUNK
+    length_field: str | None = None
 
 
 def token_batching(
-    batching: Batching | None, length_column: str, plan_chunk: int | None, batch_size: int | None, packing: int | None
+    batching: Batching | None,
+    length_column: str | None,
+    plan_chunk: int | None,
+    batch_size: int | None,
+    packing: int | None,
+    length_field: str | None = None,
 ) -> TokenBatching | None:
     """What the user wants; None: no batches by tokens.
 
@@ -52,7 +62,14 @@ def token_batching(
     if batching is None:
         if plan_chunk is not None:
             raise UsageError(f"plan_chunk={plan_chunk} has no effect without batching", fix="leave it out")
+        if length_field is not None:
+            raise UsageError(f"length_field={length_field!r} has no effect without batching", fix="leave it out")
         return None
+    if length_field is not None and length_column is not None:
+        raise UsageError(
+            f"length_field={length_field!r} is about encoded samples, but lengths come from column {length_column!r}",
+            fix="give length_column=None to take the lengths from encoded samples",
+        )
     for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing)):
         if value is not None:
             raise UsageError(
@@ -70,7 +87,50 @@ def token_batching(
         raise UsageError(
             f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
         )
-    return TokenBatching(strategy, length_column, CHUNK if plan_chunk is None else plan_chunk)
+    default = CHUNK if length_column is not None else DEFAULT_CHUNK
+    return TokenBatching(strategy, length_column, default if plan_chunk is None else plan_chunk, length_field)
+
+
+def encoded_token_dataset(
+    order: Order,
+    identity: Identity,
+    batching: TokenBatching,
+    chunking: Chunking,
+    *,
+    limit: int | None = None,
+    **common: Any,
+) -> ChunkedDataset:
+    """A data set of batches by tokens whose lengths are known when samples are encoded.
+
+    Raises:
+        UsageError: hooks or arguments that do not go together.
+        TopologyError: the lanes cannot be divided among the ranks.
+    """
+    for name in ("chunk_size", "chunk_remainder"):
+        if getattr(chunking, name) is not None:
+            raise UsageError(
+                f"{name}={getattr(chunking, name)!r} has no effect with batching",
+                fix=f"leave out {name}; see plan_chunk",
+            )
+    if is_overridden(common["task_encoder"], "batch_group_criterion"):
+        raise UsageError(
+            f"{type(common['task_encoder']).__name__}.batch_group_criterion together with batching: both decide what "
+            "makes up a batch",
+            fix="leave out one of them",
+        )
+    return chunked(
+        order,
+        identity,
+        chunking,
+        ChunkPlan(order, None, batching.plan_chunk, limit=limit),
+        bundling=TokenBundling(batching.strategy, batching.length_field),
+        settings={
+            "batching": to_dict(batching.strategy),
+            "length_field": batching.length_field,
+            "plan_chunk": batching.plan_chunk,
+        },
+        **common,
+    )
 
 
 def token_dataset(
@@ -92,8 +152,9 @@ def token_dataset(
     if hooks_of(task_encoder, packing=False, batched=True).content_decides:
         raise UsageError(
             "batches cannot be planned by tokens where hooks decide how many samples there are",
-            fix="give one sample for each in encode_sample, or pack with packing_buffer_size",
+            fix="give length_column=None to have batches made of the samples that come out",
         )
+    assert batching.length_column is not None  # else there are no plans
     seed = common["worker_config"].seed_offset
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
     key = getattr(batching.strategy, "key", None)
@@ -131,7 +192,8 @@ def _column(leaf: Leaf, name: str) -> Lengths:
         raise UsageError(
             f"batches by tokens need the lengths of all samples: {error.what}",
             where=error.where or leaf.name,
-            fix=error.fix or f"measure the data set, so that it has a column {name!r}",
+            fix=f"{error.fix or 'measure the data set'}; or give length_column=None, so that lengths are taken from "
+            "encoded samples",
         ) from None
     return column
 

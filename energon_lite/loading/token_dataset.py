@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from energon_lite.batching.strategy import to_dict
+from energon_lite.batching.strategy import describe
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import UnknownLengthError, UsageError
 from energon_lite.loading.dataset import BaseDataset
@@ -112,6 +112,4 @@ class TokenDataset(BaseDataset):
         )
 
     def __str__(self) -> str:
-        document = to_dict(self.plan.strategy)
-        settings = ", ".join(f"{key} {value}" for key, value in document.items() if key != "strategy")
-        return self.describe(f"batches by {document['strategy']} ({settings})")
+        return self.describe(f"batches by {describe(self.plan.strategy)}")

@@ -8,7 +8,7 @@ from typing import Any
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample
 from energon_lite.loading.pipeline import Address, Job, Pipeline, Result, set_restore_key
 
-__all__ = ["TokenJob", "TokenPipeline", "job_number"]
+__all__ = ["TokenJob", "TokenPipeline", "as_planned", "job_number"]
 
 
 def job_number(chunk: int, batch: int) -> int:
@@ -48,10 +48,10 @@ class TokenPipeline(Pipeline):
         if len(address) == 3:
             return made
         leaf = self.leaves[address[0]].name
-        return self._guarded("plan", leaf, f"sample {address[1]}", made, _as_planned, made, *address[3:])
+        return self._guarded("plan", leaf, f"sample {address[1]}", made, as_planned, made, *address[3:])
 
 
-def _as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
+def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
     """The piece of a sample that the plan wants.
 
     Raises:

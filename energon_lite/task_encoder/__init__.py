@@ -5,7 +5,7 @@ from energon_lite.task_encoder.checks import check_hooks
 from energon_lite.task_encoder.context import HookContext, hook_context
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 from energon_lite.task_encoder.default import DefaultTaskEncoder
-from energon_lite.task_encoder.hooks import Hooks, hooks_of
+from energon_lite.task_encoder.hooks import Hooks, hooks_of, is_overridden
 from energon_lite.task_encoder.stateless import stateless
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "cooker",
     "hook_context",
     "hooks_of",
+    "is_overridden",
     "stateless",
 ]

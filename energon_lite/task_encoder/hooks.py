@@ -22,6 +22,7 @@ class Hooks:
         groups: batches are made of groups.
         batched: there are batches at all.
         generators: those that yield any number of results.
+        by_tokens: batches are made by the lengths of encoded samples.
 
     Example:
         >>> hooks_of(TaskEncoder(), packing=False, batched=True).sample
@@ -34,38 +35,42 @@ class Hooks:
     groups: bool
     batched: bool
     generators: frozenset[str]
+    by_tokens: bool = False
 
     @property
     def content_decides(self) -> bool:
         """Whether nobody knows, before the hooks have run, how many samples and batches there will be."""
-        return self.packs or self.groups or bool(self.generators)
+        return self.packs or self.groups or self.by_tokens or bool(self.generators)
 
     @property
     def whole_chunks(self) -> bool:
         """Whether each sample of a chunk must be made to know what is in any batch of it."""
-        return self.groups
+        return self.groups or self.by_tokens
 
 
-def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool) -> Hooks:
+def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: bool = False) -> Hooks:
     """The hooks of an encoder that are in force.
 
     Args:
         packing: there is a ``packing_buffer_size``.
         batched: there is a ``batch_size``.
+        by_tokens: batches are made by the lengths of encoded samples.
     """
     first = "preencode_sample" if is_overridden(encoder, "preencode_sample") else "encode_sample"
     last = ("postencode_sample",) if is_overridden(encoder, "postencode_sample") else ()
     groups = is_overridden(encoder, "batch_group_criterion")
+    batched = batched or groups or by_tokens
     called = [first, *last]
     called += ["pack_selected_samples"] if packing else []
-    called += ["batch", "encode_batch"] if batched or groups else []
+    called += ["batch", "encode_batch"] if batched else []
     return Hooks(
         sample=(first,) if packing else (first, *last),
         selected=last if packing else (),
         packs=packing,
         groups=groups,
-        batched=batched or groups,
+        batched=batched,
         generators=frozenset(name for name in called if is_generator(encoder, name)),
+        by_tokens=by_tokens,
     )
 
 
