@@ -88,6 +88,7 @@ def get_train_dataset(
     length_column: str | None = "length",
     length_field: str | None = None,
     plan_chunk: int | None = None,
+    micro_batches_per_step: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
     **kwargs: Any,
@@ -130,6 +131,9 @@ def get_train_dataset(
         length_field: there, without a column: the field of an encoded sample that has its length, or is as long. None:
             what the encoder's ``sample_length(sample)`` says, or its tokens.
         plan_chunk: there: samples that are planned together. None: 131,072, or 1,024 if they must be encoded first.
+        micro_batches_per_step: there, with a column: micro-batches of an optimizer step, over all ranks together. Those
+            of a step are evened out: about as many tokens, and as much attention, for each rank, on any number of ranks
+            that divides it; each chunk has whole steps. None: nothing is evened out.
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
             that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
             other data sets, with another order, of those in which anything is left out.
@@ -149,7 +153,9 @@ def get_train_dataset(
     """
     encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
+    tokens = token_batching(
+        batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field, micro_batches_per_step
+    )
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
     leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips))
     both = max_samples_per_sequence and shuffle_buffer_size  # one of them alone has no effect

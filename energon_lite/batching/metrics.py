@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from energon_lite.batching.balance import deal
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.steps import even_step, seat, whole_steps
 
-__all__ = ["PlanMetrics", "attention_balance", "lateness", "length_correlation", "measure_plan", "rank_loads"]
+__all__ = ["PlanMetrics", "even_balance", "lateness", "length_correlation", "measure_plan", "rank_loads"]
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
     step = ranks * per_rank
     tokens, space, rows = batches.tokens(), batches.space(), batches.rows()
     token_loads, attention_loads = rank_loads(batches, ranks=ranks, per_rank=per_rank)
-    weights = np.repeat(1.0 / rows, rows)
+    weights = np.repeat(1.0 / np.maximum(rows, 1), rows)
     limit = batches.limit
     return PlanMetrics(
         micro_batches=len(batches),
@@ -78,10 +78,27 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
     )
 
 
-def attention_balance(batches: MicroBatches, capacity: Capacity, *, ranks: int = 8, per_rank: int = 1) -> float:
-    """The attention balance after an exchange of samples inside each step."""
-    even = exchange_samples(batches, capacity, step=ranks * per_rank)
-    return _mean_balance(rank_loads(even, ranks=ranks, per_rank=per_rank)[1])
+def even_balance(
+    batches: MicroBatches, capacity: Capacity | None, *, ranks: int = 8, per_rank: int = 1, steps: int | None = None
+) -> tuple[float, float]:
+    """Balance of tokens and of attention as the loader deals out steps of ``ranks * per_rank`` micro-batches.
+
+    Args:
+        batches: the plan.
+        capacity: of packed micro-batches; None: nothing is exchanged.
+        ranks, per_rank: see :func:`measure_plan`.
+        steps: measure only the first so many; None: all.
+    """
+    step = ranks * per_rank
+    whole = whole_steps(batches, step)
+    count = len(whole) // step if steps is None else min(steps, len(whole) // step)
+    seats = np.array([[seat(rank, ranks, turn) + turn * ranks for rank in range(ranks)] for turn in range(per_rank)])
+    loads = np.zeros((2, count, ranks), dtype=np.int64)
+    for number in range(count):
+        even = even_step(whole.select(np.arange(number * step, (number + 1) * step)), capacity)
+        loads[0, number] = even.space()[seats].sum(axis=0)
+        loads[1, number] = even.attention()[seats].sum(axis=0)
+    return _mean_balance(loads[0]), _mean_balance(loads[1])
 
 
 def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple[Ints, Ints]:
@@ -109,10 +126,10 @@ def length_correlation(batches: MicroBatches) -> float:
     """Intraclass correlation of log lengths, with micro-batches as classes (one-way analysis of variance, classes of
     unequal size: Donner 1986). Slightly negative values are noise, or lengths that make up for each other."""
     rows, group, values = _log_lengths(batches)
-    count, total = len(rows), len(values)
+    count, total = int((rows > 0).sum()), len(values)
     if count < 2 or total <= count:
         return 0.0
-    means = np.bincount(group, weights=values) / rows
+    means = np.bincount(group, weights=values, minlength=len(rows)) / np.maximum(rows, 1)
     between = float((rows * (means - values.mean()) ** 2).sum()) / (count - 1)
     within = float(((values - means[group]) ** 2).sum()) / (total - count)
     size = float(total - (rows**2).sum() / total) / (count - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -71,8 +71,12 @@ class MicroBatches:
         return np.diff(np.concatenate([[0], np.cumsum(self.length)])[self.offsets])
 
     def longest(self) -> Ints:
-        """Length of the longest entry of each micro-batch, ``[micro-batches]``."""
-        return np.maximum.reduceat(self.length, self.offsets[:-1]) if len(self) else self.offsets[:0]
+        """Length of the longest entry of each micro-batch, ``[micro-batches]``; 0 where there is none."""
+        found = np.zeros(len(self), dtype=np.int64)
+        filled = np.flatnonzero(self.rows())
+        if len(filled):
+            found[filled] = np.maximum.reduceat(self.length, self.offsets[filled])
+        return found
 
     def attention(self) -> Ints:
         """Sum of squared lengths in each micro-batch, ``[micro-batches]``: what attention costs if samples do not see
@@ -91,6 +95,10 @@ class MicroBatches:
         for column in (self.sample, self.start, self.length, self.offsets):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         return state.hexdigest()
+
+    def cut(self, offsets: Ints) -> MicroBatches:
+        """The same entries in the same order, divided at other places, ``[micro-batches + 1]``."""
+        return replace(self, offsets=offsets)
 
     def select(self, numbers: Ints) -> MicroBatches:
         """Micro-batches ``numbers``, in this order, with the same settings and counts."""

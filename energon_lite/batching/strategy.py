@@ -18,7 +18,7 @@ from energon_lite.batching.sorted_window import SortedWindow
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["CHUNK", "STRATEGIES", "Strategy", "describe", "from_dict", "plan_in_chunks", "to_dict"]
+__all__ = ["CHUNK", "STRATEGIES", "Strategy", "describe", "from_dict", "packing_capacity", "plan_in_chunks", "to_dict"]
 
 #: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
 CHUNK = 1 << 17
@@ -153,6 +153,19 @@ def to_dict(strategy: Strategy) -> dict[str, Any]:
             made_by = value.cost if hasattr(value.cost, "__qualname__") else type(value.cost)
             document["cost"] = f"{made_by.__module__}:{made_by.__qualname__}"
     return document
+
+
+def packing_capacity(strategy: Strategy) -> Capacity | None:
+    """What a packed micro-batch may hold; None: the strategy's micro-batches are padded, or have no capacity.
+
+    Example:
+        >>> packing_capacity(ConcatSplit(64))
+        Capacity(limit=64, unit='packed_tokens', ...)
+    """
+    if isinstance(strategy, ConcatSplit):
+        return Capacity(strategy.tokens)
+    capacity = getattr(strategy, "capacity", None)
+    return capacity if isinstance(capacity, Capacity) and capacity.adds_up else None
 
 
 def describe(strategy: Strategy) -> str:

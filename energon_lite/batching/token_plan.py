@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.strategy import CHUNK, Strategy
+from energon_lite.batching.steps import even_step, whole_steps
+from energon_lite.batching.strategy import CHUNK, Strategy, packing_capacity
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
@@ -42,21 +43,29 @@ class PlannedChunk:
         batches: of samples ``0 .. len(lengths) - 1`` of the chunk.
         addresses: of these samples.
         lengths: of these samples, as planned.
+        capacity: of packed micro-batches that are evened out; None: nothing is exchanged between them.
     """
 
     batches: MicroBatches
     addresses: Addresses
     lengths: Ints
+    capacity: Capacity | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def pieces(self, number: int) -> list[Piece]:
         """What micro-batch ``number`` of the chunk is made of."""
-        first, last = self.batches.offsets[number : number + 2]
-        sample, start, length = (
-            column[first:last] for column in (self.batches.sample, self.batches.start, self.batches.length)
-        )
+        return self._pieces(self.batches, number)
+
+    def step_pieces(self, first: int, count: int) -> list[list[Piece]]:
+        """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
+        even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity)
+        return [self._pieces(even, number) for number in range(count)]
+
+    def _pieces(self, batches: MicroBatches, number: int) -> list[Piece]:
+        first, last = batches.offsets[number : number + 2]
+        sample, start, length = (column[first:last] for column in (batches.sample, batches.start, batches.length))
         columns = [column[sample] for column in self.addresses.columns()]
         is_cut = (length != self.lengths[sample]).astype(np.int64)
         rows = (column.tolist() for column in (*columns, start, length, is_cut))
@@ -70,6 +79,9 @@ class TokenPlan:
     The sequence of micro-batches of a pass is that of chunk 0, then that of chunk 1, and so on. It is the same on every
     rank, and a place in it is ``(chunk, micro-batch in the chunk)``.
 
+    With ``step``, each chunk has whole steps: the samples of its last one are divided among as many micro-batches as
+    the others have.
+
     Args:
         order: the order of the samples.
         strategy: which samples go together.
@@ -77,6 +89,7 @@ class TokenPlan:
         key_lengths: tokens of the key field, for strategies that want them.
         seed: 64 bits.
         chunk: positions that are planned together.
+        step: micro-batches in a step; None: nobody knows what a step is.
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
@@ -90,10 +103,13 @@ class TokenPlan:
     key_lengths: Sequence[Lengths] | None = None
     seed: int = 0
     chunk: int = CHUNK
+    step: int | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
             raise UsageError(f"plan_chunk is {self.chunk}", fix="give at least 1 sample")
+        if self.step is not None and self.step < 1:
+            raise UsageError(f"micro_batches_per_step is {self.step}", fix="give at least 1, or None")
 
     def chunk_count(self, pass_number: int) -> int | None:
         """Chunks of a pass; None: it never ends."""
@@ -116,7 +132,9 @@ class TokenPlan:
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
-        return PlannedChunk(batches, addresses, lengths)
+        if self.step is None:
+            return PlannedChunk(batches, addresses, lengths)
+        return PlannedChunk(whole_steps(batches, self.step), addresses, lengths, packing_capacity(self.strategy))
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:

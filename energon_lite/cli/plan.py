@@ -16,6 +16,8 @@ __all__ = ["command", "read_lengths"]
 
 #: What is compared if nothing is asked for.
 _DEFAULT = ("fixed", "capacity", "sorted_window", "best_fit", "bfd", "concat_split")
+#: The balance is that of so many steps.
+_STEPS = 300
 _HEADER = (
     "strategy",
     "micro-batches",
@@ -76,8 +78,8 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
     ICC           how alike lengths in a micro-batch are: 0 as by chance, 1 all the same
     step var.     variance of the steps' mean log length, over that of random steps
     late          most places that a sample comes after its own
-    tokens        mean over largest of the ranks' tokens in a step
-    attention     the same of attention cost; packed: after exchange of samples inside each step
+    tokens        mean over largest of the ranks' tokens in a step (first 300 steps)
+    attention     the same of attention cost, with steps evened out as micro_batches_per_step does it
 
     \b
     Example:
@@ -206,17 +208,14 @@ def _plan(document: dict[str, Any], lengths: Ints, keys: Ints | None, options: d
 def _cells(
     name: str, document: dict[str, Any], plan: MicroBatches, capacity: int, ranks: int, per_rank: int
 ) -> tuple[str, ...]:
-    from energon_lite.batching.capacity import Capacity
-    from energon_lite.batching.metrics import attention_balance, measure_plan
-    from energon_lite.batching.strategy import from_dict
+    from energon_lite.batching.metrics import even_balance, measure_plan
+    from energon_lite.batching.strategy import from_dict, packing_capacity
 
     if not len(plan):
         return (name, "0", "0", *["-"] * 7)
     found = measure_plan(plan, ranks=ranks, per_rank=per_rank)
-    attention = found.attention_balance
-    if plan.packed:
-        limit = getattr(from_dict(document), "capacity", None) or Capacity(capacity)
-        attention = attention_balance(plan, limit, ranks=ranks, per_rank=per_rank)
+    limit = packing_capacity(from_dict(document))
+    tokens, attention = even_balance(plan, limit, ranks=ranks, per_rank=per_rank, steps=_STEPS)
     return (
         name,
         f"{found.micro_batches:,}",
@@ -226,7 +225,7 @@ def _cells(
         f"{found.length_correlation:.3f}",
         f"{found.step_variance_ratio:.2f}",
         f"{found.lateness:,}",
-        f"{found.token_balance:.3f}",
+        f"{tokens:.3f}",
         f"{attention:.3f}",
     )
 

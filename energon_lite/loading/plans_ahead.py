@@ -1,55 +1,57 @@
-"""Plan chunks by their number: kept while they are in use, and made ahead in the background."""
+"""Plans by their number: kept while they are in use, and made ahead in the background."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-
-from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 __all__ = ["PlansAhead"]
 
-#: Chunks that are kept: the one that batches are delivered from, and those that jobs are made of already.
+T = TypeVar("T")
+
+#: What is kept: the plan that batches are delivered from, and those that jobs are made of already.
 _KEPT = 4
 
 
-class PlansAhead:
-    """Makes plan chunks, one at a time, each once while it is in use.
+class PlansAhead(Generic[T]):
+    """Makes plans, one at a time, each once while it is in use.
 
     Args:
-        plan: what makes them.
+        make: what makes a plan of its numbers: pass and chunk, for example.
     """
 
-    def __init__(self, plan: TokenPlan):
-        self._plan = plan
-        self._made: dict[tuple[int, int], PlannedChunk] = {}
+    def __init__(self, make: Callable[..., T]):
+        self._make = make
+        self._made: dict[tuple[int, ...], T] = {}
         self._making = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def get(self, pass_number: int, number: int) -> PlannedChunk:
-        """A chunk. If it is being made, this waits for it."""
-        # Reading needs no lock, and must not wait while another chunk is made.
-        found = self._made.get((pass_number, number))
+    def get(self, *numbers: int) -> T:
+        """A plan. If it is being made, this waits for it."""
+        # Reading needs no lock, and must not wait while another plan is made.
+        found = self._made.get(numbers)
         if found is not None:
             return found
         with self._making:
-            found = self._made.get((pass_number, number))
+            found = self._made.get(numbers)
             if found is None:
-                found = self._plan.make(pass_number, number)
-                self._made[pass_number, number] = found
+                found = self._make(*numbers)
+                self._made[numbers] = found
                 while len(self._made) > _KEPT:
                     self._made.pop(next(iter(self._made)))
         return found
 
-    def prepare(self, pass_number: int, number: int) -> None:
-        """Begin to make a chunk in the background, unless one is being made already."""
-        if (pass_number, number) in self._made or (self._thread is not None and self._thread.is_alive()):
+    def prepare(self, *numbers: int) -> None:
+        """Begin to make a plan in the background, unless one is being made already."""
+        if numbers in self._made or (self._thread is not None and self._thread.is_alive()):
             return
-        # A thread for each chunk: between them, a process that starts workers by fork has none.
-        self._thread = threading.Thread(target=self._make_quietly, args=(pass_number, number), daemon=True)
+        # A thread for each plan: between them, a process that starts workers by fork has none.
+        self._thread = threading.Thread(target=self._make_quietly, args=numbers, daemon=True)
         self._thread.start()
 
-    def _make_quietly(self, pass_number: int, number: int) -> None:
-        # What goes wrong does so again, in the right place, when the chunk is wanted.
+    def _make_quietly(self, *numbers: int) -> None:
+        # What goes wrong does so again, in the right place, when the plan is wanted.
         with contextlib.suppress(Exception):
-            self.get(pass_number, number)
+            self.get(*numbers)

@@ -15,7 +15,7 @@ from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.strategy import CHUNK, STRATEGIES, Strategy, from_dict, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
-from energon_lite.errors import ConfigError, DataIndexError, UsageError
+from energon_lite.errors import ConfigError, DataIndexError, TopologyError, UsageError
 from energon_lite.loading.assembly import Chunking, chunked
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.identity import Identity
@@ -43,6 +43,7 @@ class TokenBatching:
     length_column: str | None = "length"
     plan_chunk: int = CHUNK
     length_field: str | None = None
+    step: int | None = None
 
 
 def token_batching(
@@ -52,6 +53,7 @@ def token_batching(
     batch_size: int | None,
     packing: int | None,
     length_field: str | None = None,
+    step: int | None = None,
 ) -> TokenBatching | None:
     """What the user wants; None: no batches by tokens.
 
@@ -60,11 +62,16 @@ def token_batching(
         UsageError: arguments that do not go together.
     """
     if batching is None:
-        if plan_chunk is not None:
-            raise UsageError(f"plan_chunk={plan_chunk} has no effect without batching", fix="leave it out")
-        if length_field is not None:
-            raise UsageError(f"length_field={length_field!r} has no effect without batching", fix="leave it out")
+        given = {"plan_chunk": plan_chunk, "length_field": length_field, "micro_batches_per_step": step}
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
         return None
+    if step is not None and length_column is None:
+        raise UsageError(
+            f"micro_batches_per_step={step} needs a column of lengths: steps are planned before samples are encoded",
+            fix="measure the data set, and give length_column; or leave out micro_batches_per_step",
+        )
     if length_field is not None and length_column is not None:
         raise UsageError(
             f"length_field={length_field!r} is about encoded samples, but lengths come from column {length_column!r}",
@@ -88,7 +95,7 @@ def token_batching(
             f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
         )
     default = CHUNK if length_column is not None else DEFAULT_CHUNK
-    return TokenBatching(strategy, length_column, default if plan_chunk is None else plan_chunk, length_field)
+    return TokenBatching(strategy, length_column, default if plan_chunk is None else plan_chunk, length_field, step)
 
 
 def encoded_token_dataset(
@@ -148,6 +155,7 @@ def token_dataset(
 
     Raises:
         UsageError: the hooks decide how many samples there are, or there are no lengths.
+        TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
     """
     if hooks_of(task_encoder, packing=False, batched=True).content_decides:
         raise UsageError(
@@ -159,14 +167,27 @@ def token_dataset(
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
     key = getattr(batching.strategy, "key", None)
     key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
+    world = common["worker_config"].world_size
+    if batching.step is not None and batching.step % world:
+        raise TopologyError(
+            f"{batching.step} micro-batches of a step cannot be shared evenly by {world} data-parallel ranks",
+            fix=f"give micro_batches_per_step={-(-batching.step // world) * world}, or another number of ranks",
+        )
     plan = TokenPlan(
-        order, batching.strategy, lengths, key_lengths, seed=hash_ints(seed, _PLANS), chunk=batching.plan_chunk
+        order,
+        batching.strategy,
+        lengths,
+        key_lengths,
+        seed=hash_ints(seed, _PLANS),
+        chunk=batching.plan_chunk,
+        step=batching.step,
     )
     settings = {
         **identity.settings,
         "batching": to_dict(batching.strategy),
         "length_column": batching.length_column,
         "plan_chunk": batching.plan_chunk,
+        **({} if batching.step is None else {"micro_batches_per_step": batching.step}),
     }
     columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
     identified = [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from energon_lite.batching.steps import seat
 from energon_lite.batching.strategy import describe
-from energon_lite.batching.token_plan import TokenPlan
+from energon_lite.batching.token_plan import Piece, PlannedChunk, TokenPlan
 from energon_lite.errors import UnknownLengthError, UsageError
 from energon_lite.loading.dataset import BaseDataset
 from energon_lite.loading.plans_ahead import PlansAhead
@@ -34,9 +35,19 @@ class TokenDataset(BaseDataset):
     limit: int | None = None
 
     @cached_property
-    def plans(self) -> PlansAhead:
+    def plans(self) -> PlansAhead[PlannedChunk]:
         """The plan's chunks, by pass and number."""
-        return PlansAhead(self.plan)
+        return PlansAhead(self.plan.make)
+
+    @cached_property
+    def steps(self) -> PlansAhead[list[list[Piece]]]:
+        """The micro-batches of steps that are evened out, by pass, chunk, and number of the step in the chunk."""
+
+        def make(pass_number: int, chunk: int, number: int) -> list[list[Piece]]:
+            size = self.plan.step or 1
+            return self.plans.get(pass_number, chunk).step_pieces(number * size, size)
+
+        return PlansAhead(make)
 
     def pipeline(self) -> TokenPipeline:
         """What runs this data set's jobs."""
@@ -87,6 +98,19 @@ class TokenDataset(BaseDataset):
             return True
         return self.place(cursor, world - 1 if self.drop_last else 0) is None
 
+    def seat(self, cursor: TokenCursor) -> int:
+        """Which of the next micro-batches, one for each rank, is this rank's."""
+        rank, world, step = self.worker_config.rank, self.worker_config.world_size, self.plan.step
+        return rank if step is None else seat(rank, world, cursor.batch % step // world)
+
+    def prepare_step(self, pass_number: int, place: tuple[int, int] | None) -> None:
+        """Begin to even out the step behind that of a place, if it is in the same chunk."""
+        step = self.plan.step
+        if step is not None and place is not None:
+            chunk, number = place[0], place[1] // step + 1
+            if number * step < len(self.plans.get(pass_number, chunk)):
+                self.steps.prepare(pass_number, chunk, number)
+
     def job(self, pass_number: int, place: tuple[int, int] | None) -> TokenJob:
         """The job that makes a micro-batch; None, or a place that is none, gives an empty batch."""
         count = self.plan.chunk_count(pass_number)
@@ -95,8 +119,14 @@ class TokenDataset(BaseDataset):
         chunk, batch = place
         inside = count is None or chunk < count
         planned = self.plans.get(pass_number, chunk) if inside else None
-        pieces = planned.pieces(batch) if planned is not None and batch < len(planned) else []
+        pieces: list[Piece] = []
+        if planned is not None and batch < len(planned):
+            step = self.plan.step
+            pieces = planned.pieces(batch) if step is None else self._step_pieces(pass_number, chunk, batch, step)
         return TokenJob(pass_number, job_number(chunk, batch), pieces, place)
+
+    def _step_pieces(self, pass_number: int, chunk: int, batch: int, step: int) -> list[Piece]:
+        return self.steps.get(pass_number, chunk, batch // step)[batch % step]
 
     def __len__(self) -> int:
         """Micro-batches per rank in one ``for`` loop.
@@ -112,4 +142,6 @@ class TokenDataset(BaseDataset):
         )
 
     def __str__(self) -> str:
-        return self.describe(f"batches by {describe(self.plan.strategy)}")
+        step = self.plan.step
+        steps = "" if step is None else f", steps of {step} micro-batches"
+        return self.describe(f"batches by {describe(self.plan.strategy)}{steps}")

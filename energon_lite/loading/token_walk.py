@@ -110,9 +110,10 @@ class TokenWalk:
 
     def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
         """The jobs of this rank from a cursor to the end of its pass."""
-        rank = self._dataset.worker_config.rank
         while not self._dataset.pass_is_over(cursor):
-            yield self._dataset.job(cursor.pass_number, self._dataset.place(cursor, rank))
+            place = self._dataset.place(cursor, self._dataset.seat(cursor))
+            yield self._dataset.job(cursor.pass_number, place)
+            self._dataset.prepare_step(cursor.pass_number, place)
             cursor = self._behind_skipped(self._dataset.step(cursor))
 
     def _loop_is_over(self) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from energon_lite.batching.capacity import Capacity
-from energon_lite.batching.metrics import attention_balance, lateness, length_correlation, measure_plan, rank_loads
+from energon_lite.batching.metrics import even_balance, lateness, length_correlation, measure_plan, rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import from_dict
 
@@ -63,9 +63,10 @@ def test_loads_of_ranks() -> None:
     assert tokens.tolist() == [[5, 5]]
 
 
-def test_attention_after_an_exchange() -> None:
+def test_balance_of_steps_that_are_evened_out() -> None:
     batches = from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(
         np.array([8, 8, 4, 4, 4, 4])
     )
     assert measure_plan(batches, ranks=2).attention_balance == 0.75
-    assert attention_balance(batches, Capacity(16), ranks=2) == 1.0
+    assert even_balance(batches, Capacity(16), ranks=2) == (1.0, 1.0)
+    assert even_balance(batches, None, ranks=2) == (1.0, 0.75)  # nothing is exchanged
