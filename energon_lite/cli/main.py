@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
     ),
     "plan": ("plan", "Compare strategies of batching (token capacity, packing) on the lengths of a data set."),
+    "profile": ("profile", "Find the largest capacity with which a training step fits into memory."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
     "layout": ("layout", "Show which ranks of a training run form which groups, and which layers they have."),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 
-from energon_lite.errors import UsageError, nearest
+from energon_lite.cli.named_object import find_named
+from energon_lite.errors import UsageError
 from energon_lite.task_encoder import TaskEncoder, check_hooks
 
 __all__ = ["code_hash", "make_task_encoder"]
@@ -25,30 +25,9 @@ def make_task_encoder(text: str) -> TaskEncoder:
         >>> make_task_encoder("train:Captions")
         <train.Captions object>
     """
-    module_name, colon, name = text.partition(":")
-    if not colon or not module_name or not name:
-        raise UsageError(f"{text!r} is not of the form module:Class", fix="write --task-encoder train:Captions")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        value = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # something that the user's module imports
-        raise UsageError(
-            f"there is no module {error.name!r}",
-            where=f"--task-encoder {text}",
-            fix="run the command in the folder that holds the module, or set PYTHONPATH",
-        ) from None
-    for step in name.split("."):
-        if not hasattr(value, step):
-            close = nearest(step, [one for one in vars(value) if not one.startswith("_")])
-            raise UsageError(
-                f"{module_name} has no {name!r}",
-                where=getattr(sys.modules[module_name], "__file__", None),
-                fix=f"did you mean {close!r}?" if close else "name a class derived from energon_lite.TaskEncoder",
-            )
-        value = getattr(value, step)
+    wanted = "a class derived from energon_lite.TaskEncoder"
+    example = "--task-encoder train:Captions"
+    value = find_named(text, option="--task-encoder", form="module:Class", example=example, wanted=wanted)
     encoder = value if isinstance(value, TaskEncoder) else _call(value, text)
     check_hooks(encoder)
     return encoder

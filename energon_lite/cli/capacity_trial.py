@@ -1,0 +1,231 @@
+"""One try of ``energon-lite profile``: real steps with one capacity, in a process of its own, and what they took.
+
+A process of its own, because what an earlier try left behind (cached blocks, fragments, a half-made optimizer) would be
+counted, and because running out of memory may end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from energon_lite.cli.named_object import find_named
+from energon_lite.errors import UsageError
+
+__all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
+
+#: Seconds between two looks at the memory of a process.
+_LOOK = 0.02
+#: Words of errors that mean: no memory. Libraries below PyTorch raise a plain RuntimeError.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried.
+
+    Args:
+        function: ``module:name``; see :mod:`energon_lite.cli.profile`.
+        capacity: what it is called with.
+        steps: how often.
+        device: ``cpu`` or ``cuda``.
+        limit: bytes that may be used; None: what the device has.
+    """
+
+    function: str
+    capacity: int
+    steps: int
+    device: str
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Args:
+        fits: it ran, within the limit.
+        peak: most bytes that were in use; 0 if nobody knows.
+        seconds: of the fastest step; 0 if none was finished.
+        error: the error of a step, other than running out of memory.
+    """
+
+    fits: bool
+    peak: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def run_trial(trial: Trial, timeout: float) -> Outcome:
+    """Run a trial in a process of its own.
+
+    Raises:
+        UsageError: the function fails, other than for want of memory, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = os.path.join(folder, "result.json"), os.path.join(folder, "output.txt")
+        command = [sys.executable, "-m", "energon_lite.cli.capacity_trial", json.dumps(asdict(trial)), result]
+        with open(log, "wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            try:
+                peak = _watch(process, trial, timeout)
+            finally:
+                process.kill()
+                process.wait()
+        if peak is not None:
+            return Outcome(False, peak)
+        found = _read(result)
+        if found is None and process.returncode < 0:
+            return Outcome(False)  # killed: by the system, which ran out of memory
+        if found is None or found.error:
+            with open(log, encoding="utf-8", errors="replace") as output_text:
+                said = output_text.read()[-4000:]
+            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory"
+            detail = found.error if found is not None else said.strip()
+            raise UsageError(f"{what}:\n{detail}", fix="call it yourself with a small capacity until it works")
+        return found
+
+
+def device_memory(device: str) -> int | None:
+    """Bytes of memory of the device; None: nobody knows. Asked in a process of its own: to ask takes some of it."""
+    if device != "cuda":
+        return None
+    code = "import torch; print(torch.cuda.mem_get_info()[1])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(found.stdout) if found.returncode == 0 else None
+
+
+def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> int | None:
+    """Wait for the end of a process; the bytes it had when it was stopped because they are too many."""
+    start = time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() - start > timeout:
+            raise UsageError(
+                f"{trial.function}({trial.capacity}) has been running for {timeout:g} s",
+                fix="give a longer --timeout, or fewer --steps",
+            )
+        if trial.device == "cpu" and trial.limit is not None:
+            peak = _peak_of(process.pid)
+            if peak > trial.limit:
+                return peak
+        time.sleep(_LOOK)
+    return None
+
+
+def _peak_of(process: int | str) -> int:
+    """Most bytes of memory that a process has had; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass  # it has ended, or there is no such folder
+    return 0
+
+
+def _read(path: str) -> Outcome | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return Outcome(**json.load(file))
+    except FileNotFoundError:
+        return None
+
+
+# -- in the process of a trial ----------------------------------------------------------------------------------------
+
+
+def _try(trial: Trial) -> Outcome:
+    function = find_named(
+        trial.function,
+        option="profile",
+        form="module:function",
+        example="energon-lite profile train:step",
+        wanted="a function of a capacity",
+    )
+    if not callable(function):
+        raise UsageError(f"{trial.function} is not a function", fix="name a function of a capacity")
+    memory = _CudaMemory(trial.limit) if trial.device == "cuda" else _CpuMemory()
+    try:
+        seconds = _run_steps(function, trial.capacity, trial.steps, memory)
+    except Exception as error:
+        if not _is_want_of_memory(error):
+            raise
+        return Outcome(False, memory.peak())
+    peak = memory.peak()
+    return Outcome(trial.limit is None or peak <= trial.limit, peak, seconds)
+
+
+def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, memory: _CpuMemory | _CudaMemory) -> float:
+    """Seconds of the fastest step."""
+    step: Callable[[], Any] | None = None
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        made = function(capacity) if step is None else step()
+        if step is None and callable(made):  # it has built everything, and returned the step
+            step, start = made, time.perf_counter()
+            step()
+        memory.wait()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+class _CpuMemory:
+    def peak(self) -> int:
+        found = _peak_of("self")
+        if found:
+            return found
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+    def wait(self) -> None:
+        pass
+
+
+class _CudaMemory:
+    def __init__(self, limit: int | None):
+        import torch
+
+        self._cuda = torch.cuda
+        if limit is not None:
+            self._cuda.set_per_process_memory_fraction(min(1.0, limit / self._cuda.mem_get_info()[1]))
+
+    def peak(self) -> int:
+        return int(self._cuda.max_memory_reserved())
+
+    def wait(self) -> None:
+        self._cuda.synchronize()
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def _main(arguments: list[str]) -> None:
+    import traceback
+
+    trial, path = Trial(**json.loads(arguments[0])), arguments[1]
+    try:
+        found = _try(trial)
+    except UsageError as error:
+        found = Outcome(False, error=str(error))
+    except Exception:
+        found = Outcome(False, error=traceback.format_exc())
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(asdict(found), file)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,51 @@
+"""``module:name`` on the command line: what the user's own module calls so."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from energon_lite.errors import UsageError, nearest
+
+__all__ = ["find_named"]
+
+
+def find_named(text: str, *, option: str, form: str, example: str, wanted: str) -> object:
+    """Import ``module:name``. The current folder is searched first, as ``python -m`` does.
+
+    Args:
+        text: what the user wrote.
+        option: where, for messages.
+        form: what it should look like.
+        example: what one could write there.
+        wanted: what the name should stand for.
+
+    Raises:
+        UsageError: there is no such module or name.
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(f"{text!r} is not of the form {form}", fix=f"write {example}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the user's module imports
+        raise UsageError(
+            f"there is no module {error.name!r}",
+            where=f"{option} {text}",
+            fix="run the command in the folder that holds the module, or set PYTHONPATH",
+        ) from None
+    for step in name.split("."):
+        if not hasattr(value, step):
+            close = nearest(step, [one for one in vars(value) if not one.startswith("_")])
+            raise UsageError(
+                f"{module_name} has no {name!r}",
+                where=getattr(sys.modules[module_name], "__file__", None),
+                fix=f"did you mean {close!r}?" if close else f"name {wanted}",
+            )
+        value = getattr(value, step)
+    return value

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import UsageError
+from energon_lite.cli import capacity_trial
+from energon_lite.cli.capacity_trial import Outcome, Trial, run_trial
+from energon_lite.cli.main import main
+from energon_lite.cli.profile import parse_bytes
+
+#: A step that takes one MiB for each token, and others.
+MODULE = """
+import os, time
+import numpy as np
+
+def step(capacity):
+    np.ones(capacity << 17)
+
+def built_once(capacity):
+    print("built")
+    time.sleep(0.3)
+    return lambda: np.ones(capacity << 17)
+
+def grows(capacity, kept=[]):
+    kept.append(np.ones(capacity << 17))
+
+def fails(capacity):
+    raise ValueError(f"the model cannot take {capacity}")
+
+def dies(capacity):
+    print("something fatal", flush=True)
+    os._exit(3)
+
+def is_killed(capacity):
+    os.kill(os.getpid(), 9)
+
+def has_no_memory(capacity):
+    raise MemoryError if capacity > 100 else None or RuntimeError("CUDA out of memory. Tried to allocate")
+
+def sleeps(capacity):
+    time.sleep(60)
+
+nothing = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps_here.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(capacity_trial.__file__).parents[2]))
+
+
+def profile(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["profile", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 30) -> Outcome:
+    return run_trial(Trial(f"steps_here:{function}", capacity, steps, "cpu", limit), timeout)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched through /proc")
+
+
+@linux
+def test_the_largest_capacity_within_a_limit() -> None:
+    code, output = profile(
+        "steps_here:step", "--device", "cpu", "--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16
+    )
+    assert code == 0, output
+    lines = output.splitlines()
+    assert lines[0] == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
+    tries = {int(line.split()[0]): "does not fit" not in line for line in lines[1:] if re.match(r" +\d", line)}
+    best = int(re.search(r"The largest capacity that fits is (\d+)", output)[1])  # type: ignore[index]
+    # The interpreter and numpy take some of the 400 MiB; the rest has one MiB for each token.
+    assert 200 < best < 400 and tries[best]
+    assert {capacity for capacity, fits in tries.items() if not fits} == {one for one in tries if one > best}
+    assert min(one for one in tries if one > best) - best == 16
+    peaks = {int(line.split()[0]): float(line.split()[1]) for line in lines[1:] if re.match(r" +\d", line)}
+    assert peaks[128] - peaks[64] == pytest.approx(64 / 1024, abs=0.02)
+
+
+@linux
+def test_memory_that_is_kept_from_step_to_step_counts() -> None:
+    assert one("grows", 50, limit=300 << 20, steps=2).fits
+    found = one("grows", 50, limit=300 << 20, steps=20)
+    assert not found.fits and found.peak > 300 << 20
+
+
+def test_what_is_built_is_not_timed() -> None:
+    found = one("built_once", steps=3)
+    assert found.fits and 0 < found.seconds < 0.3
+
+
+@pytest.mark.parametrize("function", ["is_killed", "has_no_memory"])
+@pytest.mark.parametrize("capacity", [10, 1000])
+def test_running_out_of_memory_is_no_failure(function: str, capacity: int) -> None:
+    assert not one(function, capacity).fits
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("fails", "(?s)fails.10. failed, and not for want of memory.*ValueError: the model cannot take 10"),
+        ("dies", "(?s)not for want of memory.*something fatal"),
+        ("nothing", "is not a function"),
+        ("stop", "did you mean 'step'"),
+    ],
+)
+def test_other_failures_are_told(function: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        one(function)
+
+
+def test_a_step_that_takes_too_long() -> None:
+    with pytest.raises(UsageError, match=r"has been running for 0\.5 s"):
+        one("sleeps", timeout=0.5)
+
+
+def test_nothing_fits() -> None:
+    code, output = profile("steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000)
+    assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
+
+
+def test_wrong_arguments() -> None:
+    code, output = profile("steps_here:step", "--device", "cpu")
+    assert code == 1 and "cpu needs a limit" in output and "--memory-limit" in output
+    code, output = profile("steps_here", "--device", "cpu", "--memory-limit", "1G")
+    assert code == 1 and "is not of the form module:function" in output
+    for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 << 40)):
+        assert parse_bytes(text) == count
+    for text in ("", "G", "0G", "6X", "-3G"):
+        with pytest.raises(UsageError, match="not an amount of memory"):
+            parse_bytes(text)
+
+
+def test_on_cuda_the_limit_is_the_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of the CUDA allocator, without one."""
+    fractions: list[float] = []
+    cuda = SimpleNamespace(
+        set_per_process_memory_fraction=fractions.append,
+        mem_get_info=lambda: (1, 1000),
+        max_memory_reserved=lambda: 700,
+        synchronize=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    sys.path.insert(0, ".")
+    try:
+        assert capacity_trial._try(Trial("steps_here:step", 1, 2, "cuda", 750)).peak == 700
+        assert capacity_trial._try(Trial("steps_here:step", 1, 1, "cuda", 650)).fits is False
+        assert capacity_trial._try(Trial("steps_here:has_no_memory", 1, 1, "cuda", 750)) == Outcome(False, 700)
+    finally:
+        sys.path.remove(".")
+        sys.modules.pop("steps_here", None)
+    assert fractions == [0.75, 0.65, 0.75]
