@@ -9,6 +9,7 @@ from energon_lite.batching.context_parallel import context_parallel_positions, c
 from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
 from energon_lite.batching.greedy import Greedy
 from energon_lite.batching.learning_rate import learning_rate_scale
+from energon_lite.batching.loss_tokens import count_loss_tokens
 from energon_lite.batching.segment_mask import flex_segment_mask, segment_mask
 from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
 from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
@@ -136,6 +137,7 @@ __all__ = [
     "context_parallel_positions",
     "context_parallel_slice",
     "cooker",
+    "count_loss_tokens",
     "cut_sequence",
     "edataclass",
     "flex_segment_mask",

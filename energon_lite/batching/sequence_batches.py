@@ -30,6 +30,8 @@ class _SequenceBatch(Batch):
         sample_ids: the restore key of each sample.
         media: the samples' media by name: one tensor ``[items, ...]``, or a list of tensors if their shapes differ.
         media_samples: by name, int64 ``[items]``: which sample of the batch an item belongs to.
+        global_loss_tokens: that sum over the whole step, once
+            :func:`~energon_lite.batching.loss_tokens.count_loss_tokens` has been called; a batch by itself cannot know.
     """
 
     tokens: torch.Tensor
@@ -41,6 +43,7 @@ class _SequenceBatch(Batch):
     sample_ids: tuple[Any, ...]
     media: dict[str, torch.Tensor | list[torch.Tensor]]
     media_samples: dict[str, torch.Tensor]
+    global_loss_tokens: float | None = None
 
 
 @edataclass
