@@ -90,7 +90,7 @@ def even_balance(
         steps: measure only the first so many; None: all.
     """
     step = ranks * per_rank
-    whole = whole_steps(batches, step)
+    whole = whole_steps(batches, step, capacity)
     count = len(whole) // step if steps is None else min(steps, len(whole) // step)
     seats = np.array([[seat(rank, ranks, turn) + turn * ranks for rank in range(ranks)] for turn in range(per_rank)])
     loads = np.zeros((2, count, ranks), dtype=np.int64)

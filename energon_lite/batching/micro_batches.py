@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -95,10 +95,6 @@ class MicroBatches:
         for column in (self.sample, self.start, self.length, self.offsets):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         return state.hexdigest()
-
-    def cut(self, offsets: Ints) -> MicroBatches:
-        """The same entries in the same order, divided at other places, ``[micro-batches + 1]``."""
-        return replace(self, offsets=offsets)
 
     def select(self, numbers: Ints) -> MicroBatches:
         """Micro-batches ``numbers``, in this order, with the same settings and counts."""

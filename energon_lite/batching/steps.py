@@ -7,10 +7,14 @@ which may change in mid-run, is not asked.
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
 from energon_lite.batching.balance import deal
-from energon_lite.batching.capacity import Capacity
+from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
 
@@ -20,39 +24,74 @@ __all__ = ["even_step", "seat", "whole_steps"]
 #: work then grows with the step, not with its square.
 _GROUPS = (8, 7, 6, 5, 4, 9, 10, 11, 12, 13, 14, 15, 16)
 
+#: An exchange may make the fullest micro-batch fuller by one part in so many.
+_SLACK = 200
 
-def whole_steps(batches: MicroBatches, step: int) -> MicroBatches:
-    """Divide micro-batches of the last step until it has as many as the others.
 
-    The fullest is halved, again and again, so nothing exceeds the capacity. Fewer samples than micro-batches leave some
-    of them empty.
+def whole_steps(batches: MicroBatches, step: int, capacity: Capacity | None = None) -> MicroBatches:
+    """Divide the samples of the last step among as many micro-batches as the others have.
+
+    Packed ones are dealt out anew, the longest first, each to the emptiest. Of padded ones, and where that exceeds the
+    capacity, the fullest is halved, again and again, so that nothing exceeds it. Fewer samples than micro-batches leave
+    some of them empty.
 
     Args:
         batches: in the order of the steps.
         step: micro-batches in a step.
+        capacity: what a packed micro-batch may hold; None: halve.
 
     Example:
         >>> [part.tolist() for part in whole_steps(Fixed(4).plan(np.array([1, 1, 1, 1, 1])), step=3)]
         [[0, 1], [2, 3], [4]]
     """
-    missing = -len(batches) % step
-    if not missing:
+    if not len(batches) % step:
         return batches
     first = len(batches) - len(batches) % step
-    edges = batches.offsets[first:].tolist()
-    ends = np.concatenate([[0], np.cumsum(batches.length)])
-    for _ in range(missing):
-        sizes = np.diff(ends[edges])
+    start = int(batches.offsets[first])
+    lengths = batches.length[start:]
+    hands = None
+    if batches.packed and capacity is not None:
+        hands = _dealt(capacity.sizes(lengths).tolist(), step, capacity.limit)
+    if hands is None:
+        hands = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
+    entries = np.concatenate([np.arange(start), *(start + hand for hand in hands)])
+    offsets = np.cumsum([start, *map(len, hands)])
+    return replace(
+        batches,
+        sample=batches.sample[entries],
+        start=batches.start[entries],
+        length=batches.length[entries],
+        offsets=np.concatenate([batches.offsets[:first], offsets]).astype(np.int64),
+        lateness_bound=batches.lateness_bound + len(lengths),
+    )
+
+
+def _dealt(sizes: list[int], count: int, limit: int) -> list[Ints] | None:
+    """Numbers of the samples of each of ``count`` hands; None if one would exceed the limit."""
+    hands: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, number) for number in range(count)]
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        load, hand = heapq.heappop(heap)
+        if load + sizes[number] > limit:
+            return None
+        hands[hand].append(number)
+        heapq.heappush(heap, (load + sizes[number], hand))
+    return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
+
+
+def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
+    """Numbers of the samples of each of ``count`` hands, of which there were fewer, between edges."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    while len(edges) <= count:
         divisible = np.flatnonzero(np.diff(edges) > 1)
         if not len(divisible):
             edges.append(edges[-1])
             continue
-        fullest = int(divisible[sizes[divisible].argmax()])
-        start, stop = edges[fullest : fullest + 2]
-        middle = (ends[start] + ends[stop]) / 2
-        edges.insert(fullest + 1, start + 1 + int(np.abs(ends[start + 1 : stop] - middle).argmin()))
-    offsets = np.concatenate([batches.offsets[:first], edges]).astype(np.int64)
-    return batches.cut(offsets)
+        fullest = int(divisible[np.diff(ends[edges])[divisible].argmax()])
+        first, stop = edges[fullest : fullest + 2]
+        middle = (ends[first] + ends[stop]) / 2
+        edges.insert(fullest + 1, first + 1 + int(np.abs(ends[first + 1 : stop] - middle).argmin()))
+    return [np.arange(first, stop) for first, stop in pairwise(edges)]
 
 
 def even_step(batches: MicroBatches, capacity: Capacity | None) -> MicroBatches:
@@ -68,7 +107,7 @@ def even_step(batches: MicroBatches, capacity: Capacity | None) -> MicroBatches:
     if batches.packed and capacity is not None:
         groups = _groups(len(batches))
         hands = deal(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
-        batches = exchange_samples(batches.select(hands.T.reshape(-1)), capacity, step=len(hands))
+        batches = exchange_samples(batches.select(hands.T.reshape(-1)), _bound(batches, capacity), step=len(hands))
     return batches.select(np.argsort(-batches.attention(), kind="stable"))
 
 
@@ -83,6 +122,14 @@ def seat(rank: int, world: int, turn: int) -> int:
         [0, 3, 0, 3]
     """
     return world - 1 - rank if turn % 2 else rank
+
+
+def _bound(batches: MicroBatches, capacity: Capacity) -> Capacity:
+    """A capacity that keeps a step that is not full from evening out attention at the expense of tokens."""
+    edges = batches.offsets[:-1][batches.rows() > 0]
+    sizes = np.add.reduceat(capacity.sizes(batches.length), edges) if len(edges) else edges
+    fullest = int(sizes[sizes <= capacity.limit].max(initial=0))
+    return replace(capacity, limit=min(capacity.limit, fullest + fullest // _SLACK)) if fullest else capacity
 
 
 def _groups(count: int) -> int:

@@ -134,7 +134,8 @@ class TokenPlan:
         )
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths)
-        return PlannedChunk(whole_steps(batches, self.step), addresses, lengths, packing_capacity(self.strategy))
+        capacity = packing_capacity(self.strategy)
+        return PlannedChunk(whole_steps(batches, self.step, capacity), addresses, lengths, capacity)
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:

@@ -37,7 +37,7 @@ def test_a_step_keeps_its_samples_and_nothing_gets_too_full(lengths: Any, docume
     strategy = from_dict(document)
     plan = strategy.plan(lengths)
     capacity = packing_capacity(strategy)
-    whole = whole_steps(plan, step)
+    whole = whole_steps(plan, step, capacity)
     assert len(whole) % step == 0 and 0 <= len(whole) - len(plan) < step
     for first in range(0, len(whole), step):
         before = whole.select(np.arange(first, first + step))
@@ -92,3 +92,13 @@ def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
         before = float((as_planned.mean(axis=1) / as_planned.max(axis=1)).mean())
         tokens, attention = even_balance(plan, None, ranks=8, per_rank=turns)
         assert tokens > 0.97 and 1 - attention < (1 - before) * 0.7
+
+
+def test_the_last_step_of_packed_micro_batches_is_dealt_out_anew() -> None:
+    """Nine micro-batches are a step of eight and one more, of which the eight ranks get an eighth each."""
+    lengths = np.rint(np.exp(np.random.default_rng(1).normal(4, 0.5, 1000))).astype(np.int64)
+    plan = from_dict({"strategy": "best_fit", "capacity": 7000}).plan(lengths)
+    assert len(plan) % 8 == 1
+    whole = whole_steps(plan, 8, Capacity(7000))
+    tokens = even_step(whole.select(np.arange(len(plan) - 1, len(whole))), Capacity(7000)).tokens()
+    assert len(tokens) == 8 and tokens.mean() > 0.97 * tokens.max()
