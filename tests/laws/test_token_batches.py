@@ -246,6 +246,22 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
     assert [tokens(step) for step in steps] == [tokens(step) for step in planned]
 
 
+def test_the_micro_batches_of_a_step_cost_nearly_the_same(cluster: Any, leaf_of: Callable[..., Any]) -> None:
+    """Squared lengths of what the ranks of a turn get, mean over largest: evened out, and as planned."""
+
+    def balance(step: int | None) -> float:
+        def build(config: WorkerConfig) -> Any:
+            return dataset_of(leaf_of(120), config, plan_chunk=1000, micro_batches_per_step=step)
+
+        with cluster(build, 4, 0) as ranks:
+            turns = [[batch.cu_seqlens.diff().square().sum().item() for batch in ranks.step()] for _ in range(30)]
+        assert step is None or all(turn == sorted(turn, reverse=number % 2 == 0) for number, turn in enumerate(turns))
+        return sum(sum(turn) / 4 / max(turn) for turn in turns) / len(turns)
+
+    even, as_planned = balance(8), balance(None)
+    assert 1 - even < 0.6 * (1 - as_planned), (even, as_planned)  # three samples to a micro-batch leave little choice
+
+
 def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
     path = leaf_of(120)
     config = WorkerConfig(rank=0, world_size=3, num_workers=0)
