@@ -249,3 +249,32 @@ def test_states_of_other_settings_are_refused(leaf_of: Callable[..., Any]) -> No
         with pytest.raises(StateMismatchError, match=next(iter(other))):
             get_savable_loader(dataset_of(path, **other)).restore_state_rank(state)
     assert "batches by best_fit (capacity 100" in str(dataset_of(path))
+
+
+def test_what_cannot_be_cut_is_counted_once_however_often_the_run_is_interrupted(leaf_of: Callable[..., Any]) -> None:
+    class Media(Tokens):
+        @stateless
+        def encode_sample(self, sample: Any) -> TokenSequence:
+            made = sequence(sample)
+            made.media = {"image": torch.zeros(1)} if len(made.tokens) % 3 == 0 else None
+            return made
+
+    strategy = {"strategy": "bfd", "capacity": 50, "oversize": "split"}
+    path = leaf_of(50)
+
+    def loader() -> Any:
+        return get_savable_loader(dataset_of(path, batching=strategy, task_encoder=Media()))
+
+    whole = loader()
+    steps = [batch.num_tokens for _, batch in zip(range(60), whole, strict=False)]
+    failed = samples = 0
+    state, seen = None, []
+    for _ in range(20):
+        part = loader()
+        part.restore_state_rank(state)
+        seen += [batch.num_tokens for _, batch in zip(range(3), part, strict=False)]
+        state = part.save_state_rank()
+        stats = part.stats()
+        failed, samples = failed + stats["failed"], samples + stats["samples"]
+    assert seen == steps
+    assert (failed, samples) == (whole.stats()["failed"], whole.stats()["samples"]) and failed > 0
