@@ -155,7 +155,7 @@ def load_checkpoint(
     if optimizer is not None:
         optimizer.wait_parameters()
         optimizer.set_order(content.get("order", optimizer.order))
-    tensors = dict(_model_tensors(model, mesh))
+    tensors = dict(model_tensors(model, mesh))
     if optimizer is not None:
         state = dict(_optimizer_tensors(optimizer, mesh))
         # A model that was saved in float32 has no master values beside its own.
@@ -163,15 +163,7 @@ def load_checkpoint(
     random_states = _random_states(mesh) if optimizer is not None else {}
     if content["world_size"] == mesh.world_size and all(reader.shape(name) is not None for name in random_states):
         tensors |= random_states
-    for name, tensor in tensors.items():
-        saved = reader.shape(name)
-        if saved != tuple(tensor.shape):
-            has = "nothing" if saved is None else f"shape {list(saved)}"
-            raise StateMismatchError(
-                f"the checkpoint has {has} for {name}, the model has shape {list(tensor.shape)}",
-                where=path,
-                fix="use the model configuration the checkpoint was made with",
-            )
+    check_shapes(reader, tensors, path)
     with no_warning_when_alone():
         dcp.load(tensors, storage_reader=reader, no_dist=mesh.world_size == 1)
     if optimizer is not None:
@@ -181,6 +173,23 @@ def load_checkpoint(
                 piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
         _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
     return content["step"], content["state"]
+
+
+def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: Place) -> None:
+    """Compare what is to be read with what was saved.
+
+    Raises:
+        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+    """
+    for name, tensor in tensors.items():
+        saved = reader.shape(name)
+        if saved != tuple(tensor.shape):
+            has = "nothing" if saved is None else f"shape {list(saved)}"
+            raise StateMismatchError(
+                f"the checkpoint has {has} for {name}, the model has shape {list(tensor.shape)}",
+                where=path,
+                fix="use the model configuration the checkpoint was made with",
+            )
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -251,7 +260,7 @@ def _everything(
 ) -> dict[str, torch.Tensor]:
     """What this rank saves, by name, in the memory where it is."""
     optimizer.wait_parameters()
-    tensors = dict(_model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
+    tensors = dict(model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
     for piece in optimizer.pieces():
         # Of what has been dealt out, each rank saves its own values: the same rectangles, in the model's type.
         values = piece.parameter.detach().flatten()[piece.start : piece.stop]
@@ -295,7 +304,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's parameters by global name, each as what this rank has of the whole."""
     for name, p in model.named_parameters():
         yield f"model.{name}", _global_tensor(p.detach(), p, mesh)
 

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("profile", "Find the largest capacity with which a training step fits into memory."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
+    "convert-weights": ("convert_weights", "Convert weights from and to Hugging Face's Llama, or into one file."),
     "layout": ("layout", "Show which ranks of a training run form which groups, and which layers they have."),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from energon_lite.errors import ConfigError
-from energon_lite.training.config import TrainerConfig
+from energon_lite.training.config import ModelConfig, TrainerConfig
 
 T = TypeVar("T")
 
@@ -83,12 +83,21 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
+    return _build(TrainerConfig, _entry_of(values), "")
 
-    def entry(value: Any) -> _Entry:
-        value = {str(k): entry(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-        return _Entry(value, _Place("<dict>"))
 
-    return _build(TrainerConfig, entry(values), "")
+def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
+    """The model's part of what :func:`config_to_dict` made; a checkpoint of weights alone has no other.
+
+    Raises:
+        ConfigError: as :func:`load_config`.
+    """
+    return _build(ModelConfig, _entry_of(values.get("model", {})), "model")
+
+
+def _entry_of(value: Any) -> _Entry:
+    value = {str(k): _entry_of(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+    return _Entry(value, _Place("<dict>"))
 
 
 def config_to_dict(config: TrainerConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from energon_lite.checkpointing.checkpoint import load_checkpoint, read_state
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.training.config_file import config_from_dict
+from energon_lite.training.config_file import model_config_of
 from energon_lite.training.data import ByteTokenizer
 from energon_lite.training.llama import LlamaModel
 
@@ -24,8 +24,7 @@ def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = N
         StateError: not a checkpoint of this trainer.
     """
     mesh = build_mesh() if mesh is None else mesh
-    config = config_from_dict(read_state(checkpoint)["config"])
-    model = LlamaModel(config.model, mesh)
+    model = LlamaModel(model_config_of(read_state(checkpoint)["config"]), mesh)
     load_checkpoint(checkpoint, model, mesh)
     return model
 

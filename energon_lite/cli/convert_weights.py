@@ -1,0 +1,107 @@
+"""``energon-lite convert-weights``: from Hugging Face's Llama to a checkpoint, back, and to one file."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+__all__ = ["bytes_of", "command"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_HELP = {"help_option_names": ["-h", "--help"]}
+_DTYPE = click.Choice(["float32", "float64", "bfloat16"])
+
+
+def bytes_of(text: str) -> int:
+    """A size in words.
+
+    Raises:
+        click.BadParameter: it is none.
+
+    Example:
+        >>> bytes_of("5GB")
+        5000000000
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = round(float(found[1]) * _UNITS[found[2].upper()]) if found and found[2].upper() in _UNITS else 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
+    return size
+
+
+@click.group(name="convert-weights", context_settings=_HELP)
+def command() -> None:
+    """Convert weights from and to Hugging Face's Llama, or into one file.
+
+    Tensors are converted piece by piece: the memory needed is that of a part of the largest one.
+
+    \b
+    energon-lite convert-weights hf-to-native models/llama checkpoints/llama
+    energon-lite convert-weights native-to-hf output/run/checkpoints models/mine
+    energon-lite convert-weights to-file output/run/checkpoints weights.safetensors
+    """
+
+
+@command.command(name="hf-to-native", context_settings=_HELP)
+@click.argument("source", type=click.Path(path_type=str))
+@click.argument("target", type=click.Path(path_type=str))
+@click.option("--dtype", type=_DTYPE, default=None, help="Of the model; by default what the weights have.")
+@click.option(
+    "--vocab-multiple",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Pad the vocabulary to a multiple.",
+)
+@click.option("--ignore", multiple=True, metavar="KEY", help="A key of config.json that may have any value.")
+def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: int, ignore: tuple[str, ...]) -> None:
+    """Make a checkpoint of the model in folder SOURCE (config.json and safetensors).
+
+    TARGET is a folder or URL; training starts from it with train.init_from=TARGET, on any layout of ranks. The
+    tokenizer is kept in TARGET/huggingface.
+    """
+    from energon_lite.conversion.to_native import huggingface_to_native
+
+    place = huggingface_to_native(source, target, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    click.echo(f"wrote {place}")
+
+
+@command.command(name="native-to-hf", context_settings=_HELP)
+@click.argument("source", type=click.Path(path_type=str))
+@click.argument("target", type=click.Path(path_type=str))
+@click.option(
+    "--like",
+    type=click.Path(path_type=str),
+    default=None,
+    help="A model's folder: its tokenizer, configuration and files are followed.",
+)
+@click.option("--shard-size", default=None, help="Of a file of weights, as 5GB; by default as in the former model.")
+@click.option("--dtype", type=_DTYPE, default=None, help="Of the weights; by default what they have.")
+@click.option("--max-length", type=click.IntRange(min=1), default=None, help="max_position_embeddings.")
+def native_to_hf(
+    source: str, target: str, like: str | None, shard_size: str | None, dtype: str | None, max_length: int | None
+) -> None:
+    """Make a folder for transformers of a checkpoint.
+
+    SOURCE is a checkpoint of any layout, or a folder of checkpoints, of which the newest is taken. TARGET is a folder
+    that is empty or not there yet. Of a checkpoint that hf-to-native made, the former files are made again.
+    """
+    from energon_lite.conversion.to_huggingface import native_to_huggingface
+
+    shard_bytes = None if shard_size is None else bytes_of(shard_size)
+    folder = native_to_huggingface(
+        source, target, like=like, shard_bytes=shard_bytes, dtype=dtype, max_length=max_length
+    )
+    click.echo(f"wrote {folder}")
+
+
+@command.command(name="to-file", context_settings=_HELP)
+@click.argument("source", type=click.Path(path_type=str))
+@click.argument("target", type=click.Path(path_type=str))
+@click.option("--optimizer", is_flag=True, help="Also what the optimizer has.")
+def to_file(source: str, target: str, optimizer: bool) -> None:
+    """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
+    from energon_lite.conversion.to_file import native_to_file
+
+    click.echo(f"wrote {native_to_file(source, target, optimizer=optimizer)}")

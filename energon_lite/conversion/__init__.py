@@ -1,0 +1,1 @@
+"""Weights of other libraries made ours, and ours made theirs, tensor by tensor."""
