@@ -153,6 +153,12 @@ def load_checkpoint(
     reader = CheckpointReader(path)
     content = read_content(reader, path)
     if optimizer is not None:
+        if content["world_size"] == 0:
+            raise StateError(
+                "the checkpoint has weights only: there is no run to go on with",
+                where=path,
+                fix="begin a new run with train.init_from",
+            )
         optimizer.wait_parameters()
         optimizer.set_order(content.get("order", optimizer.order))
     tensors = dict(model_tensors(model, mesh))
@@ -175,7 +181,7 @@ def load_checkpoint(
     return content["step"], content["state"]
 
 
-def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: Place) -> None:
+def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
     """Compare what is to be read with what was saved.
 
     Raises:

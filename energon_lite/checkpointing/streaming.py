@@ -113,7 +113,7 @@ class StreamingWriter(SummingWriter):
             with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as stream:
                 for item in items:
                     offset = stream.tell()
-                    torch.save(planner.resolve_data(item), stream)
+                    torch.save(planner.resolve_data(item), stream)  # type: ignore[arg-type]
                     length = stream.tell() - offset
                     results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
                 stream.flush()
@@ -183,7 +183,7 @@ class SavedTensors:
             self._stream = self._stack.enter_context(self.reader.fs.create_stream(path, "rb"))
             self._open = info.relative_path
         part = self.reader._slice_file(self._stream, info)
-        values: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+        values: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
         return values
 
     def close(self) -> None:

@@ -214,7 +214,7 @@ def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _bytes_of(values: torch.Tensor) -> memoryview:
-    return memoryview(values.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(values.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _write_all(file: int, view: memoryview, offset: int) -> None:

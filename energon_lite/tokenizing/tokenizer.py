@@ -51,6 +51,11 @@ class HuggingFaceTokenizer:
         self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
         self._chat: Any = None
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, without special ones."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

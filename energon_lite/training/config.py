@@ -31,6 +31,7 @@ class DataConfig:
         shuffle_buffer_size: samples among which runs are mixed; None for a full permutation.
         max_samples_per_sequence: neighbours on disk that stay together before mixing; None for single samples.
         max_length: tokens of a row; a longer caption is cut, from a longer text a window is taken.
+        tokenizer: a folder with ``tokenizer.json``, or that file; None for the bytes of UTF-8.
     """
 
     path: str
@@ -42,6 +43,7 @@ class DataConfig:
     max_samples_per_sequence: int | None = None
     max_length: int = 64
     share: str = "load"
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         if self.share not in ("load", "broadcast"):
@@ -213,6 +215,8 @@ class TrainConfig:
         async_save: write checkpoints while training goes on; otherwise it waits.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
+        init_from: a checkpoint, or a folder of checkpoints, of which the newest is meant: a new run begins with its
+            weights. None for random ones. A run that has a checkpoint of its own goes on from that.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
@@ -225,6 +229,7 @@ class TrainConfig:
     async_save: bool = True
     log_every: int = 10
     eval_every: int = 0
+    init_from: str | None = None
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
     peak_tflops: float | None = None

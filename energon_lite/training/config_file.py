@@ -41,8 +41,8 @@ class _Entry:
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainerConfig:
     """Read a run's configuration.
 
-    ``data.path`` and ``data.val_path`` are relative to the file they are written in; ``output``, and what an override
-    says, to the working directory.
+    ``data.path``, ``data.val_path`` and ``data.tokenizer`` are relative to the file they are written in; ``output``,
+    ``train.init_from``, and what an override says, to the working directory.
 
     Args:
         path: the YAML file.
@@ -130,7 +130,7 @@ def _resolve_paths(root: _Entry, folder: str) -> None:
     data = root.value.get("data")
     if data is None or not isinstance(data.value, dict):
         return
-    for name in ("path", "val_path"):
+    for name in ("path", "val_path", "tokenizer"):
         entry = data.value.get(name)
         if entry is not None and isinstance(entry.value, str) and "://" not in entry.value:
             data.value[name] = _Entry(os.path.join(folder, os.path.expanduser(entry.value)), entry.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from energon_lite import (
     edataclass,
     stateless,
 )
+from energon_lite.errors import ConfigError
 
 
 class ByteTokenizer:
@@ -41,6 +43,62 @@ class ByteTokenizer:
         if self.eos in tokens:
             tokens = tokens[: tokens.index(self.eos)]
         return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+
+class Tokenizer(Protocol):
+    """What the trainer needs of a tokenizer: the number of the token to pad with, and texts to tokens."""
+
+    pad: int
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with those that begin and end it."""
+        ...
+
+
+class FileTokenizer:
+    """A tokenizer of Hugging Face, from a folder or file; nothing is downloaded.
+
+    Args:
+        path: a folder with ``tokenizer.json``, or that file.
+
+    Attributes:
+        pad: what rows are padded with: the end token. What it stands for is no matter, padding is not counted.
+
+    Raises:
+        UsageError: there is no tokenizer.
+    """
+
+    def __init__(self, path: str):
+        from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
+
+        self._inner = HuggingFaceTokenizer(path)
+        self.vocab_size = self._inner.vocab_size
+        self.pad = self._inner.end or 0
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with those that begin and end it, if the tokenizer has such."""
+        begin, end = ([] if token is None else [token] for token in (self._inner.begin, self._inner.end))
+        return [*begin, *self._inner.encode([text])[0], *end]
+
+
+def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a run: that of a path, or the bytes of UTF-8.
+
+    Raises:
+        ConfigError: it has more tokens than the model.
+        UsageError: there is none.
+    """
+    if path is None:
+        return ByteTokenizer()
+    tokenizer = FileTokenizer(path)
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab_size}",
+            at="model.vocab_size",
+            fix=f"set it to {tokenizer.vocab_size}, or use the model's own tokenizer",
+        )
+    return tokenizer
 
 
 @edataclass
@@ -86,13 +144,14 @@ class MultimodalTaskEncoder(TaskEncoder):
         max_length: most tokens of a row, the image's not counted.
         image_size: height and width that images are brought to, in pixels; 0 refuses images.
         training: take a random window of a text that is too long; otherwise, its start.
+        tokenizer: None for the bytes of UTF-8.
     """
 
     decoder = SampleDecoder(image_decode="torchrgb")
 
-    def __init__(self, *, max_length: int, image_size: int, training: bool):
+    def __init__(self, *, max_length: int, image_size: int, training: bool, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_length, self.image_size, self.training = max_length, image_size, training
 
     @stateless

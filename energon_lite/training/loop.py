@@ -16,20 +16,21 @@ import torch
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
+from energon_lite.checkpointing.weights import load_weights
 from energon_lite.errors import TopologyError
 from energon_lite.optimizer.plain_optimizer import learning_rate, make_optimizer
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.parallel.parameters import freeze
 from energon_lite.training.config import TrainerConfig
 from energon_lite.training.config_file import config_to_dict
-from energon_lite.training.data import MultimodalTaskEncoder
+from energon_lite.training.data import MultimodalTaskEncoder, make_tokenizer
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 #: Settings of ``train`` that change no step.
-HARMLESS = ("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops")
+HARMLESS = ("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops", "init_from")
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,9 @@ class Trainer:
         """
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
+            if self.config.train.init_from is not None:
+                # An image prefix is nothing that a language model has: then it begins as new.
+                load_weights(self.config.train.init_from, self.model, self.mesh, self.optimizer, may_lack=["vision.*"])
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.loader.restore_state_rank(state["loader"])
@@ -193,7 +197,10 @@ class Trainer:
                 share="broadcast" if data.share == "broadcast" else "load",
             )
         encoder = MultimodalTaskEncoder(
-            max_length=data.max_length, image_size=self.config.model.image_size, training=training
+            max_length=data.max_length,
+            image_size=self.config.model.image_size,
+            training=training,
+            tokenizer=make_tokenizer(data.tokenizer, self.config.model.vocab_size),
         )
         if not training:
             return get_val_dataset(
