@@ -17,21 +17,21 @@ _MOST_SHOWN = 5
 
 
 def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by our names, the vocabulary without padding."""
+    """Shapes of all weights by our names, in their order, the vocabulary without padding."""
     hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
     keys = config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, hidden)}
     for number in range(config.num_layers):
         block = {
-            "input_layernorm.weight": (hidden,),
             "self_attn.q_proj.weight": (hidden, hidden),
             "self_attn.k_proj.weight": (keys, hidden),
             "self_attn.v_proj.weight": (keys, hidden),
             "self_attn.o_proj.weight": (hidden, hidden),
-            "post_attention_layernorm.weight": (hidden,),
             "mlp.gate_proj.weight": (inner, hidden),
             "mlp.up_proj.weight": (inner, hidden),
             "mlp.down_proj.weight": (hidden, inner),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
         }
         shapes |= {f"layers.{number}.{name}": shape for name, shape in block.items()}
     shapes["norm.weight"] = (hidden,)

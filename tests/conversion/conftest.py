@@ -1,48 +1,31 @@
-"""Small random models of Hugging Face, saved in folders."""
+"""Small random models of Hugging Face, saved in folders; and groups of forked ranks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-SaveModel = Callable[..., Path]
+# Test folders are no packages; helpers are imported by their plain names.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 
-SCALING = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+from rank_processes import RunRanks
+from rank_processes import run_ranks as run
+from small_models import SaveModel, make_model
+
+# As for the tests of parallelism: what a forked process cannot do, or not quickly, is done before.
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+torch.set_num_threads(1)
 
 
-def make_model(seed: int = 0, **changes: Any) -> Any:
-    """A random ``LlamaForCausalLM``, with norms that are not all ones."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape: dict[str, Any] = {
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    }
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(shape | changes)))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Larger than at the start of training, so that a wrong head or a wrong angle shows in the logits.
-            parameter.normal_(1.0, 0.2) if "norm" in name else parameter.normal_(0.0, 0.15)
-    return model.eval()
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> RunRanks:
+    """``run_ranks(world, fn, timeout=60)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
+    return lambda world, fn, timeout=60.0: run(world, fn, folder=tmp_path, timeout=timeout)
 
 
 @pytest.fixture
@@ -54,10 +37,3 @@ def save_model(tmp_path: Path) -> SaveModel:
         return tmp_path / name
 
     return save
-
-
-def change_config(folder: Path, **values: Any) -> None:
-    """Change keys of ``config.json``; a value of ``...`` removes the key."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
