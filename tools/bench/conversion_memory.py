@@ -45,6 +45,9 @@ before = peak()
 way, source, target = sys.argv[1:4]
 if way == "to-native":
     huggingface_to_native(source, target, piece_bytes=int(sys.argv[4]))
+elif way == "there-and-back":
+    huggingface_to_native(source, target, piece_bytes=int(sys.argv[4]))
+    native_to_huggingface(target, target + "-back")
 elif way == "to-file":
     native_to_file(source, target)
 else:
