@@ -173,3 +173,19 @@ def test_a_tokenizer_of_a_file(native: Path, tmp_path: Path) -> None:
     assert (tokenizer.pad, tokenizer.vocab_size) == (1, 11)
     with pytest.raises(ConfigError, match="the tokenizer has 11 tokens, the model 10"):
         Trainer(make_config(tmp_path, None, {}, vocab_size=10))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_optimizer_goes_on_from_the_weights(native: Path, run_ranks: RunRanks, tmp_path: Path, dtype: str) -> None:
+    def after_one_step(rank: int) -> float:
+        with Trainer(make_config(tmp_path, native, {}, dtype=dtype)) as trainer:
+            trainer.resume()
+            before = trainer.model.layers["0"].self_attn.q_proj.weight.detach().clone()
+            trainer.step(1, iter(trainer.loader))
+            trainer.optimizer.wait_parameters()
+            after = trainer.model.layers["0"].self_attn.q_proj.weight.detach()
+            return (after - before).abs().max().item()
+
+    # A step of AdamW moves no weight by much more than the learning rate.
+    changes = run_ranks(2, after_one_step)
+    assert all(0 < change < 0.02 for change in changes)
