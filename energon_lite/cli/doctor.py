@@ -1,0 +1,44 @@
+"""``energon-lite doctor``: can training run here?"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command(name="doctor", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--path", default=".", show_default=True, help="Where checkpoints will be written.")
+@click.option(
+    "--megabytes",
+    type=click.IntRange(1, 4000),
+    default=64,
+    show_default=True,
+    help="Size of the sum that links are timed with.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait for other ranks."
+)
+def command(path: str, megabytes: int, timeout: float) -> None:
+    """Examine this machine, and under torchrun all ranks and their links.
+
+    Says what is wrong and what to do about it; the exit code is 1 if something is wrong.
+
+    \b
+    energon-lite doctor
+    torchrun --standalone --nproc-per-node 8 -m energon_lite.cli.main doctor --path output
+    """
+    from energon_lite.doctor.examination import examine
+    from energon_lite.doctor.finding import report_lines
+
+    report = examine(path, megabytes=megabytes, timeout=timeout)
+    if not report.speaks:
+        return
+    for line in report_lines(report.by_rank):
+        click.echo(line)
+    if report.wrong:
+        click.echo(f"{report.wrong} thing{'s are' if report.wrong > 1 else ' is'} wrong")
+        sys.exit(1)
+    click.echo("nothing is wrong")
