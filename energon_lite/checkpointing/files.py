@@ -77,6 +77,10 @@ class CheckpointFiles:
         self._set_latest(name)
         return self.place(name)
 
+    def is_one(self) -> bool:
+        """True if the root is itself a checkpoint, and not a folder of them."""
+        return bool(self.fs.exists(f"{self.base}/{_MANIFEST}"))
+
     def names(self) -> list[str]:
         """Checkpoints whose files are all there in full length, oldest first."""
         self.fs.invalidate_cache()

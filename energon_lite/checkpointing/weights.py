@@ -34,7 +34,7 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
     named = os.fspath(place).rstrip("/")
     root, _, name = named.rpartition("/")
     files = CheckpointFiles(named)
-    if name.startswith("step-"):
+    if name.startswith("step-") or files.is_one():
         files, chosen = CheckpointFiles(root or "."), [name]
     else:
         chosen = files.newest_first()[:1]

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 
 from energon_lite.checkpointing.checkpoint import Place
+from energon_lite.checkpointing.files import CheckpointFiles
 from energon_lite.checkpointing.streaming import UnreadTensor, write_unread
 from energon_lite.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
 from energon_lite.conversion.llama_config import model_config
@@ -23,7 +24,7 @@ from energon_lite.conversion.llama_tensors import (
     native_shapes,
 )
 from energon_lite.conversion.safetensors_file import SafetensorsFile
-from energon_lite.errors import StateMismatchError
+from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.parallel.pieces import Box
 from energon_lite.training.config import DTYPES
 
@@ -60,10 +61,15 @@ def huggingface_to_native(
         ConfigError: not a Llama, or one with parts that ours has not.
         StateError: a file is missing or damaged.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
+        UsageError: the target has checkpoints already, or the source no safetensors files.
 
     Example:
         >>> huggingface_to_native("models/llama-3-8b", "checkpoints/llama-3-8b")
     """
+    if CheckpointFiles(target).names():
+        raise UsageError(
+            "there are checkpoints already", where=target, fix="give another folder: this would become the latest one"
+        )
     folder = HuggingFaceFolder(source)
     where = str(folder.path / CONFIG)
     config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
@@ -78,8 +84,8 @@ def huggingface_to_native(
         tensors[f"model.{name}"] = _unread(
             folder.tensors[theirs], theirs, shape, DTYPES[dtype] if dtype else None, piece_bytes
         )
-    place = write_unread(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
     keep_companions(folder, target)
+    place = write_unread(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
     logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
     return place
 

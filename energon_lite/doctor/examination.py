@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from energon_lite.doctor.finding import Finding
 from energon_lite.doctor.launch import launch
 from energon_lite.doctor.machine import accelerators, disk, limits, processors, shared_memory, software
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
 
 
 @contextmanager
-def _group(device: str, timeout: float) -> Iterator[object]:
+def _group(device: str, timeout: float) -> Iterator[ProcessGroup | None]:
     """A group of all ranks on the CPU, beside the default one, which is made if there is none."""
     import torch.distributed as dist
 

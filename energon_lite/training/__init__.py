@@ -17,6 +17,7 @@ from energon_lite.checkpointing.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from energon_lite.checkpointing.weights import load_weights
 from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.optimizer.plain_optimizer import AdamW, learning_rate, make_optimizer
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
@@ -80,6 +81,7 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_model",
+    "load_weights",
     "make_optimizer",
     "new_parameter",
     "pipeline_schedule",

@@ -16,6 +16,7 @@ from small_models import SCALING, SaveModel, change_config, make_model
 
 from energon_lite.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.checkpointing.streaming import SavedTensors, StreamingWriter
+from energon_lite.checkpointing.weights import find_weights
 from energon_lite.cli.main import main
 from energon_lite.conversion.llama_config import model_config
 from energon_lite.conversion.llama_tensors import native_shapes
@@ -225,9 +226,17 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, save_model: SaveModel) 
     assert not (tmp_path / "back").exists()
 
 
+def test_a_checkpoint_is_found_by_any_name(tmp_path: Path, save_model: SaveModel) -> None:
+    place = Path(huggingface_to_native(save_model(), tmp_path / "native"))
+    assert find_weights(place) == find_weights(f"{tmp_path}/native/") == place
+    assert find_weights(place.rename(tmp_path / "best")) == tmp_path / "best"
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, save_model: SaveModel) -> None:
     theirs = save_model()
     place = huggingface_to_native(theirs, tmp_path / "native")
+    with pytest.raises(UsageError, match="there are checkpoints already"):
+        huggingface_to_native(theirs, tmp_path / "native")
     with pytest.raises(UsageError, match="not empty"):
         native_to_huggingface(place, theirs)
 
