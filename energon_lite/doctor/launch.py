@@ -42,5 +42,8 @@ def launch(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("ranks", f"{world}, meeting at {where}")
     local = environment.get("LOCAL_WORLD_SIZE", str(world))
     if environment["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1") and local != str(world):
-        what = f"they are on several machines, and MASTER_ADDR={environment['MASTER_ADDR']} is each one's own"
-        yield Finding("ranks", what, "wrong", "give the address of the first machine (--master-addr, --rdzv-endpoint)")
+        # Nothing is wrong if several launchers were started on one machine; otherwise ranks will not meet.
+        what = f"MASTER_ADDR={environment['MASTER_ADDR']}, but only {local} of {world} ranks are started here"
+        yield Finding(
+            "ranks", what, "warning", "give the address of the first machine (--master-addr, --rdzv-endpoint)"
+        )

@@ -51,13 +51,17 @@ def wrong(findings: Iterable[Finding], level: str = "wrong") -> str:
         ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "but not MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "one"}, "RANK='one' is no number"),
         ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
-        ({"LOCAL_WORLD_SIZE": "1"}, "on several machines"),
         ({"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "host-0"}, ""),
     ],
 )
 def test_ranks_of_a_launcher(change: dict[str, str], words: str) -> None:
     text = wrong(launch(TORCHRUN | change))
     assert words in text and bool(text) == bool(words)
+
+
+def test_ranks_that_look_for_the_first_one_at_home() -> None:
+    assert wrong(launch(TORCHRUN), "warning") == ""
+    assert "only 1 of 2 ranks are started here" in wrong(launch(TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}), "warning")
 
 
 def test_other_launchers() -> None:
