@@ -73,7 +73,7 @@ class HuggingFaceFolder:
             {name: file.metadata for name, file in files.items()},
         )
         if (self.path / INDEX).is_file():
-            self._check_index(files)
+            self._check_index()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: file.entries[name].shape for name, file in self.tensors.items()}
@@ -98,9 +98,13 @@ class HuggingFaceFolder:
             fix="save it as safetensors: model.save_pretrained(folder)" if others else "give a model's folder",
         )
 
-    def _check_index(self, files: Mapping[str, SafetensorsFile]) -> None:
+    def _check_index(self) -> None:
+        """Each tensor must be in one file, and the index must name that."""
         told = _weight_map(self.path / INDEX)
-        found = {name: file for file, entries in self.division.files.items() for name in entries}
+        found: dict[str, str] = {}
+        for file, entries in self.division.files.items():
+            for name in entries:
+                found[name] = f"{found[name]} and {file}" if name in found else file
         wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
         if wrong:
             name = wrong[0]
@@ -161,6 +165,8 @@ def division_of(content: bytes, where: str) -> Division:
     """A division as :meth:`Division.as_json` wrote it."""
     try:
         said = json.loads(content)
+        if any(os.path.basename(name) != name for name in said):
+            raise ValueError("it names files of other folders")
         return Division(
             {name: tuple(one["tensors"]) for name, one in said.items()},
             {name: one["metadata"] for name, one in said.items()},

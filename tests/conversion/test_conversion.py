@@ -190,6 +190,23 @@ def test_what_can_be_computed_is_left_out(tmp_path: Path, save_model: SaveModel)
     assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in before)
 
 
+def test_a_tensor_in_two_files(tmp_path: Path, save_model: SaveModel) -> None:
+    folder = save_model(shard="20KB")
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    name, values = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: values}, second)
+    with pytest.raises(StateError, match=f"it is in {first.name} and {second.name}"):
+        huggingface_to_native(folder, tmp_path / "native")
+
+
+def test_a_list_of_files_leads_nowhere_else(tmp_path: Path, save_model: SaveModel) -> None:
+    huggingface_to_native(save_model(), tmp_path / "native")
+    path = tmp_path / "native" / "huggingface" / "energon_lite_files.json"
+    path.write_text(path.read_text().replace("model.safetensors", "../model.safetensors"))
+    with pytest.raises(StateError, match="files of other folders"):
+        native_to_huggingface(tmp_path / "native", tmp_path / "back")
+
+
 @pytest.mark.parametrize("fault", ["bin", "nothing", "index", "config", "bias"])
 def test_a_folder_that_is_no_model(tmp_path: Path, save_model: SaveModel, fault: str) -> None:
     folder = save_model(shard="20KB" if fault == "index" else "1GB")

@@ -23,7 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_there_and_back_in_less_than_two_tensors(tmp_path: Path, bench: ModuleType) -> None:
-    largest = bench.write_model(tmp_path / "hf", bench.model_of(2**27, layers=6), shard_bytes=50_000_000)
+    largest = bench.write_model(tmp_path / "hf", bench.model_of(2**26, layers=2), shard_bytes=30_000_000)
     # Each tensor in one rectangle, which needs the most.
     assert bench.growth("there-and-back", tmp_path / "hf", tmp_path / "made", 2 * largest) < 2 * largest
 
