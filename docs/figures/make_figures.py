@@ -37,7 +37,7 @@ def blend_figure() -> None:
     _strip(strip, blend.lookup(np.arange(150))[0].reshape(3, -1))
 
     ends = np.arange(blocks + 1) * BLOCK
-    counts = np.array([blend.counts_before(block) for block in range(blocks + 1)])
+    counts = np.array([blend.counts_before(block * BLOCK) for block in range(blocks + 1)])
     draws = np.random.default_rng(1).choice(3, size=blocks * BLOCK, p=weights)
     for number, weight in enumerate(weights):
         random_counts = np.r_[0, np.cumsum(draws == number)][ends]
@@ -111,7 +111,7 @@ def divisor_figure() -> None:
     heavy = np.array([_webster_heavy(int(n), light) for n in position])
     blend = Blend([float(light), *([1.0] * light)], key=0)
     blocks = np.arange(1, 60_000 // BLOCK + 1)
-    ours = np.array([blend.counts_before(int(block))[0] for block in blocks])
+    ours = np.array([blend.counts_before(int(block) * BLOCK)[0] for block in blocks])
     figure, axis = plt.subplots(figsize=(9, 3.6), constrained_layout=True)
     axis.plot(position, heavy - position / 2, color=COLOURS[1], label="divisor method (Webster)")
     axis.plot(blocks * BLOCK, ours - blocks * BLOCK / 2, "o", color=COLOURS[0], label="halving blend, block ends")

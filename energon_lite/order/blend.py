@@ -62,9 +62,9 @@ class Blend:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
         return self._layout.lookup(positions)
 
-    def counts_before(self, block: int) -> Ints:
-        """How many samples of each leaf stand before block number ``block`` (``[leaves]`` int64)."""
-        return self._layout.halving.block(block).before
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        return self._layout.counts_before(position)
 
 
 class EpochBlend:
@@ -123,6 +123,12 @@ class EpochBlend:
             left = left[left >= stop]
         return leaf, place
 
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        epoch = self._epoch_of(position)
+        layout, before = self._layout(epoch)
+        return before + layout.counts_before(position - self.bounds(epoch)[0])
+
     def _before(self, epoch: int) -> list[int]:
         """Samples of each leaf before an epoch."""
         return [int(epoch * count) for count in self._per_epoch]
@@ -180,6 +186,13 @@ class Layout:
             leaf[here] = block.leaf.take(within)
             position[here] = block.position.take(within)
         return leaf, position
+
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        number = position >> BLOCK_BITS
+        counts = self.halving.block(number).before
+        inside = position - max(number << BLOCK_BITS, self._start)
+        return counts + np.bincount(self.block(number).leaf[:inside], minlength=len(counts)) if inside else counts
 
     def block(self, number: int) -> Block:
         """All positions of a block."""

@@ -142,13 +142,7 @@ class StagedBlend:
 
     def counts_before(self, position: int) -> Ints:
         """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
-        number = self._stage_of(position)
-        start = max(position // BLOCK * BLOCK, self._stages[number].start)
-        counts = self._halving(number).block(position // BLOCK).before
-        if position == start:
-            return counts
-        leaf, _ = self._layout(number).lookup(np.arange(start, position))
-        return counts + np.bincount(leaf, minlength=len(counts))
+        return self._layout(self._stage_of(position)).counts_before(position)
 
     def ideal_before(self, position: int) -> Ideal:
         """The integral of each leaf's share up to ``position``."""

@@ -18,6 +18,7 @@ from energon_lite.errors import UsageError
 from energon_lite.order.blend import Blend, EpochBlend, blocks_of_run, by_block, is_run
 from energon_lite.order.halving import BLOCK
 from energon_lite.order.hashing import hash_ints
+from energon_lite.order.rebase import Rebase, stages_from
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.order.stages import Stage, StagedBlend, check_stages
 
@@ -29,6 +30,8 @@ Ints = NDArray[np.int64]
 _ENOUGH = BLOCK // 8
 #: Larger requests are worked on in pieces.
 _AT_ONCE = 2 * BLOCK
+#: Keeps the hashes for different purposes apart.
+_REBASE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,52 @@ class Order(Protocol):
         """Addresses at ``positions`` (``[k]`` int64, any order)."""
 
 
-class BlendOrder:
+class _MixedOrder:
+    """What orders of blends have in common.
+
+    Args:
+        blend: ``(leaf, position in the leaf's stream)`` at positions; None for a single leaf, which needs no mixing.
+        leaves: the leaves' streams.
+        rebase: the blend begins in the middle of a run.
+    """
+
+    def __init__(self, blend: Blend | StagedBlend | EpochBlend | None, leaves: Leaves, rebase: Rebase | None):
+        self.blend, self.leaves, self.rebase = blend, leaves, rebase
+        self._first = 0 if rebase is None else rebase.position
+        self._starts = None if rebase is None else np.array(rebase.starts, dtype=np.int64)
+        self._blocks = _WholeBlocks(self._compute)
+
+    def lookup(self, positions: Ints) -> Addresses:
+        if self._first:
+            if len(positions) and (least := int(positions.min())) < self._first:
+                raise UsageError(
+                    f"position {least} is before the blend was changed, which was at position {self._first}",
+                    fix="ask a loader of the blend as it was before the rebase",
+                )
+            positions = positions - self._first
+        return self._blocks.lookup(positions)
+
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf's stream were shown before ``position`` (``[leaves]`` int64), those that were
+        shown before a rebase included."""
+        within = position - self._first
+        if self.blend is None:
+            counts = np.array([within], dtype=np.int64)
+        else:
+            counts = self.blend.counts_before(within)
+        return counts if self._starts is None else counts + self._starts
+
+    def _compute(self, positions: Ints) -> Addresses:
+        if self.blend is None:
+            leaf, position = np.zeros_like(positions), positions
+        else:
+            leaf, position = self.blend.lookup(positions)
+        if self._starts is not None:
+            position = position + self._starts[leaf]
+        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+
+
+class BlendOrder(_MixedOrder):
     """Leaves mixed by weight, each repeated for as long as asked for; passes go on where the one before ended.
 
     Args:
@@ -141,6 +189,7 @@ class BlendOrder:
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
         length: positions of a pass; None: it never ends.
+        rebase: see :meth:`rebased`.
 
     Example:
         >>> order = BlendOrder([LeafOrder(length=3, key=1)], [1.0], key=0)
@@ -157,24 +206,29 @@ class BlendOrder:
         run: int | None = None,
         window: int | None = None,
         length: int | None = None,
+        rebase: Rebase | None = None,
     ):
-        self.blend = _blend(weights, len(leaves), hash_ints(key, 0))
-        self.leaves = Leaves(leaves, run=run, window=window)
-        self._length = length
-        self._blocks = _WholeBlocks(self._compute)
+        super().__init__(
+            _blend(weights, len(leaves), hash_ints(key, 0)), Leaves(leaves, run=run, window=window), rebase
+        )
+        self._weights, self._key, self._length = weights, key, length
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._length is None else (pass_number * self._length, (pass_number + 1) * self._length)
 
-    def lookup(self, positions: Ints) -> Addresses:
-        return self._blocks.lookup(positions)
-
-    def _compute(self, positions: Ints) -> Addresses:
-        if self.blend is None:
-            leaf, position = np.zeros_like(positions), positions
-        else:
-            leaf, position = self.blend.lookup(positions)
-        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+    def rebased(self, rebase: Rebase) -> BlendOrder:
+        """This blend, beginning in the middle of a run whose blend was another one before. Stages stay where they are
+        in the run; those before have no part in it."""
+        stages = [stage for stage in self._weights if isinstance(stage, Stage)]
+        return BlendOrder(
+            self.leaves.leaves,
+            stages_from(stages, rebase.position) if stages else self._weights,
+            hash_ints(self._key, _REBASE, rebase.position),
+            run=self.leaves.run,
+            window=self.leaves.window,
+            length=self._length,
+            rebase=rebase,
+        )
 
 
 def _blend(weights: Sequence[float] | Sequence[Stage], leaves: int, key: int) -> Blend | StagedBlend | None:
@@ -191,7 +245,7 @@ def _blend(weights: Sequence[float] | Sequence[Stage], leaves: int, key: int) ->
     return Blend(numbers, key) if leaves > 1 else None
 
 
-class EpochBlendOrder:
+class EpochBlendOrder(_MixedOrder):
     """Leaves mixed so that each is shown so many times an epoch.
 
     Args:
@@ -200,7 +254,10 @@ class EpochBlendOrder:
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
         repeat: go on for ever; else each pass is one epoch.
+        rebase: see :meth:`rebased`.
     """
+
+    blend: EpochBlend
 
     def __init__(
         self,
@@ -211,21 +268,26 @@ class EpochBlendOrder:
         run: int | None = None,
         window: int | None = None,
         repeat: bool = True,
+        rebase: Rebase | None = None,
     ):
-        self.leaves = Leaves(leaves, run=run, window=window)
-        self.blend = EpochBlend([leaf.length for leaf in leaves], repetitions, hash_ints(key, 1))
-        self._repeat = repeat
-        self._blocks = _WholeBlocks(self._compute)
+        blend = EpochBlend([leaf.length for leaf in leaves], repetitions, hash_ints(key, 1))
+        super().__init__(blend, Leaves(leaves, run=run, window=window), rebase)
+        self._repetitions, self._key, self._repeat = repetitions, key, repeat
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._repeat else self.blend.bounds(pass_number)
 
-    def lookup(self, positions: Ints) -> Addresses:
-        return self._blocks.lookup(positions)
-
-    def _compute(self, positions: Ints) -> Addresses:
-        leaf, position = self.blend.lookup(positions)
-        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+    def rebased(self, rebase: Rebase) -> EpochBlendOrder:
+        """This blend, its first epoch beginning in the middle of a run whose blend was another one before."""
+        return EpochBlendOrder(
+            self.leaves.leaves,
+            self._repetitions,
+            hash_ints(self._key, _REBASE, rebase.position),
+            run=self.leaves.run,
+            window=self.leaves.window,
+            repeat=self._repeat,
+            rebase=rebase,
+        )
 
 
 class ConcatOrder:

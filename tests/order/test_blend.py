@@ -25,7 +25,7 @@ def _exact_counts(weights: list[float], positions: int) -> np.ndarray:
 def test_within_one_sample_at_block_ends(weights: list[float], blocks: list[int]) -> None:
     blend = Blend(weights, key=1)
     for block in blocks:
-        counts = blend.counts_before(block)
+        counts = blend.counts_before(block * BLOCK)
         assert counts.sum() == block * BLOCK
         if block < 2**20:  # beyond, the float product on the right is too coarse to tell
             assert np.abs(counts - _exact_counts(weights, block * BLOCK)).max() <= 1
@@ -37,7 +37,7 @@ def test_many_leaves_over_nine_orders_of_magnitude(count: int) -> None:
     weights = (10 ** rng.uniform(-9, 0, count)).tolist()
     blend = Blend(weights, key=2)
     for block in [1, 2, 3, *rng.integers(1, 2**20, 10).tolist()]:
-        assert np.abs(blend.counts_before(block) - _exact_counts(weights, block * BLOCK)).max() <= 1
+        assert np.abs(blend.counts_before(block * BLOCK) - _exact_counts(weights, block * BLOCK)).max() <= 1
 
 
 @pytest.mark.parametrize("count", [2, 1000, 5000])
@@ -47,7 +47,7 @@ def test_far_out_in_whole_numbers(count: int) -> None:
     weights = (10 ** rng.uniform(-9, 0, count)).tolist()
     blend, shares = Blend(weights, key=2), integer_shares(weights).tolist()
     for block in [10**15 // BLOCK, 2**50 - 1, *rng.integers(2**20, 2**50, 4).tolist()]:
-        counts = blend.counts_before(block).tolist()
+        counts = blend.counts_before(block * BLOCK).tolist()
         assert sum(counts) == block * BLOCK
         assert all(abs((n << 62) - w * block * BLOCK) <= 1 << 62 for n, w in zip(counts, shares, strict=True))
 
@@ -57,7 +57,7 @@ def test_one_heavy_leaf_among_many_equal_light_ones() -> None:
     weights = [0.5] + [0.5 / 4999] * 4999
     blend = Blend(weights, key=3)
     for block in (1, 5, 17, 1000):
-        assert np.abs(blend.counts_before(block) - _exact_counts(weights, block * BLOCK)).max() <= 1
+        assert np.abs(blend.counts_before(block * BLOCK) - _exact_counts(weights, block * BLOCK)).max() <= 1
 
 
 @given(weights=weights_lists, key=st.integers(0, 2**64 - 1), blocks=st.integers(1, 4))
