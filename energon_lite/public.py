@@ -33,6 +33,7 @@ from energon_lite.errors import (
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.rebase import RebaseReport, rebase_state
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.recipes import (
@@ -106,6 +107,7 @@ __all__ = [
     "PaddedBatch",
     "PlannedDataset",
     "ReadAhead",
+    "RebaseReport",
     "Sample",
     "SampleDecoder",
     "SampleError",
@@ -151,6 +153,7 @@ __all__ = [
     "next_token_pairs",
     "pack_sequences",
     "pad_sequences",
+    "rebase_state",
     "segment_mask",
     "stateless",
 ]

@@ -13,14 +13,17 @@ from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.identity import Identity
+from energon_lite.loading.rebase_entry import rebase_entry
 from energon_lite.order import ORDER_VERSION
+from energon_lite.order.rebase import Rebase
 
-__all__ = ["Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
+__all__ = ["FORMAT", "Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
 
-_FORMAT = "energon_lite.loader"
+#: What a state has under ``format``.
+FORMAT = "energon_lite.loader"
 #: Raised when the meaning of a state changes. A state says the lowest version that can express it: 1 knows planned
-#: batches only, 2 has a ``kind``.
-_VERSION = 2
+#: batches only, 2 has a ``kind``, 3 a ``rebase``.
+_VERSION = 3
 
 #: What a state can be about, in words.
 _KINDS = {
@@ -50,21 +53,24 @@ class Cursor:
         return Cursor(self.pass_number, position if count is None else min(position, count), self.loop_start)
 
 
-def to_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
-    """The state: plain integers, strings and dicts; JSON, msgpack and ``torch.load(weights_only=True)`` take it."""
+def to_state(cursor: Cursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
+    """The state: plain integers, strings, lists and dicts; JSON, msgpack and ``torch.load(weights_only=True)`` take
+    it."""
     return {
-        **header("planned"),
+        **header("planned", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
+        **rebase_entry(rebase),
         "identity": identity.at(cursor.position).to_plain(),
     }
 
 
-def header(kind: str) -> dict[str, Any]:
+def header(kind: str, rebase: Rebase | None = None) -> dict[str, Any]:
     """The first entries of a state."""
-    state = {"format": _FORMAT, "version": 1, "order_version": ORDER_VERSION}
-    return state if kind == "planned" else state | {"version": 2, "kind": kind}
+    version = 3 if rebase is not None else 1 if kind == "planned" else 2
+    state = {"format": FORMAT, "version": version, "order_version": ORDER_VERSION}
+    return state if kind == "planned" else state | {"kind": kind}
 
 
 def kind_of(state: Mapping[str, Any]) -> Any:
@@ -98,7 +104,7 @@ def checked(state: Any, kind: str) -> dict[str, int]:
     Raises:
         StateError, StateMismatchError: see :func:`from_state`.
     """
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateError(
             f"this is not a loader state: {_shown(state)}",
             fix="give what save_state_rank or save_state_global returned",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.loading.cursor import Cursor
 from energon_lite.loading.identity import Identity
 from energon_lite.loading.pipeline import Job, Leaf, Pipeline
+from energon_lite.loading.rebase_entry import read_rebase
+from energon_lite.order.rebase import Rebase
 from energon_lite.order.stages import Stage
 from energon_lite.task_encoder import TaskEncoder
 from energon_lite.worker_config import WorkerConfig
@@ -21,6 +26,7 @@ class BaseDataset:
     """What all data sets have. Immutable; loaders of it do not share anything.
 
     Args:
+        plan: which samples make up which batch, or chunk; each kind of data set has its own.
         leaves: the data sets it is made of.
         weights: their shares, or None: one after the other, or by repetitions.
         task_encoder: the hooks.
@@ -30,8 +36,10 @@ class BaseDataset:
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
         repetitions: how often an epoch shows each leaf, or None.
         stages: how the weights change, if they do; then ``weights`` are those at the start.
+        rebase: the blend begins in the middle of a run, that was one of another blend before.
     """
 
+    plan: Any
     leaves: tuple[Leaf, ...]
     weights: tuple[float, ...] | None
     task_encoder: TaskEncoder
@@ -41,6 +49,26 @@ class BaseDataset:
     loop_length: int = 0
     repetitions: tuple[float, ...] | None = None
     stages: tuple[Stage, ...] = ()
+    rebase: Rebase | None = None
+
+    def rebased(self, rebase: Rebase) -> Self:
+        """The same data set, in a run whose blend was another one before; see
+        :func:`~energon_lite.loading.rebase.rebase_state`."""
+        return replace(
+            self,
+            plan=replace(self.plan, order=self.plan.order.rebased(rebase)),
+            identity=self.identity.beginning_at(rebase.position),
+            rebase=rebase,
+        )
+
+    def at(self, state: Any) -> Self:
+        """The data set in the run that a state is of: whether its blend was changed on the way.
+
+        Raises:
+            StateError: it is damaged. What else may be wrong with it is not looked at.
+        """
+        rebase = read_rebase(state)
+        return self if rebase is None else self.rebased(rebase)
 
     def has(self, leaf: int, index: int) -> bool:
         """Whether there is such a sample."""

@@ -79,6 +79,10 @@ class Identity:
         """The identity of all of the run."""
         return self
 
+    def beginning_at(self, position: int) -> Identity:
+        """The same for a run whose blend begins at a position, those before having been another one's."""
+        return self
+
     def by(self, rows: int) -> Identity:
         """The same, for units of so many samples."""
         return self

@@ -15,6 +15,8 @@ from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.chunk_job import START, Place
 from energon_lite.loading.cursor import checked, header
 from energon_lite.loading.identity import Identity
+from energon_lite.loading.rebase_entry import rebase_entry
+from energon_lite.order.rebase import Rebase
 
 __all__ = ["LaneCursor", "check_topology", "from_lane_state", "lanes_of", "read_lanes", "to_lane_state"]
 
@@ -69,15 +71,16 @@ def check_topology(lanes: int, world_size: int) -> None:
         )
 
 
-def to_lane_state(cursor: LaneCursor, identity: Identity) -> dict[str, Any]:
+def to_lane_state(cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
     """The state: plain integers, lists, strings and dicts. Zeros at the end of a lane's numbers are left out."""
     return {
-        **header("lanes"),
+        **header("lanes", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
         "lanes": cursor.lanes,
         "cursors": [[lane, chunk, *place.to_plain()] for lane, (chunk, place) in sorted(cursor.at.items())],
+        **rebase_entry(rebase),
         "identity": identity.to_plain(),
     }
 

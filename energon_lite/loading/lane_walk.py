@@ -17,6 +17,7 @@ from energon_lite.loading.collectives import agree_on_step, check_group
 from energon_lite.loading.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
 from energon_lite.loading.lane_feed import Chunks, LaneFeed
 from energon_lite.loading.pipeline import Result
+from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.report import Report
 from energon_lite.loading.walk import State
 
@@ -46,7 +47,7 @@ class LaneWalk:
         report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self._dataset, self._config = dataset, dataset.worker_config
+        self.dataset, self._unchanged, self._config = dataset, dataset, dataset.worker_config
         self._chunks, self._ahead, self._report, self._skip = chunks, ahead, report, frozenset(skip)
         self.feed: LaneFeed | None = None
         self._is_fed = self._ended = self._delivered = False
@@ -65,7 +66,7 @@ class LaneWalk:
 
     @property
     def knows_end(self) -> bool:
-        return self._dataset.is_endless
+        return self.dataset.is_endless
 
     @property
     def step(self) -> tuple[int, int]:
@@ -94,7 +95,7 @@ class LaneWalk:
         self._taken, self._delivered = None, True
 
     def _take(self) -> Result | None:
-        if self._dataset.is_endless:
+        if self.dataset.is_endless:
             if self.is_over():
                 return None
             return self._made_at(self._step) if self._config.reads else Result(None)
@@ -124,7 +125,7 @@ class LaneWalk:
                 fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
             )
         step = self._own_next_step() if world == 1 else self._agreed_step()
-        limit = self._dataset.plan.limit
+        limit = self.dataset.plan.limit
         return None if step >= _NONE or (limit is not None and step >= limit * world) else step
 
     def _agreed_step(self) -> int:
@@ -141,7 +142,7 @@ class LaneWalk:
             raise FatalSampleError(
                 "another rank of the data-parallel group failed", fix="look for the first error among the ranks' logs"
             )
-        return _NONE if self._dataset.drop_last and least != most else least
+        return _NONE if self.dataset.drop_last and least != most else least
 
     def _own_next_step(self) -> int:
         """The position at which the first step begins for which this rank has a micro-batch."""
@@ -164,11 +165,11 @@ class LaneWalk:
         if self.feed is None:
             self.feed = LaneFeed(
                 self._chunks(),
-                job=self._dataset.job,
-                count=self._dataset.plan.count,
+                job=lambda *job: self.dataset.job(*job),
+                count=lambda number: self.dataset.plan.count(number),
                 ahead=self._ahead,
                 lost=lambda outcomes: self._report.add(outcomes, batches=0),
-                patience=self._dataset.task_encoder.failure_tolerance,
+                patience=self.dataset.task_encoder.failure_tolerance,
             )
             self._is_fed = False
         if not self._is_fed:
@@ -177,7 +178,7 @@ class LaneWalk:
         return self.feed
 
     def _loop_is_over(self) -> bool:
-        steps = self._dataset.loop_length
+        steps = self.dataset.loop_length
         over = self.cursor.position - self.cursor.loop_start >= steps * self._config.world_size
         return bool(steps) and over
 
@@ -198,23 +199,28 @@ class LaneWalk:
     # -- the state ------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        return to_lane_state(self.cursor, self._dataset.identity)
+        return to_lane_state(self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
-        config, lanes = self._config, self._dataset.lanes
+        config, dataset, lanes = self._config, self._unchanged.at(state), self._unchanged.lanes
         if state is None:
+            self.dataset = dataset
             lanes = config.world_size if lanes is None else lanes
             check_topology(lanes, config.world_size)
             self._go_to(LaneCursor.at_start(lanes, config.rank, config.world_size))
             return
         cursor = from_lane_state(
             state,
-            self._dataset.identity,
+            dataset.identity,
             rank=config.rank,
             world_size=config.world_size,
             lanes=lanes,
             reads=config.reads,
         )
+        position = min((chunk for chunk, _ in cursor.at.values()), default=0) * dataset.plan.chunk_size
+        if config.reads:
+            check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+        self.dataset = dataset
         self._go_to(cursor)
 
     def close(self) -> None:

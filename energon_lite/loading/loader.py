@@ -163,7 +163,7 @@ class DataLoader:
         Example:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
-        return restore_by_key(restore_key, self.dataset, self._pipeline)
+        return restore_by_key(restore_key, self._walk.dataset, self._pipeline)
 
     # -- what happened --------------------------------------------------------------------------------------------
 

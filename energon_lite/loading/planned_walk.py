@@ -10,6 +10,7 @@ from energon_lite.errors import StateError
 from energon_lite.loading.cursor import Cursor, from_state, to_state
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.pipeline import Job, Result
+from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.walk import State
 from energon_lite.loading.workers import Executor
 from energon_lite.order.permutation import MAX_LENGTH
@@ -38,7 +39,7 @@ class PlannedWalk:
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self._dataset = dataset
+        self.dataset = self._unchanged = dataset
         self._world = dataset.worker_config.world_size
         self._executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
         self.cursor = Cursor()
@@ -66,37 +67,46 @@ class PlannedWalk:
     def take(self) -> Result | None:
         if self.is_over():
             return None
-        if not self._dataset.worker_config.reads:
+        if not self.dataset.worker_config.reads:
             return Result(None)
         if self.feed is None:
-            self.feed = Feed(self._dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
-        return self.feed.take(self.cursor, following=self._behind_skipped(self._dataset.step(self.cursor)))
+            self.feed = Feed(self.dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
+        return self.feed.take(self.cursor, following=self._behind_skipped(self.dataset.step(self.cursor)))
 
     def advance(self) -> None:
-        self.cursor = self._dataset.step(self.cursor)
+        self.cursor = self.dataset.step(self.cursor)
 
     def state(self) -> State:
-        return to_state(self.cursor, self._dataset.identity)
+        return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
-        cursor = Cursor() if state is None else from_state(state, self._dataset.identity)
-        if cursor.position * self._dataset.plan.rows >= MAX_LENGTH:
+        dataset = self._unchanged.at(state)
+        cursor = Cursor() if state is None else from_state(state, dataset.identity)
+        position = cursor.position * dataset.plan.rows
+        if position >= MAX_LENGTH:
             raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
-        self.cursor = cursor
+        ends = dataset.count(0) is not None
+        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=ends)
+        self._go_to(dataset, cursor)
 
     def close(self) -> None:
         if self.feed is not None:
             self.feed.close()
             self.feed = None
 
+    def _go_to(self, dataset: PlannedDataset, cursor: Cursor) -> None:
+        if self.feed is not None and dataset.rebase != self.dataset.rebase:
+            self.feed.follow(dataset)
+        self.dataset, self.cursor = dataset, cursor
+
     def _loop_is_over(self) -> bool:
-        count, length = self._dataset.count(self.cursor.pass_number), self._dataset.loop_length
+        count, length = self.dataset.count(self.cursor.pass_number), self.dataset.loop_length
         if count is not None:
             return self.cursor.position >= count
         return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
 
     def _next_loop(self) -> Cursor:
-        if self._dataset.count(self.cursor.pass_number) is not None:
+        if self.dataset.count(self.cursor.pass_number) is not None:
             return Cursor(pass_number=self.cursor.pass_number + 1)
         return replace(self.cursor, loop_start=self.cursor.position)
 
@@ -106,7 +116,7 @@ class PlannedWalk:
     def _behind_skipped(self, cursor: Cursor) -> Cursor:
         """The first place from ``cursor`` on that is not to be passed over."""
         while self._is_skipped(cursor.pass_number, cursor.position):
-            following = self._dataset.step(cursor)
+            following = self.dataset.step(cursor)
             if following == cursor:
                 break  # the end of the pass
             cursor = following
@@ -154,6 +164,10 @@ class Feed:
         self._at = following
         return result
 
+    def follow(self, dataset: PlannedDataset) -> None:
+        """Take jobs from another data set from now on."""
+        self._dataset, self._at = dataset, None
+
     def close(self) -> None:
         self._executor.close()
 
@@ -169,7 +183,12 @@ class Feed:
         return self._planned.popleft() if self._planned else None
 
     def _plan(self, cursor: Cursor) -> None:
-        """Look up the addresses of the next few micro-batches of this rank in one go."""
+        """Look up the addresses of the next few micro-batches of this rank that are not passed over."""
+        while not self._planned and self._plan_some(cursor):
+            pass
+
+    def _plan_some(self, cursor: Cursor) -> bool:
+        """Look up a few addresses in one go. False: the pass has no more of them."""
         world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
         number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
         stop = self._next_number + number_of_jobs * world
@@ -182,5 +201,4 @@ class Feed:
         wanted = [number for number in numbers if not self._is_skipped(cursor.pass_number, number - rank)]
         self._planned.extend(self._dataset.jobs(cursor.pass_number, wanted))
         self._next_number = numbers[-1] + world if len(numbers) else self._next_number
-        if len(numbers) and not wanted:
-            self._plan(cursor)
+        return len(numbers) > 0

@@ -43,10 +43,12 @@ class StagedIdentity(Identity):
             start.
         stages: all of them.
         rows: samples in a unit: a micro-batch, or a plan chunk.
+        first: the position at which the blend begins; from there its blocks are counted.
     """
 
     stages: tuple[Stage, ...] = ()
     rows: int = 1
+    first: int = 0
     _known: dict[Any, Identity] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, units: int) -> Identity:
@@ -55,7 +57,9 @@ class StagedIdentity(Identity):
         end = self.stages[begun].start if begun < len(self.stages) else None
         # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
         leaving = () if end is None else _leaving(self.stages[begun])
-        cut = end if end is not None and samples > last_piece(end) and (end % BLOCK or leaving) else None
+        cut = None
+        if end is not None and samples > self.first + last_piece(end - self.first):
+            cut = end if (end - self.first) % BLOCK or leaving else None
         known = self._known.get((begun, cut))
         if known is None:
             known = self._known[begun, cut] = self._consumed(begun, cut, leaving)
@@ -66,6 +70,9 @@ class StagedIdentity(Identity):
 
     def by(self, rows: int) -> Identity:
         return replace(self, rows=rows)
+
+    def beginning_at(self, position: int) -> Identity:
+        return replace(self, first=position)
 
     def to_plain(self) -> dict[str, Any]:
         """The identity of the whole run, with all stages."""

@@ -8,6 +8,8 @@ from typing import Any
 from energon_lite.errors import StateError
 from energon_lite.loading.cursor import checked, header
 from energon_lite.loading.identity import Identity
+from energon_lite.loading.rebase_entry import rebase_entry
+from energon_lite.order.rebase import Rebase
 
 __all__ = ["TokenCursor", "from_token_state", "to_token_state"]
 
@@ -39,15 +41,16 @@ class TokenCursor:
         return self.chunk + (self.batch > 0)
 
 
-def to_token_state(cursor: TokenCursor, identity: Identity) -> dict[str, Any]:
-    """The state: plain integers, strings and dicts."""
+def to_token_state(cursor: TokenCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
+    """The state: plain integers, strings, lists and dicts."""
     return {
-        **header("tokens"),
+        **header("tokens", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
         "chunk": cursor.chunk,
         "batch": cursor.batch,
+        **rebase_entry(rebase),
         "identity": identity.at(cursor.begun).to_plain(),
     }
 

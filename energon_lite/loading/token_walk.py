@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from energon_lite.batching.oversize import Counts
 from energon_lite.loading.pipeline import Result
+from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.token_cursor import TokenCursor, from_token_state, to_token_state
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_pipeline import TokenJob
@@ -38,7 +39,7 @@ class TokenWalk:
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self._dataset, self._world = dataset, dataset.worker_config.world_size
+        self.dataset, self._unchanged, self._world = dataset, dataset, dataset.worker_config.world_size
         self._make_executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
         self._executor: Executor | None = None
         self._tickets: deque[int] = deque()
@@ -53,7 +54,7 @@ class TokenWalk:
             at_end = self.cursor
             self.cursor = (
                 replace(at_end, loop_start=at_end.position)
-                if self._dataset.is_endless
+                if self.dataset.is_endless
                 else TokenCursor(at_end.pass_number + 1)
             )
 
@@ -73,7 +74,7 @@ class TokenWalk:
         pass  # each rank knows for itself
 
     def take(self) -> Result | None:
-        reads = self._dataset.worker_config.reads
+        reads = self.dataset.worker_config.reads
         if reads and self._executor is None:
             # Before the first chunk is planned: workers that are forked should not inherit a thread at work.
             self._executor = self._make_executor()
@@ -90,17 +91,23 @@ class TokenWalk:
             self._tickets.append(self._executor.submit(job))
         self._at = None  # until the result is there: after an error the next call starts over
         result = self._executor.result(self._tickets.popleft())
-        self._at = self._behind_skipped(self._dataset.step(self.cursor))
+        self._at = self._behind_skipped(self.dataset.step(self.cursor))
         return result
 
     def advance(self) -> None:
-        self.cursor = self._dataset.step(self.cursor)
+        self.cursor = self.dataset.step(self.cursor)
 
     def state(self) -> State:
-        return to_token_state(self.cursor, self._dataset.identity)
+        return to_token_state(self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
-        self.cursor = TokenCursor() if state is None else from_token_state(state, self._dataset.identity)
+        dataset = self._unchanged.at(state)
+        cursor = TokenCursor() if state is None else from_token_state(state, dataset.identity)
+        position = cursor.chunk * dataset.plan.chunk
+        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+        if dataset.rebase != self.dataset.rebase:
+            self.dataset, self._at = dataset, None
+        self.cursor = cursor
         self._counted = (self.cursor.pass_number, self.cursor.chunk)
 
     def close(self) -> None:
@@ -110,38 +117,38 @@ class TokenWalk:
 
     def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
         """The jobs of this rank from a cursor to the end of its pass."""
-        while not self._dataset.pass_is_over(cursor):
-            place = self._dataset.place(cursor, self._dataset.seat(cursor))
-            yield self._dataset.job(cursor.pass_number, place)
-            self._dataset.prepare_step(cursor.pass_number, place)
-            cursor = self._behind_skipped(self._dataset.step(cursor))
+        while not self.dataset.pass_is_over(cursor):
+            place = self.dataset.place(cursor, self.dataset.seat(cursor))
+            yield self.dataset.job(cursor.pass_number, place)
+            self.dataset.prepare_step(cursor.pass_number, place)
+            cursor = self._behind_skipped(self.dataset.step(cursor))
 
     def _loop_is_over(self) -> bool:
-        if not self._dataset.is_endless:
-            return self._dataset.pass_is_over(self.cursor)
-        length = self._dataset.loop_length
+        if not self.dataset.is_endless:
+            return self.dataset.pass_is_over(self.cursor)
+        length = self.dataset.loop_length
         return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
 
     def _behind_skipped(self, cursor: TokenCursor) -> TokenCursor:
         """The first place from ``cursor`` on that is not to be passed over."""
         while (cursor.pass_number, cursor.position // self._world) in self._skip:
-            if self._dataset.pass_is_over(cursor):
+            if self.dataset.pass_is_over(cursor):
                 break
-            cursor = self._dataset.step(cursor)
+            cursor = self.dataset.step(cursor)
         return cursor
 
     def _count_step(self) -> None:
         """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""
         pass_number = self.cursor.pass_number
-        count = self._dataset.plan.chunk_count(pass_number)
-        last = self._dataset.place(self.cursor, self._world - 1)
+        count = self.dataset.plan.chunk_count(pass_number)
+        last = self.dataset.place(self.cursor, self._world - 1)
         stop = last[0] + 1 if last is not None else count or 0
         first = self._counted[1] if self._counted[0] == pass_number else 0
         for number in range(first, stop):
-            found = self._dataset.plans.get(pass_number, number).batches.counts
+            found = self.dataset.plans.get(pass_number, number).batches.counts
             if found != Counts() and self.counts == Counts():
                 logger.warning("some samples do not fit into a batch: %s", found)
             self.counts += found
         if stop > first and (count is None or stop < count):
-            self._dataset.plans.prepare(pass_number, stop)
+            self.dataset.plans.prepare(pass_number, stop)
         self._counted = (pass_number, max(first, stop))

@@ -134,6 +134,9 @@ class Order(Protocol):
     def lookup(self, positions: Ints) -> Addresses:
         """Addresses at ``positions`` (``[k]`` int64, any order)."""
 
+    def rebased(self, rebase: Rebase) -> Order:
+        """The same order, beginning in the middle of a run; one whose passes begin anew stays as it is."""
+
 
 class _MixedOrder:
     """What orders of blends have in common.
@@ -305,6 +308,9 @@ class ConcatOrder:
 
     def bounds(self, pass_number: int) -> tuple[int, int]:
         return 0, self._length
+
+    def rebased(self, rebase: Rebase) -> ConcatOrder:
+        return self
 
     def lookup(self, positions: Ints) -> Addresses:
         leaf = np.searchsorted(self._stops, positions, side="right")

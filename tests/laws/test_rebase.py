@@ -1,0 +1,244 @@
+"""A run that is carried over to another blend: in each leaf, what came before and what comes after are one stream."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    StateError,
+    StateMismatchError,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    rebase_state,
+)
+from energon_lite.order.rebase import Rebase
+
+SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
+weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict[str, Any]:
+    """Some of the leaves with weights, weights that change, or repetitions."""
+    tags = draw(st.permutations(sorted(SIZES)))[: draw(st.integers(1, 5))]
+    kind = draw(st.sampled_from(["weight", "weight", "schedule", "repetitions"]))
+    if kind == "schedule":
+        pairs = {tag: {"linear": {0: draw(weights), draw(st.integers(1, 300)): draw(weights)}} for tag in tags}
+        return {"weight": pairs}
+    return {kind: {tag: draw(weights) for tag in tags}}
+
+
+def document(recipe: dict[str, Any], leaf_of: Callable[..., Any]) -> dict[str, Any]:
+    ((kind, leaves),) = recipe.items()
+    blend = [{"path": str(leaf_of(SIZES[tag], tag)), kind: value} for tag, value in leaves.items()]
+    name = "blend_epochized" if kind == "repetitions" else "blend"
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {name: blend}},
+    }
+
+
+def make(path: Any, config: WorkerConfig | None = None, **arguments: Any) -> Any:
+    config = config or WorkerConfig(rank=0, world_size=1)
+    return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=config)
+
+
+def by_leaf(batches: list[Any]) -> dict[str, list[str]]:
+    """What was shown of each leaf, in order."""
+    streams = defaultdict(list)
+    for batch in batches:
+        for key in batch.__key__:
+            streams[key[0]].append(key)
+    return streams
+
+
+def alone(leaf_of: Callable[..., Any], tag: str, count: int, **arguments: Any) -> list[str]:
+    """The stream of a leaf in an undisturbed run of its own."""
+    loader = get_savable_loader(make(leaf_of(SIZES[tag], tag), **{**arguments, "batch_size": 1}))
+    return [key for _, batch in zip(range(count), loader, strict=False) for key in batch.__key__]
+
+
+@settings(max_examples=60)
+@given(
+    chain=st.lists(
+        st.tuples(recipes(), st.integers(1, 4), st.sampled_from([0, 0, 0, 2]), st.integers(0, 40)),
+        min_size=2,
+        max_size=4,
+    ),
+    window=st.sampled_from([(None, None), (10, 3)]),
+)
+def test_each_leafs_stream_goes_on(cluster: Any, leaf_of: Any, chain: Any, window: tuple[Any, Any]) -> None:
+    arguments = {"shuffle_buffer_size": window[0], "max_samples_per_sequence": window[1]}
+    state: Any = None
+    before: Any = None
+    shown: dict[str, list[str]] = defaultdict(list)
+    for recipe, world, workers, steps in chain:
+        path = document(recipe, leaf_of)
+        if before is not None:
+            state, report = rebase_state(state, make(before, **arguments), make(path, **arguments))
+            known = {leaf.name.rpartition("/")[2][0]: leaf for leaf in report.leaves}
+            for tag in SIZES:
+                if tag in known and known[tag].change == "new":
+                    shown[tag] = []  # a leaf that was gone begins anew
+                elif tag in known:
+                    assert known[tag].shown == len(shown[tag])
+        with cluster(lambda config, path=path: make(path, config, **arguments), world, workers, state) as ranks:
+            for tag, keys in by_leaf(ranks.steps(steps)).items():
+                shown[tag] += keys
+            state = json.loads(json.dumps(ranks.state()))
+        before = path
+        for tag in next(iter(recipe.values())):
+            assert shown[tag] == alone(leaf_of, tag, len(shown[tag]), **arguments)
+
+
+@settings(max_examples=25)
+@given(first=recipes(), second=recipes(), cut=st.integers(0, 40), data=st.data())
+def test_after_a_rebase_all_laws_hold(
+    cluster: Any, leaf_of: Any, first: Any, second: Any, cut: int, data: st.DataObject
+) -> None:
+    """The run goes on on any ranks, can be saved, its batches can be made again."""
+    old, new = document(first, leaf_of), document(second, leaf_of)
+    with cluster(lambda config: make(old, config), 2, 0) as ranks:
+        ranks.steps(cut)
+        state = ranks.state()
+    state, _ = rebase_state(state, make(old), make(new))
+    assert state["version"] == 3 and len(json.dumps(state)) < 4096
+    with cluster(lambda config: make(new, config), 1, 0, state) as one:
+        expected = one.steps(12)
+    parts = data.draw(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 2]), st.just(2)), max_size=2))
+    found: list[Any] = []
+    for world, workers, steps in parts:
+        with cluster(lambda config: make(new, config), world, workers, state) as ranks:
+            found += ranks.steps(steps)
+            state = json.loads(json.dumps(ranks.state()))
+    assert [batch.__key__ for batch in found] == [batch.__key__ for batch in expected[: len(found)]]
+    again = get_savable_loader(make(new))
+    again.restore_state_rank(state)
+    for batch in expected[:2]:
+        assert again.restore_sample(batch.__restore_key__).__key__ == batch.__key__
+    if cut:
+        with pytest.raises(UsageError, match="before the blend was changed"):
+            again.restore_sample(("batch", 0, 2 * cut - 1))
+
+
+def test_a_leaf_that_moved_stays(leaf_of: Any, tmp_path: Any) -> None:
+    moved = shutil.copytree(leaf_of(50, "b"), tmp_path / "elsewhere")
+    old, new = (
+        {
+            "__module__": "megatron.energon",
+            "__class__": "MetadatasetV2",
+            "splits": {"train": {"blend": [{"path": str(path), "weight": weight} for path, weight in blend]}},
+        }
+        for blend in (
+            [(leaf_of(7, "a"), 1.0), (leaf_of(50, "b"), 1.0)],
+            [(moved, 1.0), (leaf_of(120, "c"), 2.0)],
+        )
+    )
+    loader = get_savable_loader(make(old))
+    keys = by_leaf([batch for _, batch in zip(range(20), loader, strict=False)])
+    state, report = rebase_state(loader.save_state_rank(), make(old), make(new))
+    assert [(leaf.change, leaf.shown) for leaf in report.leaves] == [
+        ("stays", len(keys["b"])),
+        ("new", 0),
+        ("goes", len(keys["a"])),
+    ]
+    text = str(report)
+    assert f"elsewhere (was {leaf_of(50, 'b')}): goes on, {len(keys['b'])} samples" in text
+    assert "new, starts at zero" in text and "after micro-batch 20" in text
+    again = get_savable_loader(make(new))
+    again.restore_state_rank(state)
+    more = by_leaf([batch for _, batch in zip(range(10), again, strict=False)])
+    assert keys["b"] + more["b"] == alone(leaf_of, "b", len(keys["b"] + more["b"]))
+
+
+def test_restoring_moves_between_blends_of_one_loader(leaf_of: Any) -> None:
+    """A loader with prefetched batches of one history takes a state of another."""
+    old, new = document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of), document({"weight": {"b": 1.0, "c": 2.0}}, leaf_of)
+    state, _ = rebase_state(get_savable_loader(make(old)).save_state_rank() | {"position": 9}, make(old), make(new))
+
+    def keys(loader: Any, steps: int) -> list[Any]:
+        return [batch.__key__ for _, batch in zip(range(steps), loader, strict=False)]
+
+    fresh = keys(get_savable_loader(make(new)), 5)
+    with get_savable_loader(make(new, WorkerConfig(rank=0, world_size=1, num_workers=2))) as loader:
+        assert keys(loader, 5) == fresh
+        loader.restore_state_rank(state)
+        rebased = keys(loader, 5)
+        assert rebased != fresh
+        loader.restore_state_rank(None)
+        assert keys(loader, 5) == fresh
+        loader.restore_state_rank(state)
+        assert keys(loader, 5) == rebased
+    other = get_savable_loader(make(new))
+    other.restore_state_rank({name: value for name, value in state.items() if name != "rebase"})
+    assert keys(other, 5) != rebased  # the entry is what makes the difference
+
+
+@pytest.mark.parametrize(
+    "rebase",
+    [
+        5,
+        {},
+        {"position": 27, "starts": 3},
+        {"position": -1, "starts": [0, 0]},
+        {"position": 27, "starts": [1]},
+        {"position": 27, "starts": [1, True]},
+        {"position": 28, "starts": [1, 1]},
+        {"position": 27, "starts": [27, 1]},
+        {"position": 1 << 62, "starts": [0, 0]},
+    ],
+)
+def test_damaged_entries(leaf_of: Any, rebase: Any) -> None:
+    loader = get_savable_loader(make(document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of)))
+    state = loader.save_state_rank() | {"position": 9, "version": 3}
+    loader.restore_state_rank(state | {"rebase": {"position": 27, "starts": [20, 7]}})
+    with pytest.raises(StateError, match="damaged: rebase is"):
+        loader.restore_state_rank(state | {"rebase": rebase})
+
+
+def test_what_cannot_be_rebased(leaf_of: Any) -> None:
+    old = make(document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of))
+    state = get_savable_loader(old).save_state_rank()
+    path = document({"weight": {"b": 1.0}}, leaf_of)
+    with pytest.raises(UsageError, match=r"nothing else.*batch_size: 3 and 4"):
+        rebase_state(state, old, make(path, batch_size=4))
+    with pytest.raises(UsageError, match="passes that end"):
+        one = make(leaf_of(7, "a"), repeat=False)
+        rebase_state(get_savable_loader(one).save_state_rank(), one, make(leaf_of(50, "b"), repeat=False))
+    with pytest.raises(StateMismatchError, match="belongs to another run"):
+        rebase_state(state, make(path), old)
+    with pytest.raises(StateMismatchError, match=r"shuffle_over_epochs of data set .*b-50 was 1, and is 2"):
+        rebase_state(state, old, make(path, shuffle_over_epochs_multiplier=2))
+    with pytest.raises(StateMismatchError, match="belongs to another run"):  # without a rebase
+        get_savable_loader(make(path)).restore_state_rank(state)
+
+
+def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: Any) -> None:
+    from energon_lite.loading.identity import Identity
+
+    def stages(last: float) -> dict[str, Any]:
+        pairs = {"a": {0: 1.0, 6000: 1.0}, "b": {0: 0.0, 6000: 3.0, 50_000: last}}
+        return document({"weight": pairs}, leaf_of)
+
+    old = make(document({"weight": {"a": 1.0, "c": 1.0}}, leaf_of))
+    state = get_savable_loader(old).save_state_rank() | {"position": 1000}
+    state, _ = rebase_state(state, old, make(stages(1.0)))
+    edited = get_savable_loader(make(stages(2.0)))
+    edited.restore_state_rank(state)  # a stage ahead is another one
+    leaves = by_leaf([batch for _, batch in zip(range(1500), edited, strict=False)])
+    assert len(leaves["b"]) == 0 + (4500 + 3000 - 6000) * 3 // 4  # from position 3000 to 7500, b from 6000 on
+    identity: Identity = make(stages(1.0)).rebased(Rebase(3000, (0, 0))).identity
+    edge = 3000 + (50_000 - 3000) // 4096 * 4096  # the blocks are counted from the rebase on
+    marks = [identity.at(position // 3).fingerprint for position in (edge - 3, edge, edge + 3)]
+    assert marks[0] == marks[1] != marks[2]
