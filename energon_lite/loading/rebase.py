@@ -20,7 +20,7 @@ from energon_lite.loading.token_cursor import TokenCursor, from_token_state, to_
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.walk import State
 from energon_lite.order.rebase import Rebase
-from energon_lite.order.shuffle import LeafOrder
+from energon_lite.order.tree import BlendOrder, EpochBlendOrder
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
@@ -110,6 +110,7 @@ def rebase_state(
     state = merged([state] if isinstance(state, dict) else [one for one in state if one is not None])
     _check_alike(old, new)
     before = old.at(state)
+    order = _blend_of(before)
     moved = _moved(state, before)
     if moved.given_up and not give_up:
         raise UsageError(
@@ -118,7 +119,7 @@ def rebase_state(
             fix="allow these to be passed over (give_up=True, `--give-up`), or rebase a state that was saved at a "
             "chunk's end",
         )
-    shown = before.plan.order.counts_before(moved.first).tolist()
+    shown = order.counts_before(moved.first).tolist()
     starts, leaves = _carried(before, new, shown)
     after = new.rebased(Rebase(moved.first, starts))
     report = RebaseReport(state["position"], moved.first, moved.given_up, tuple(leaves))
@@ -213,7 +214,7 @@ def _carried(
     before: SavableDataset, new: SavableDataset, shown: Sequence[int]
 ) -> tuple[tuple[int, ...], list[RebasedLeaf]]:
     """Where the streams of the new leaves start, and what became of all leaves."""
-    old_orders, new_orders = _orders(before), _orders(new)
+    old_orders, new_orders = (_blend_of(one).leaves.leaves for one in (before, new))
     old_names, new_names = ([leaf.name for leaf in one.identity.leaves] for one in (before, new))
     known = {order.key: number for number, order in enumerate(old_orders)}
     starts, leaves = [], []
@@ -240,6 +241,7 @@ def _carried(
     return tuple(starts), leaves
 
 
-def _orders(dataset: SavableDataset) -> tuple[LeafOrder, ...]:
-    orders: tuple[LeafOrder, ...] = dataset.plan.order.leaves.leaves  # type: ignore[union-attr]  # of blends
-    return orders
+def _blend_of(dataset: SavableDataset) -> BlendOrder | EpochBlendOrder:
+    order = dataset.plan.order
+    assert isinstance(order, (BlendOrder, EpochBlendOrder))  # all endless ones are
+    return order
