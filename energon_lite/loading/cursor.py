@@ -17,7 +17,7 @@ from energon_lite.loading.rebase_entry import rebase_entry
 from energon_lite.order import ORDER_VERSION
 from energon_lite.order.rebase import Rebase
 
-__all__ = ["FORMAT", "Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
+__all__ = ["FORMAT", "KINDS", "Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
 
 #: What a state has under ``format``.
 FORMAT = "energon_lite.loader"
@@ -26,7 +26,7 @@ FORMAT = "energon_lite.loader"
 _VERSION = 3
 
 #: What a state can be about, in words.
-_KINDS = {
+KINDS = {
     "planned": "of batches that are planned ahead",
     "lanes": "of batches whose content decides how many there are",
     "tokens": "of batches that are planned by their tokens",
@@ -128,7 +128,7 @@ def checked(state: Any, kind: str) -> dict[str, int]:
             raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
     if kind_of(state) != kind:
         raise StateMismatchError(
-            f"the state is one {_KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {_KINDS[kind]}",
+            f"the state is one {KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {KINDS[kind]}",
             fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
     return numbers  # type: ignore[return-value]

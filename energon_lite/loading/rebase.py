@@ -54,19 +54,22 @@ class RebaseReport:
     Args:
         position: micro-batches of the run so far, over all ranks.
         first: position, in samples, at which the new blend begins.
-        given_up: samples before it that are passed over; at most so many, where hooks decide.
+        given_up: samples before it that are passed over.
+        up_to: they are at most so many; where hooks decide, nobody knows better.
         leaves: those of the new blend, then those that go.
     """
 
     position: int
     first: int
     given_up: int
+    up_to: bool
     leaves: tuple[RebasedLeaf, ...]
 
     def __str__(self) -> str:
         lines = [f"the new blend begins at sample {self.first:,} of the run, after micro-batch {self.position:,}"]
         if self.given_up:
-            lines.append(f"passed over: {self.given_up:,} samples of chunks that were begun")
+            most = "up to " if self.up_to else ""
+            lines.append(f"passed over: {most}{self.given_up:,} samples of chunks that were begun")
         for leaf in self.leaves:
             at = f"{leaf.shown:,} samples ({leaf.epochs:.4g} epochs) shown"
             was = f" (was {leaf.was})" if leaf.was else ""
@@ -122,7 +125,7 @@ def rebase_state(
     shown = order.counts_before(moved.first).tolist()
     starts, leaves = _carried(before, new, shown)
     after = new.rebased(Rebase(moved.first, starts))
-    report = RebaseReport(state["position"], moved.first, moved.given_up, tuple(leaves))
+    report = RebaseReport(state["position"], moved.first, moved.given_up, moved.up_to, tuple(leaves))
     return moved.write(after), report
 
 

@@ -66,7 +66,8 @@ class SavableDataLoader(DataLoader):
 
         if self.worker_config.world_size > 1:
             states = gather_plain(state, group=self.worker_config.data_parallel_group)
-            state = merged(states) if self.worker_config.reads else state
+            names = [f"rank {rank}" for rank in range(len(states))]
+            state = merged(states, names) if self.worker_config.reads else state
         return state if dist.get_rank() == global_dst_rank else None
 
     def restore_state_global(
@@ -114,6 +115,7 @@ def _one_state(state: Any) -> State:
     if isinstance(state, Mapping):
         return dict(state)
     if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
-        return merged([one for one in state if one is not None])
+        given = [(f"state {number}", one) for number, one in enumerate(state) if one is not None]
+        return merged([one for _, one in given], [name for name, _ in given])
     what = "there is no state" if state is None else f"this is not a loader state: a {type(state).__name__}"
     raise StateError(what, fix="give what save_state_global returned on the rank that it was saved on")

@@ -13,7 +13,7 @@ from energon_lite.loading.walk import State
 __all__ = ["dealt", "merged"]
 
 
-def merged(states: Sequence[Any]) -> State:
+def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
     """The state of the whole run, of what its ranks saved.
 
     Planned batches, by number or by tokens: all ranks have the same state. Lanes: each rank has its own, and together
@@ -21,6 +21,7 @@ def merged(states: Sequence[Any]) -> State:
 
     Args:
         states: in any order, at least one.
+        names: what to call them in errors; none: ``state 0``, ``state 1``, ...
 
     Raises:
         StateError: not states.
@@ -28,13 +29,14 @@ def merged(states: Sequence[Any]) -> State:
     """
     if not states:
         raise StateError("there is no state: all entries of the list are None", fix="give what the ranks saved")
-    for number, state in enumerate(states):
-        _check_readable(number, state)
-    _check_same_step(states)
-    _check_same_run(states)
+    names = names or [f"state {number}" for number in range(len(states))]
+    for name, state in zip(names, states, strict=True):
+        _check_readable(name, state)
+    _check_same_step(states, names)
+    _check_same_run(states, names)
     if kind_of(states[0]) != "lanes":
         return dict(states[0])
-    return dict(states[0]) | {"cursors": _all_lanes(states)}
+    return dict(states[0]) | {"cursors": _all_lanes(states, names)}
 
 
 def dealt(state: State, world_size: int) -> list[State]:
@@ -53,51 +55,102 @@ def dealt(state: State, world_size: int) -> list[State]:
     return [state | {"cursors": [rows[lane] for lane in sorted(lanes)]} for lanes in own]
 
 
-def _check_readable(number: int, state: Any) -> None:
+def _check_readable(name: str, state: Any) -> None:
     try:
         checked(state, kind_of(state) if isinstance(state, Mapping) else "planned")
-    except StateMismatchError:
-        raise
+    except StateMismatchError as error:
+        raise StateMismatchError(f"{name}: {error.what}", fix=error.fix) from None
     except StateError as error:
-        raise StateError(f"state {number} of the list: {error.what}", fix=error.fix) from None
+        raise StateError(f"{name}: {error.what}", fix=error.fix) from None
 
 
-def _check_same_step(states: Sequence[Mapping[str, Any]]) -> None:
-    places = [(state["pass_number"], state["position"]) for state in states]
-    if len(set(places)) > 1:
-        listed = "\n".join(f"    rank {rank}: pass {at[0]}, micro-batch {at[1]}" for rank, at in enumerate(places))
+def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    places: dict[tuple[int, int], list[str]] = {}
+    for name, state in zip(names, states, strict=True):
+        places.setdefault((state["pass_number"], state["position"]), []).append(name)
+    if len(places) > 1:
+        listed = "\n".join(f"    {_some(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
         raise StateMismatchError(
             f"the ranks are not at the same step:\n{listed}", fix="save after the same number of batches on every rank"
         )
 
 
-def _check_same_run(states: Sequence[Mapping[str, Any]]) -> None:
+def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """All but the lanes must be equal."""
-    runs = [{name: value for name, value in state.items() if name != "cursors"} for state in states]
-    if any(run != runs[0] for run in runs):
-        raise StateMismatchError(
-            "the ranks' states belong to different data or configurations",
-            fix="build the loader from the same data and with the same arguments on every rank",
-        )
+    runs: list[tuple[dict[str, Any], list[str]]] = []
+    for name, state in zip(names, states, strict=True):
+        run = {key: value for key, value in state.items() if key != "cursors"}
+        known = next((who for other, who in runs if other == run), None)
+        if known is None:
+            runs.append((run, [name]))
+        else:
+            known.append(name)
+    if len(runs) == 1:
+        return
+    most = max(runs, key=lambda one: len(one[1]))
+    lines = [f"    {_some(most[1])}: fingerprint {_fingerprint(most[0])}"]
+    for run, who in runs:
+        if run is not most[0]:
+            lines.append(f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most[0]))}")
+    raise StateMismatchError(
+        "the ranks' states belong to different data or configurations:\n" + "\n".join(lines),
+        fix="build the loader from the same data and with the same arguments on every rank",
+    )
 
 
-def _all_lanes(states: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _fingerprint(run: Mapping[str, Any]) -> Any:
+    identity = run.get("identity")
+    return identity.get("fingerprint") if isinstance(identity, Mapping) else None
+
+
+def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What is different in two states, in words."""
+    found = []
+    flat = [_flat(one) for one in (run, other)]
+    for name in sorted({*flat[0], *flat[1]} - {"fingerprint"}):
+        here, there = (one.get(name, "(not set)") for one in flat)
+        if here != there:
+            found.append(f"{name} {_short(here)}, not {_short(there)}")
+    return found[:5] or ["they are different"]
+
+
+def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state, those of its identity and of the settings in it."""
+    identity = run.get("identity")
+    identity = dict(identity) if isinstance(identity, Mapping) else {}
+    settings = identity.pop("settings", {})
+    rest = {name: value for name, value in run.items() if name != "identity"}
+    return rest | identity | (dict(settings) if isinstance(settings, Mapping) else {})
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:
     """The lanes of all states, each once."""
-    rows: dict[int, tuple[int, list[int]]] = {}
-    for number, state in enumerate(states):
-        read_lanes(state)  # for its checks
+    rows: dict[int, tuple[str, list[int]]] = {}
+    for name, state in zip(names, states, strict=True):
+        try:
+            read_lanes(state)  # for its checks
+        except StateError as error:
+            raise StateError(f"{name}: {error.what}", fix=error.fix) from None
         for row in state["cursors"]:
-            other, known = rows.setdefault(row[0], (number, list(row)))
+            other, known = rows.setdefault(row[0], (name, list(row)))
             if known != list(row):
                 raise StateMismatchError(
-                    f"lane {row[0]} is at another place in state {number} of the list than in state {other}: "
-                    f"{list(row[1:])} and {known[1:]}",
+                    f"lane {row[0]} is at another place in {name} than in {other}: {list(row[1:])} and {known[1:]}",
                     fix="give the states of one moment of one run",
                 )
     lanes = states[0]["lanes"]
     missing = [lane for lane in range(lanes) if lane not in rows]
     if missing:
-        shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        shown = _some([str(lane) for lane in missing])
         raise StateMismatchError(
             f"{len(missing)} of {lanes} lanes are in none of the {len(states)} states: {shown}",
             fix="give the states of all data-parallel ranks; each has saved the lanes of its own micro-batches",

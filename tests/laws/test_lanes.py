@@ -294,11 +294,12 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
         loader.restore_state_rank(states[1])
     later = _saved(cluster, leaf, 4, 4)
     with pytest.raises(
-        StateMismatchError, match=r"not at the same step:\n.*rank 0: pass 0, micro-batch 12\n(.*\n)*.*16"
+        StateMismatchError,
+        match=r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16",
     ):
         loader.restore_state_global([*states[:3], later[3]])
     changed = states[0] | {"cursors": [[0, 8, 1]]}
-    with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 of the list than in state 0"):
+    with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 than in state 0"):
         loader.restore_state_global([*states, changed])
     loader.restore_state_global([*states, states[2], None])  # a tensor-parallel peer's, and one that saves none
     for edit in ({"lanes": 0}, {"cursors": [[0]]}, {"cursors": [[1, 2]]}, {"cursors": [[0, -4]]}, {"cursors": 5}):

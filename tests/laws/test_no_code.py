@@ -142,7 +142,7 @@ def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda state: state | {"version": 99}, "format version 99.*reads versions up to 2"),
+        (lambda state: state | {"version": 99}, "format version 99.*reads versions up to 3"),
         (lambda state: state | {"version": None}, "format version None"),
         (lambda state: state | {"order_version": 2}, "order version 2.*other samples"),
         (lambda state: state | {"position": -1}, "damaged: position is -1"),
@@ -196,7 +196,7 @@ def test_states_of_many_ranks(leaf_of: Any) -> None:
     loader.restore_state_global([one, None, one])
     assert loader.save_state_rank() == one
     with pytest.raises(
-        StateMismatchError, match=r"not at the same step:\n    rank 0: pass 0, micro-batch 1\n    rank 1"
+        StateMismatchError, match=r"not at the same step:\n    state 0: pass 0, micro-batch 1\n    state 1"
     ):
         loader.restore_state_global([one, two])
     with pytest.raises(StateError, match="not a loader state"):
