@@ -24,8 +24,8 @@ from energon_lite.order.tree import BlendOrder, EpochBlendOrder
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
-#: A setting that says how the leaves are blended, which is what may change.
-_BLEND = "blend"
+#: How the names of settings begin that say how the leaves are blended, which is what may change.
+_OF_BLEND = ("blend", "weights ")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,10 @@ def _moved_lanes(cursor: LaneCursor, dataset: ChunkedDataset) -> _Moved:
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
     """Refuse a change of anything else than the blend."""
-    settings = [{k: v for k, v in one.identity.settings.items() if k != _BLEND} for one in (old, new)]
+    settings = [
+        {name: value for name, value in one.identity.settings.items() if not name.startswith(_OF_BLEND)}
+        for one in (old, new)
+    ]
     differences = [
         f"{name}: {settings[0].get(name)!r} and {settings[1].get(name)!r}"
         for name in sorted({*settings[0], *settings[1]})

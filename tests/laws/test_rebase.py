@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from energon_lite import (
     StateError,
     StateMismatchError,
+    TaskEncoder,
     UsageError,
     WorkerConfig,
     get_savable_loader,
@@ -22,6 +24,7 @@ from energon_lite import (
     rebase_state,
 )
 from energon_lite.order.rebase import Rebase
+from energon_lite.sources.webdataset import WebdatasetSource
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
 weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))
@@ -242,3 +245,116 @@ def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: A
     edge = 3000 + (50_000 - 3000) // 4096 * 4096  # the blocks are counted from the rebase on
     marks = [identity.at(position // 3).fingerprint for position in (edge - 3, edge, edge + 3)]
     assert marks[0] == marks[1] != marks[2]
+
+
+# -- where whole chunks are used up ---------------------------------------------------------------------------------
+
+
+class Addresses(TaskEncoder):
+    """Samples that say which they are; packs of one or two, of which some yield nothing."""
+
+    packs = False
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"__key__": sample.__key__, "address": sample.__restore_key__[1:4]}
+
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        flat = [one for sample in samples for one in (sample if isinstance(sample, list) else [sample])]
+        return {"shown": [(one["__key__"][0], *one["address"][1:]) for one in flat]}
+
+
+class Packs(Addresses):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[first : first + 1 + first % 2] for first in range(0, len(samples), 2)] + [samples[1::4]]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    def column(self: WebdatasetSource, name: str) -> np.ndarray:
+        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
+
+    monkeypatch.setattr(WebdatasetSource, "column", column)
+
+
+def positions(leaf_of: Callable[..., Any], tag: str) -> dict[tuple[int, int], int]:
+    """Where in its leaf's stream a sample is, by index and epoch."""
+    rows = make(leaf_of(SIZES[tag], tag)).plan.order.lookup(np.arange(3000)).rows()
+    return {row[1:]: place for place, row in enumerate(rows)}
+
+
+TOKENS: dict[str, Any] = {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
+LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
+
+
+@pytest.mark.parametrize(("arguments", "encoder"), [(TOKENS, Addresses), (LANES, Packs)], ids=["tokens", "packs"])
+@settings(max_examples=25)
+@given(
+    first=recipes(),
+    second=recipes(),
+    worlds=st.tuples(*[st.sampled_from([1, 2, 3])] * 2),
+    cut=st.integers(0, 12),
+    workers=st.sampled_from([0, 0, 2]),
+)
+def test_chunks_that_were_begun_are_given_up(
+    cluster: Any,
+    leaf_of: Any,
+    lengths: None,
+    arguments: dict[str, Any],
+    encoder: Any,
+    first: Any,
+    second: Any,
+    worlds: tuple[int, int],
+    cut: int,
+    workers: int,
+) -> None:
+    def build(recipe: dict[str, Any]) -> Callable[..., Any]:
+        path = document(recipe, leaf_of)
+        return lambda config=None: make(path, config, task_encoder=encoder(), **arguments)
+
+    old, new = build(first), build(second)
+    with cluster(old, worlds[0], workers) as ranks:
+        before = [one for batch in ranks.steps(cut) for one in batch["shown"]]
+        states = [loader.save_state_rank() for loader in ranks.loaders]
+    state, report = rebase_state(states, old(), new(), give_up=True)
+    if report.given_up:
+        with pytest.raises(UsageError, match="were not delivered yet"):
+            rebase_state(states, old(), new())
+    shown = {leaf.name.rpartition("/")[2][0]: leaf.shown for leaf in report.leaves}
+    assert sum(shown.values()) == report.first
+    where = {tag: positions(leaf_of, tag) for tag in SIZES}
+    places = [(tag, where[tag][index, epoch]) for tag, index, epoch in before]
+    assert all(place < shown[tag] for tag, place in places)  # so what comes after cannot be one of them
+    undelivered = report.first - len(set(places))
+    if arguments is TOKENS:
+        assert len(set(places)) == len(places) and undelivered == report.given_up
+    elif not cut:
+        assert report.given_up == report.first == 0
+    with cluster(new, worlds[1], workers, state) as ranks:
+        after = [one for batch in ranks.steps(12) for one in batch["shown"]]
+        assert json.loads(json.dumps(ranks.loaders[0].save_state_rank()))["rebase"] == state["rebase"]
+    goes_on = {leaf.name.rpartition("/")[2][0]: leaf.shown for leaf in report.leaves if leaf.change != "goes"}
+    found = defaultdict(list)
+    for tag, index, epoch in after:
+        found[tag].append(where[tag][index, epoch])
+    for tag, here in found.items():
+        assert min(here) >= goes_on[tag]
+        if arguments is TOKENS:  # the first chunk has all from its start on
+            assert len(set(here)) == len(here)
+
+
+def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None) -> None:
+    fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
+    old = make(document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of), **fixed)
+    new = make(document({"weight": {"c": 1.0, "e": 2.0}}, leaf_of), **fixed)
+    loader = get_savable_loader(old)
+    before = [one for _, batch in zip(range(8), loader, strict=False) for one in batch["shown"]]
+    state, report = rebase_state(loader.save_state_rank(), old, new)  # two chunks of 20 samples, four batches each
+    assert report.first == 40 and not report.given_up and state["chunk"] == 2
+    again = get_savable_loader(new)
+    again.restore_state_rank(state)
+    after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]
+    stream = sorted(positions(leaf_of, "c")[one[1:]] for one in before + after if one[0] == "c")
+    assert stream == list(range(len(stream)))
