@@ -34,6 +34,7 @@ from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.rebase import RebaseReport, rebase_state
+from energon_lite.loading.sample_address import SampleAddress
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.recipes import (
@@ -109,6 +110,7 @@ __all__ = [
     "ReadAhead",
     "RebaseReport",
     "Sample",
+    "SampleAddress",
     "SampleDecoder",
     "SampleError",
     "SavableDataLoader",

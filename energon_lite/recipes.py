@@ -311,8 +311,9 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
     Args:
         dataset: from :func:`get_train_dataset` or :func:`get_val_dataset`.
         kwargs: ``prefetch_factor`` (2), ``start_method`` ("fork"), ``watchdog_timeout_seconds`` (60),
-            ``fail_on_timeout`` (False). Energon's keywords for its snapshots and its garbage collection are accepted
-            and have no effect: there are no snapshots.
+            ``fail_on_timeout`` (False), ``skip_steps`` (steps to be passed over), and the others of
+            :class:`~energon_lite.DataLoader`. Energon's keywords for its snapshots and its garbage collection are
+            accepted and have no effect: there are no snapshots.
 
     Example:
         >>> loader = get_savable_loader(dataset)

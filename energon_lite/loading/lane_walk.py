@@ -8,7 +8,7 @@ same for any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.chunk_job import Made
@@ -16,7 +16,7 @@ from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.collectives import agree_on_step, check_group
 from energon_lite.loading.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
 from energon_lite.loading.lane_feed import Chunks, LaneFeed
-from energon_lite.loading.pipeline import Result
+from energon_lite.loading.pipeline import Address, Result
 from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.report import Report
 from energon_lite.loading.walk import State
@@ -84,8 +84,18 @@ class LaneWalk:
 
     def take(self) -> Result | None:
         while (result := self._take()) is not None and self._is_skipped():
+            # Its samples are not delivered, but what went wrong with others on the way to them is counted.
+            self._report.add([outcome for outcome in result.outcomes if outcome is not None], batches=0)
             self.advance()
         return result
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        raise UsageError(
+            "which samples a step has is decided by the hooks when they run (they pack, group, or yield any number of "
+            "samples)",
+            fix="look at the batch itself: restore_sample(batch.__restore_key__); or measure the lengths, and have "
+            "batches planned by tokens (batching=...)",
+        )
 
     def advance(self) -> None:
         lane = (self._step + self._config.rank) % self.cursor.lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from energon_lite.loading.pipeline import Pipeline, Result
 from energon_lite.loading.planned_walk import PlannedWalk
 from energon_lite.loading.report import Report
 from energon_lite.loading.restore_key import restore_by_key
+from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.token_dataset import TokenDataset
@@ -45,6 +46,10 @@ class DataLoader:
             batches workers then keep less ahead than ``prefetch_factor``.
         check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
             ``WorkerConfig.from_mesh``), which costs a small collective per batch and axis.
+        skip_steps: steps that are passed over, on all ranks: their numbers, counted from 0 (state["position"] //
+            world_size before the step), or pairs of pass and number. Against a spike of the loss, as of PaLM
+            (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
+            batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class DataLoader:
         fail_on_timeout: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         check_peers: bool = False,
+        skip_steps: Iterable[int | tuple[int, int]] = (),
     ):
         if not isinstance(dataset, SavableDataset):
             raise UsageError(
@@ -78,7 +84,7 @@ class DataLoader:
             max_bytes_in_flight=max_bytes_in_flight,
         )
         weakref.finalize(self, self._crew.close)
-        self._walk = self._make_walk(prefetch_factor, [])
+        self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -165,6 +171,33 @@ class DataLoader:
         """
         return restore_by_key(restore_key, self._walk.dataset, self._pipeline)
 
+    def samples_at(self, step: int, *, all_ranks: bool = False, pass_number: int | None = None) -> list[SampleAddress]:
+        """The samples of a step, from the plan alone: nothing is read, and the loader does not move.
+
+        A sample that fails or is skipped is replaced when the batch is made; here is the one that was planned.
+        Micro-batches of a fixed size are looked up at once at any step. Where they are planned by tokens, the plans of
+        all chunks between the loader's place and the step are made.
+
+        Args:
+            step: counted from 0 over the whole pass, restores included: ``state["position"] // world_size`` before it.
+            all_ranks: those of all data-parallel ranks; else those of this one.
+            pass_number: None: the pass that is running; an endless stream has one only.
+
+        Raises:
+            UsageError: there is no such step; it was before the blend was changed; or hooks decide what is in it.
+
+        Example:
+            >>> for sample in loader.samples_at(1200, all_ranks=True):
+            ...     print(sample.rank, sample.dataset, sample.shard, sample.key)
+        """
+        ranks = range(self.worker_config.world_size) if all_ranks else [self.worker_config.rank]
+        addresses = self._walk.addresses_at(pass_number, step, ranks)
+        return [
+            sample
+            for rank, own in zip(ranks, addresses, strict=True)
+            for sample in sample_addresses(rank, own, self.dataset.leaves)
+        ]
+
     # -- what happened --------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
@@ -202,3 +235,18 @@ class DataLoader:
 
 def _batch(result: Result | None) -> Any:
     return None if result is None else result.batch
+
+
+def _checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:
+    """Steps as pairs of pass and number.
+
+    Raises:
+        UsageError: one of them is neither.
+    """
+    found = set()
+    for step in steps:
+        pair = (0, step) if isinstance(step, int) else tuple(step)
+        if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
+            raise UsageError(f"{step!r} among skip_steps", fix="give numbers of steps, or pairs (pass, number)")
+        found.add((pair[0], pair[1]))
+    return found

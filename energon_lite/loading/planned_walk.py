@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from energon_lite.errors import StateError
 from energon_lite.loading.cursor import Cursor, from_state, to_state
 from energon_lite.loading.dataset import PlannedDataset
-from energon_lite.loading.pipeline import Job, Result
+from energon_lite.loading.pipeline import Address, Job, Result
 from energon_lite.loading.rebase_entry import check_rebase
-from energon_lite.loading.walk import State
+from energon_lite.loading.walk import State, no_such_step
 from energon_lite.loading.workers import Executor
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -88,6 +88,17 @@ class PlannedWalk:
         ends = dataset.count(0) is not None
         check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=ends)
         self._go_to(dataset, cursor)
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        cursor, dataset = self.cursor, self.dataset
+        number = cursor.pass_number if pass_number is None else pass_number
+        count = dataset.count(number)
+        # After a restore from other ranks, steps may begin between the multiples of the world size.
+        running = number == cursor.pass_number and cursor.position != count
+        first = step * self._world + (cursor.position % self._world if running else 0)
+        if min(number, step) < 0 or (first >= count if count is not None else number > 0):
+            raise no_such_step(number, step)
+        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank])]
 
     def close(self) -> None:
         if self.feed is not None:

@@ -85,6 +85,23 @@ class TokenDataset(BaseDataset):
                 )
         return None
 
+    def place_at(self, near: TokenCursor, position: int) -> tuple[int, int] | None:
+        """Chunk and number of the micro-batch at a position of a pass; None: the pass is over before.
+
+        Args:
+            near: a cursor in the pass. The chunks between it and the position are planned.
+        """
+        count = self.plan.chunk_count(near.pass_number)
+        if count is not None and near.chunk >= count:
+            near = TokenCursor(near.pass_number)  # at the end, positions go on without micro-batches
+        if position >= near.position:
+            return self.place(near, position - near.position)
+        chunk, first = near.chunk, near.position - near.batch
+        while position < first:
+            chunk -= 1
+            first -= len(self.plans.get(near.pass_number, chunk))
+        return chunk, position - first
+
     def step(self, cursor: TokenCursor) -> TokenCursor:
         """The cursor after one more micro-batch on every rank."""
         world = self.worker_config.world_size

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from energon_lite.batching.oversize import Counts
-from energon_lite.loading.pipeline import Result
+from energon_lite.loading.pipeline import Address, Result
 from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.token_cursor import TokenCursor, from_token_state, to_token_state
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_pipeline import TokenJob
-from energon_lite.loading.walk import State
+from energon_lite.loading.walk import State, no_such_step
 from energon_lite.loading.workers import Executor
 
 __all__ = ["TokenWalk"]
@@ -109,6 +109,16 @@ class TokenWalk:
             self.dataset, self._at = dataset, None
         self.cursor = cursor
         self._counted = (self.cursor.pass_number, self.cursor.chunk)
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        cursor, dataset = self.cursor, self.dataset
+        number = cursor.pass_number if pass_number is None else pass_number
+        near = cursor if number == cursor.pass_number else TokenCursor(number)
+        first = step * self._world + near.position % self._world
+        if min(number, step) < 0 or (dataset.is_endless and number > 0) or dataset.place_at(near, first) is None:
+            raise no_such_step(number, step)
+        places = [dataset.place_at(near, first + rank) for rank in ranks]
+        return [dataset.job(number, place).addresses for place in places]
 
     def close(self) -> None:
         if self._executor is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from energon_lite.loading.pipeline import Result
+from energon_lite.errors import UsageError
+from energon_lite.loading.pipeline import Address, Result
 
-__all__ = ["State", "Walk"]
+__all__ = ["State", "Walk", "no_such_step"]
 
 #: Plain data: dicts, lists, strings and integers.
 State = dict[str, Any]
@@ -41,8 +43,27 @@ class Walk(Protocol):
     def state(self) -> State:
         """The place as plain data."""
 
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        """The addresses of the samples of a step, for each of some ranks. A step is one at which
+        ``position // world_size`` is its number.
+
+        Args:
+            pass_number: None: the one that is running.
+
+        Raises:
+            UsageError: there is no such step, or nobody knows before it is made.
+        """
+
     def restore(self, state: State | None) -> None:
         """Go to a place; None: to the beginning."""
 
     def close(self) -> None:
         """Stop the workers. ``take`` starts new ones."""
+
+
+def no_such_step(pass_number: int, step: int) -> UsageError:
+    """The error where a step is asked for that a run does not have."""
+    return UsageError(
+        f"there is no step {step} in pass {pass_number}",
+        fix="steps are counted from 0 in each pass; an endless stream has pass 0 only",
+    )
