@@ -55,7 +55,7 @@ def read_state_files(paths: Sequence[str | os.PathLike[str]]) -> list[FoundState
         FileNotFoundError: there is no such file.
     """
     found: list[FoundState] = []
-    for path in map(os.fspath, paths):
+    for path in (os.fspath(path) for path in paths):
         files = _files_of(path) if os.path.isdir(path) else [path]
         for file in files:
             states = find_states(_read(file), file)

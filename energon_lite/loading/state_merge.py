@@ -108,9 +108,9 @@ def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     found = []
     flat = [_flat(one) for one in (run, other)]
     for name in sorted({*flat[0], *flat[1]} - {"fingerprint"}):
-        here, there = (one.get(name, "(not set)") for one in flat)
-        if here != there:
-            found.append(f"{name} {_short(here)}, not {_short(there)}")
+        here, there = (_short(one[name]) if name in one else "not set" for one in flat)
+        if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]:
+            found.append(f"{name}: {here}, elsewhere {there}")
     return found[:5] or ["they are different"]
 
 

@@ -145,7 +145,7 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
     (tmp_path / "other.json").write_text(json.dumps(state))
     for command in (["merge", "-o", tmp_path / "out.json"], ["info"]):
         code, output = run(*command, *three, three[0], tmp_path / "other.json")
-        assert code == 1 and f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed 5, not 0" in output
+        assert code == 1 and f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed: 5, elsewhere 0" in output
     Path(three[1]).write_text(Path(three[1]).read_text()[:100])
     code, output = run("info", *three)
     assert code == 1 and "damaged" in output and three[1] in output
