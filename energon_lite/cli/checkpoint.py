@@ -139,7 +139,7 @@ def _found(paths: tuple[str, ...]) -> list[FoundState]:
 
 def _of_trainer(folder: str) -> list[FoundState]:
     """The states in a checkpoint folder of the trainer."""
-    from energon_lite.training.checkpoint import read_state
+    from energon_lite.training import read_state
 
     found = find_states(read_state(folder), folder)
     if not found:

@@ -38,7 +38,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     if kind == "schedule":
         pairs = {tag: {"linear": {0: draw(weights), draw(st.integers(1, 300)): draw(weights)}} for tag in tags}
         return {"weight": pairs}
-    return {kind: {tag: draw(weights) for tag in tags}}
+    least = 0.5 if kind == "repetitions" else 0.0  # an epoch has at least one sample
+    return {kind: {tag: max(least, draw(weights)) for tag in tags}}
 
 
 def document(recipe: dict[str, Any], leaf_of: Callable[..., Any]) -> dict[str, Any]:

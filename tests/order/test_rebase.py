@@ -33,8 +33,9 @@ def recipes(draw: st.DrawFn) -> tuple[list[int], BlendOrder | EpochBlendOrder]:
     match draw(st.sampled_from(["weights", "stages", "epochs"])):
         case "weights":
             return leaves, BlendOrder(orders, draw(one_each), key=1)
-        case "epochs":
-            return leaves, EpochBlendOrder(orders, draw(one_each), key=1)
+        case "epochs":  # of at least one sample
+            repetitions = [max(0.5, weight) for weight in draw(one_each)]
+            return leaves, EpochBlendOrder(orders, repetitions, key=1)
         case _:
             first, second, third = (tuple(draw(one_each)) for _ in range(3))
             begin = draw(st.integers(1, 9000))
