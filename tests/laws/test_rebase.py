@@ -73,7 +73,7 @@ def alone(leaf_of: Callable[..., Any], tag: str, count: int, **arguments: Any) -
     return [key for _, batch in zip(range(count), loader, strict=False) for key in batch.__key__]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     chain=st.lists(
         st.tuples(recipes(), st.integers(1, 4), st.sampled_from([0, 0, 0, 2]), st.integers(0, 40)),
@@ -291,7 +291,7 @@ LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
 
 
 @pytest.mark.parametrize(("arguments", "encoder"), [(TOKENS, Addresses), (LANES, Packs)], ids=["tokens", "packs"])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     first=recipes(),
     second=recipes(),
