@@ -195,3 +195,21 @@ def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypat
     loader = packed(new, 0, 1, lanes=2)
     loader.restore_state_rank(json.loads(Path("new.json").read_text()))
     assert len(next(iter(loader))["__key__"]) == 4
+
+
+def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the trainer are read by its own reader; others are refused, and damaged ones too."""
+    import torch.distributed.checkpoint as dcp
+
+    import energon_lite.training as training
+
+    dcp.save({"w": torch.zeros(2)}, checkpoint_id=str(tmp_path / "foreign"), no_dist=True)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / ".metadata").write_bytes(b"no pickle")
+    for name in ("foreign", "damaged"):
+        code, output = run("info", tmp_path / name)
+        assert code == 1 and name in output and "Error" in output and "Traceback" not in output
+    state = planned_state(leaf_of(50), 3)
+    monkeypatch.setattr(training, "read_state", lambda folder: {"loader": state, "config": {}})
+    code, output = run("info", tmp_path / "foreign")
+    assert code == 0 and "['loader']" in output and "3 micro-batches, 12 samples" in output
