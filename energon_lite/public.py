@@ -14,6 +14,7 @@ from energon_lite.batching.segment_mask import flex_segment_mask, segment_mask
 from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
 from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
 from energon_lite.batching.sorted_window import SortedWindow
+from energon_lite.batching.strategy import from_dict as strategy_from_dict
 from energon_lite.errors import (
     ConfigError,
     DatasetError,
@@ -158,4 +159,5 @@ __all__ = [
     "rebase_state",
     "segment_mask",
     "stateless",
+    "strategy_from_dict",
 ]

@@ -16,6 +16,7 @@ _CHOICES = {
     "algorithm": ["adamw", "sgd"],
     "reduce": ["last", "every"],
     "grad_dtype": ["float32", "parameter"],
+    "scale_rule": ["none", "linear", "sqrt"],
 }
 
 
@@ -29,6 +30,9 @@ class OptimizerConfig:
         warmup: steps until ``lr`` is reached.
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
         decay_share: of ``wsd``: which share of the run's steps, at its end, the learning rate goes down.
+        scale_rule: how the learning rate follows the tokens of a step, where these vary: ``linear``, ``sqrt`` or
+            ``none``; see :func:`energon_lite.learning_rate_scale`.
+        reference_tokens: tokens of the step for which ``lr`` was chosen; needed by ``scale_rule``.
         weight_decay: of matrices; norms and biases are not decayed.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
@@ -48,6 +52,8 @@ class OptimizerConfig:
     warmup: int = 10
     schedule: str = "cosine"
     decay_share: float = 0.2
+    scale_rule: str = "none"
+    reference_tokens: int = 0
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -79,5 +85,7 @@ class OptimizerConfig:
         require(
             positive, "bucket_size is below 1", "optimizer.bucket_size", "leave it out, or give a number of elements"
         )
+        known = self.scale_rule == "none" or self.reference_tokens >= 1
+        require(known, "scale_rule needs reference_tokens", "optimizer.reference_tokens", "e.g. 65536")
         plain_sgd = self.kind == "plain" and self.algorithm != "adamw"
         require(not plain_sgd, "the plain optimizer knows AdamW only", "optimizer.algorithm", "use kind: overlapped")

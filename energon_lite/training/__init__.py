@@ -43,6 +43,7 @@ from energon_lite.training.pipeline_schedule import pipeline_schedule
 from energon_lite.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.training.step import StepResult, evaluate, train_step
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from energon_lite.training.token_data import SequenceTaskEncoder, make_task_encoder
 
 __all__ = [
     "AdamW",
@@ -62,6 +63,7 @@ __all__ = [
     "RankGrid",
     "RopeScaling",
     "RowParallelLinear",
+    "SequenceTaskEncoder",
     "StepResult",
     "TrainConfig",
     "Trainer",
@@ -83,6 +85,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "make_optimizer",
+    "make_task_encoder",
     "new_parameter",
     "pipeline_schedule",
     "read_state",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -32,6 +34,10 @@ class DataConfig:
         max_samples_per_sequence: neighbours on disk that stay together before mixing; None for single samples.
         max_length: tokens of a row; a longer caption is cut, from a longer text a window is taken.
         tokenizer: a folder with ``tokenizer.json``, or that file; None for the bytes of UTF-8.
+        batching: how micro-batches are made by the tokens of their samples, as a strategy's document, for example
+            ``{strategy: best_fit, capacity: 4096}``; ``micro_batch_size`` has no meaning then. None: of equally many
+            samples.
+        length_column: the measured column that has the tokens of each sample, for ``batching``.
     """
 
     path: str
@@ -44,6 +50,8 @@ class DataConfig:
     max_length: int = 64
     share: str = "load"
     tokenizer: str | None = None
+    batching: Mapping[str, Any] | None = None
+    length_column: str = "length"
 
     def __post_init__(self) -> None:
         if self.share not in ("load", "broadcast"):

@@ -190,6 +190,10 @@ def _convert(wanted: Any, entry: _Entry, at: str) -> Any:
             return None
         (wanted,) = (arm for arm in typing.get_args(wanted) if arm is not type(None))
         return _convert(wanted, entry, at)
+    if typing.get_origin(wanted) is Mapping:
+        if not isinstance(value, dict):
+            raise entry.place.error("wrong value", at, expected="keys and values", found=_shown(value))
+        return _plain(entry)
     if typing.get_origin(wanted) is tuple:
         arms = typing.get_args(wanted)
         if arms[-1] is Ellipsis:
@@ -207,6 +211,13 @@ def _convert(wanted: Any, entry: _Entry, at: str) -> Any:
         return value
     expected = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}[wanted]
     raise entry.place.error("wrong value", at, expected=expected, found=_shown(value))
+
+
+def _plain(entry: _Entry) -> Any:
+    """A value without places, for somebody else to check."""
+    if isinstance(entry.value, dict):
+        return {key: _plain(child) for key, child in entry.value.items()}
+    return entry.value
 
 
 def _number(value: Any) -> float | None:

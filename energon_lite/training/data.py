@@ -126,6 +126,8 @@ class MultimodalBatch(Batch):
         loss_mask: float32 ``[rows, length]``, 1 where a label counts, 0 at padding.
         image: float32 ``[images, 3, height, width]`` in [0, 1].
         image_rows: int64 ``[images]``, the row each image belongs to.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins, where tokens keep its place;
+            None: it comes before the tokens of its row.
         documents: int64 ``[rows, length]``, which document of a packed row each token belongs to; None: one per row.
     """
 
@@ -134,6 +136,7 @@ class MultimodalBatch(Batch):
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    image_starts: torch.Tensor | None = None
     documents: torch.Tensor | None = None
 
 

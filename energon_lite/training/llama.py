@@ -24,7 +24,7 @@ from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
 from energon_lite.training.registry import make_norm, register_norm
 from energon_lite.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from energon_lite.training.vision import PatchEmbedding, put_prefix, shift_text, take_text
+from energon_lite.training.vision import PatchEmbedding, place_images, put_prefix, shift_text, take_text
 
 
 class ModelInput(Protocol):
@@ -32,8 +32,10 @@ class ModelInput(Protocol):
 
     ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
     counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
-    ``documents``: int64 ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token sees
-    those of its own document only. None: of its row.
+    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins, if tokens keep its place
+    there. None: it comes before its row, of which there is none with two images. ``documents``: int64
+    ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token sees those of its own
+    document only. None: of its row.
     """
 
     tokens: torch.Tensor
@@ -41,6 +43,7 @@ class ModelInput(Protocol):
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    image_starts: torch.Tensor | None
     documents: torch.Tensor | None
 
     def to(self, device: torch.device) -> ModelInput:
@@ -178,6 +181,7 @@ class LlamaModel(nn.Module):
         image: torch.Tensor,
         image_rows: torch.Tensor,
         documents: torch.Tensor | None = None,
+        image_starts: torch.Tensor | None = None,
     ) -> Stream:
         """This rank's positions of the rows, images first; see :class:`ModelInput` for the arguments.
 
@@ -193,13 +197,17 @@ class LlamaModel(nn.Module):
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
-            whole, _ = put_prefix(self.embed_tokens(tokens), self.vision(image), image_rows)
+            text, images = self.embed_tokens(tokens), self.vision(image)
+            if image_starts is None:
+                whole, _ = put_prefix(text, images, image_rows)
+                if documents is not None:
+                    documents = shift_text(documents, image_rows, prefix, before=documents[:, :1], behind=-1)
+            else:
+                whole = place_images(text, images, image_rows, image_starts)
             length = padded_length(whole.shape[1], mesh)
             hidden = own_positions(pad_rows(whole, length), mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
-            if documents is not None:
-                documents = shift_text(documents, image_rows, prefix, before=documents[:, :1], behind=-1)
         return Stream(hidden, None if documents is None else pad_rows(documents, length, -1))
 
     def blocks(self, chunk: int, stream: Stream) -> Stream:
@@ -225,7 +233,7 @@ class LlamaModel(nn.Module):
         """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
         logits = self.logits(stream)
         labels, counted = batch.labels, batch.loss_mask
-        if batch.image.shape[0]:
+        if batch.image.shape[0] and batch.image_starts is None:
             prefix, rows = self.config.prefix_length, batch.image_rows
             labels, counted = (shift_text(x, rows, prefix, before=0, behind=0) for x in (labels, counted))
         length = logits.shape[1] * self.mesh.cp
@@ -246,7 +254,7 @@ class LlamaModel(nn.Module):
         """
         if self.starts(chunk):
             assert batch is not None
-            received = self.embed(batch.tokens, batch.image, batch.image_rows, batch.documents)
+            received = self.embed(batch.tokens, batch.image, batch.image_rows, batch.documents, batch.image_starts)
         assert received is not None
         made = self.blocks(chunk, received)
         if not self.ends(chunk):

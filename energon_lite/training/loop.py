@@ -9,12 +9,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import (
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    learning_rate_scale,
+)
 from energon_lite.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.checkpointing.weights import load_weights
 from energon_lite.errors import TopologyError
@@ -23,11 +31,12 @@ from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.parallel.parameters import freeze
 from energon_lite.training.config import TrainerConfig
 from energon_lite.training.config_file import config_to_dict
-from energon_lite.training.data import MultimodalTaskEncoder, make_tokenizer
+from energon_lite.training.data import make_tokenizer
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
+from energon_lite.training.token_data import make_task_encoder
 
 #: Settings of ``train`` that change no step.
 HARMLESS = ("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops", "init_from")
@@ -122,15 +131,14 @@ class Trainer:
         fetched_now = [next(batches) for _ in range(self.micro_batches)]
         micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
-        lr = learning_rate(step - 1, self.config.train.steps, self.config.optimizer)
-        result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr)
+        result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=partial(self._learning_rate, step))
         seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "tokens": result.tokens,
-            "lr": lr,
+            "lr": result.lr,
             "seconds": seconds,
             "data_wait": fetched - began,
             "tokens_per_second": result.tokens / seconds,
@@ -196,29 +204,41 @@ class Trainer:
                 stages="ends",
                 share="broadcast" if data.share == "broadcast" else "load",
             )
-        encoder = MultimodalTaskEncoder(
-            max_length=data.max_length,
-            image_size=self.config.model.image_size,
-            training=training,
-            tokenizer=make_tokenizer(data.tokenizer, self.config.model.vocab_size),
-        )
+        model = self.config.model
+        common: dict[str, Any] = {
+            "worker_config": workers,
+            "task_encoder": make_task_encoder(
+                data,
+                image_size=model.image_size,
+                patch_size=model.patch_size,
+                training=training,
+                tokenizer=make_tokenizer(data.tokenizer, model.vocab_size),
+            ),
+            "batch_size": data.micro_batch_size,
+        }
+        if data.batching is not None:
+            common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
         if not training:
             return get_val_dataset(
                 data.val_path or data.path,
                 split_part="val",
-                worker_config=workers,
-                batch_size=data.micro_batch_size,
-                task_encoder=encoder,
+                **common,
             )
         return get_train_dataset(
             data.path,
             split_part="train",
-            worker_config=workers,
-            batch_size=data.micro_batch_size,
             shuffle_buffer_size=data.shuffle_buffer_size,
             max_samples_per_sequence=data.max_samples_per_sequence,
-            task_encoder=encoder,
+            **common,
         )
+
+    def _learning_rate(self, step: int, tokens: int) -> float:
+        settings = self.config.optimizer
+        lr = learning_rate(step - 1, self.config.train.steps, settings)
+        if settings.scale_rule == "none":
+            return lr
+        rule: Any = settings.scale_rule
+        return lr * learning_rate_scale(tokens, settings.reference_tokens, rule)
 
     def _metrics(self, stack: ExitStack, *, after: int) -> list[MetricsFile | TensorBoardFolder]:
         """Where this rank writes each step's metrics."""

@@ -8,7 +8,7 @@ number of tokens is known before the first backward pass, and gradients are only
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +28,13 @@ class StepResult:
         loss: mean loss of a token.
         tokens: number of tokens that the loss counted.
         grad_norm: global norm of the gradient before clipping.
+        lr: the learning rate.
     """
 
     loss: float
     tokens: int
     grad_norm: float
+    lr: float
 
 
 def train_step(
@@ -41,7 +43,7 @@ def train_step(
     micro_batches: Sequence[ModelInput | None],
     mesh: ParallelMesh,
     *,
-    lr: float,
+    lr: float | Callable[[int], float],
 ) -> StepResult:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -51,7 +53,7 @@ def train_step(
         micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
             equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
-        lr: the learning rate.
+        lr: the learning rate; or what it is for the number of tokens of the step.
     """
     tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
     optimizer.begin_step(len(micro_batches))
@@ -64,8 +66,9 @@ def train_step(
         after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
     )
     loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    grad_norm = optimizer.step(lr)
-    return StepResult(loss.item(), int(tokens.item()), grad_norm)
+    rate = lr(int(tokens.item())) if callable(lr) else lr
+    grad_norm = optimizer.step(rate)
+    return StepResult(loss.item(), int(tokens.item()), grad_norm, rate)
 
 
 @torch.no_grad()

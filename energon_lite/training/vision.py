@@ -86,6 +86,24 @@ def shift_text(
     return torch.where(has_image[:, None], with_image, shifted)
 
 
+def place_images(
+    text: torch.Tensor, images: torch.Tensor, image_rows: torch.Tensor, image_starts: torch.Tensor
+) -> torch.Tensor:
+    """Put each image's tokens over the ones that keep its place in a row; any number of images in a row.
+
+    Args:
+        text: ``[rows, length, hidden]``
+        images: ``[images, prefix, hidden]``
+        image_rows: int64 ``[images]``, the row of each image.
+        image_starts: int64 ``[images]``, the position in the row at which it begins.
+
+    Returns:
+        ``[rows, length, hidden]``
+    """
+    positions = image_starts[:, None] + torch.arange(images.shape[1], device=text.device)
+    return text.index_put((image_rows[:, None].expand_as(positions), positions), images)
+
+
 def take_text(states: torch.Tensor, has_image: torch.Tensor, prefix_length: int) -> torch.Tensor:
     """The inverse of :func:`put_prefix`: the text part of each row, ``[rows, length, hidden]``."""
     length = states.shape[1] - prefix_length

@@ -25,6 +25,7 @@ class Rows:
     image: torch.Tensor
     image_rows: torch.Tensor
     documents: torch.Tensor | None = None
+    image_starts: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
