@@ -4,8 +4,9 @@
 2. Train on four processes, as tensor parallel 2 x data parallel 2.
 3. Train again, kill one of the processes in the middle, start again: every loss is the same, to the last bit.
 4. Go on from a checkpoint of the first run as tensor parallel 1 x data parallel 4: the losses agree.
-5. Read the held-out digits with the trained model.
-6. Draw the losses and the digits.
+5. Do the first steps again in five other layouts, one for each axis and one with all: the losses agree.
+6. Read the held-out digits with the trained model.
+7. Draw the losses and the digits.
 
 Everything is made anew in ``demo-output``. The exit code is 1 if something is not as it should be.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from energon_lite.errors import EnergonLiteError
 from energon_lite.training import latest_checkpoint
-from examples.demo import blend, pictures, reading
+from examples.demo import blend, layout_picture, layouts, pictures, reading
 from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, compare, read_metrics, table
 from examples.demo.processes import KillWatcher
@@ -72,15 +73,18 @@ def main() -> int:
     with report.part(f"Go on from step {steps.resume} in another layout ({OTHER_LAYOUT})"):
         elsewhere = go_on_elsewhere(first, moved, steps)
         check_close(report, reference, elsewhere)
+    with report.part(f"Do the first {layouts.STEPS} steps in {len(layouts.LAYOUTS)} more layouts"):
+        beginnings = begin_in_layouts(report, reference, runs / "layouts")
     with report.part("Read the held-out digits"):
         readings = read(report, data / "digits", first)
     with report.part("Draw"):
-        report.pictures += [OUTPUT / "losses.png", OUTPUT / "digits.png"]
+        report.pictures += [OUTPUT / "losses.png", OUTPUT / "digits.png", OUTPUT / "layouts.png"]
         curves = pictures.Curves(
             reference, before, after, elsewhere, max(before), steps.resume, (LAYOUT, OTHER_LAYOUT), TOLERANCE
         )
         pictures.draw_losses(report.pictures[0], curves)
         pictures.draw_digits(report.pictures[1], readings)
+        layout_picture.draw_layouts(report.pictures[2], (LAYOUT, reference), beginnings, TOLERANCE)
     print(f"\n{report}")
     for failure in report.failures:
         print(f"The demo failed. {failure}", file=sys.stderr)
@@ -163,8 +167,21 @@ def check_close(report: Report, reference: Metrics, elsewhere: Metrics) -> None:
     report.check("losses in another layout", text, found.largest <= TOLERANCE)
 
 
+def begin_in_layouts(report: Report, reference: Metrics, folder: Path) -> dict[str, Metrics]:
+    """Part 5: the first steps in other layouts, compared with the first run's."""
+    found: dict[str, Metrics] = {}
+    for number, layout in enumerate(layouts.LAYOUTS):
+        metrics = layouts.train_in(layout, CONFIG, folder / str(number))
+        found[str(layout)] = metrics
+        same = compare(reference, metrics, metrics)
+        text = f"{layout.ranks} ranks, largest difference of {same.steps} steps {same.largest:.1e}"
+        report.check(f"losses as {layout}", f"{text}, allowed {TOLERANCE:.0e}", same.largest <= TOLERANCE)
+    print(table({LAYOUT: reference} | found, [1, layouts.STEPS // 2, layouts.STEPS]))
+    return found
+
+
 def read(report: Report, data: Path, run: Run) -> list[reading.Reading]:
-    """Part 5: let the trained model read."""
+    """Part 6: let the trained model read."""
     newest = latest_checkpoint(run.checkpoints)
     if newest is None:
         raise DemoError(f"There is no checkpoint in {run.checkpoints}.")

@@ -56,7 +56,7 @@ class Curves:
 
 def draw_losses(path: Path, curves: Curves) -> None:
     """Losses above, each on top of the others; below, how far they are from the uninterrupted run's."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(10, 7), sharex=True, height_ratios=[3, 1.3], layout="constrained"
     )
@@ -76,7 +76,7 @@ def draw_losses(path: Path, curves: Curves) -> None:
 
 def draw_digits(path: Path, readings: Sequence[Reading]) -> None:
     """All held-out digits, a row for each true digit, and under each what the model read."""
-    plt = _pyplot()
+    plt = pyplot()
     rows = [[one for one in readings if one.caption.endswith(f" {name}")] for name in NAMES]
     columns = max(len(row) for row in rows)
     # In units of pixels of the digits: a cell is a digit with a gap beside it, and room for a word below.
@@ -181,7 +181,7 @@ def _style(reading: Reading) -> dict[str, Any]:
     return {"color": _RED, "fontsize": 8, "weight": "bold"}
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """Pyplot that draws into files and needs no screen."""
     import matplotlib
 
