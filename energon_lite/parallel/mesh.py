@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -223,5 +224,21 @@ def _start_process_group() -> tuple[torch.device, bool]:
         torch.cuda.set_device(device)
     start = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if start:
-        dist.init_process_group("nccl" if on_gpu else "gloo")
+        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ))
     return device, start
+
+
+def _meeting_place(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Where the ranks meet: arguments of ``init_process_group``.
+
+    After a restart, torchrun's own store still has the addresses of the ranks that died, and new ones would look for
+    each other there (pytorch/pytorch#135712). So each attempt gets names of its own. Torchrun counts attempts for each
+    node by itself; with several nodes ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
+    """
+    attempt, world = environment.get("TORCHELASTIC_RESTART_COUNT", "0"), int(environment["WORLD_SIZE"])
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if attempt == "0" or not shared or environment.get("LOCAL_WORLD_SIZE") != str(world):
+        return {}
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = dist.PrefixStore(f"attempt-{attempt}", dist.TCPStore(host, port, world, is_master=False))
+    return {"store": store, "rank": int(environment["RANK"]), "world_size": world}
