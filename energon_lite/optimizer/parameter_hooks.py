@@ -40,7 +40,9 @@ def hook_parameters(
         own = [p for p in module.parameters(recurse=False) if p in parameters]
         compiled = module._compiled_call_impl is not None
         if module not in inside:
-            entered = [p for p in module.parameters() if p in parameters] if compiled else own
+            # Modules say of themselves if they use the parameters of their children without calling these.
+            whole = compiled or getattr(module, "reads_children", False)
+            entered = [p for p in module.parameters() if p in parameters] if whole else own
             _before_forward(module, entered, before_forward, compiled=compiled)
         if compiled:
             inside.update(module.modules())

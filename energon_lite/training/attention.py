@@ -30,7 +30,7 @@ from energon_lite.training.sequence import (
     runs_of_rank,
     whole_length,
 )
-from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 
 
 def sequence_part(
@@ -91,6 +91,7 @@ class Attention(nn.Module):
         self.head_dim = width
         self.function = find_attention(config.attention).function
         self.recompute = config.recompute == "selective"
+        self.reads_children = config.fuse_projections
 
         def column(features: int) -> ColumnParallelLinear:
             return ColumnParallelLinear(hidden, features, mesh, input_entered=True, std=config.init_std, dtype=dtype)
@@ -103,7 +104,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
         x = enter_parallel(x, self.group, sequence=self.sequence)
-        q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.reads_children)
+        q, k, v = (self._heads(features) for features in made)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         # Keys and values side by side, so that they are gathered at once.
         k, v = gather_positions(torch.cat([k, v], dim=-1), part.mesh).chunk(2, dim=-1)

@@ -132,6 +132,8 @@ class ModelConfig:
             the square of a row's length, in attention; Korthikanti et al., arXiv:2205.05198) or ``full`` (all but the
             input of each block; Chen et al., arXiv:1604.06174).
         compile: compile each block with ``torch.compile``.
+        fuse_projections: queries, keys and values as one matrix product, and gate and up as one.
+        loss_chunk: tokens whose logits exist at a time; 0: all of a micro-batch.
     """
 
     hidden_size: int = 96
@@ -153,6 +155,8 @@ class ModelConfig:
     attention: str = "sdpa"
     recompute: str = "none"
     compile: bool = False
+    fuse_projections: bool = False
+    loss_chunk: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -185,6 +189,7 @@ class ModelConfig:
         )
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}", at="model.dtype", choices=list(DTYPES))
+        require(self.loss_chunk >= 0, "loss_chunk is negative", "model.loss_chunk", "use 0 for all tokens at once")
         if self.recompute not in RECOMPUTE:
             what = f"cannot recompute {self.recompute!r}"
             raise ConfigError(what, at="model.recompute", choices=list(RECOMPUTE), suggest_for=self.recompute)

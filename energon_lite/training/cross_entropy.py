@@ -10,38 +10,70 @@ import torch.distributed as dist
 from energon_lite.parallel.mesh import ParallelMesh
 
 
+def softmax_and_loss(
+    logits: torch.Tensor, labels: torch.Tensor, first: int, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This rank's columns of the softmax, and the loss of each token; no gradient flows.
+
+    Args:
+        logits: ``[..., vocabulary / tp]``, this rank's columns.
+        labels: ``[...]``, int64.
+        first: this rank's first column in the whole vocabulary.
+        group: the tensor-parallel ranks.
+
+    Returns:
+        The softmax; for each token the column of its label, and whether that is on this rank; the losses. At least in
+        float32.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    top = logits.amax(dim=-1)
+    if group is not None:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - top.unsqueeze(-1)
+
+    column = labels - first
+    mine = (column >= 0) & (column < logits.shape[-1])
+    column = column.masked_fill(~mine, 0)
+    picked = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
+    exponentials = shifted.exp_()
+    sums = torch.stack([exponentials.sum(dim=-1), picked])
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    return exponentials.div_(sums[0].unsqueeze(-1)), column, mine, sums[0].log() - sums[1]
+
+
+def subtract_right(grad: torch.Tensor, column: torch.Tensor, mine: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Take each token's weight off the gradient at its label, in place: ``[..., vocabulary / tp]``."""
+    # One entry per row, so plain indexing is exact and the same every time (scatter_add would not be, on a GPU).
+    rows = torch.arange(mine.numel(), device=grad.device)
+    flat, columns = grad.view(-1, grad.shape[-1]), column.reshape(-1)
+    flat[rows, columns] = flat[rows, columns] - (weights * mine).reshape(-1)
+    return grad
+
+
+def mask_padding(logits: torch.Tensor, first: int, vocab_size: int | None) -> torch.Tensor:
+    """Leave columns behind the real vocabulary out of the softmax."""
+    width = logits.shape[-1]
+    if vocab_size is None or first + width <= vocab_size:
+        return logits
+    padding = torch.arange(first, first + width, device=logits.device) >= vocab_size
+    return logits.masked_fill(padding, float("-inf"))
+
+
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, group: dist.ProcessGroup | None
     ) -> torch.Tensor:
-        # At least float32 for the exponentials and their sum, whatever the model computes in.
         ctx.logits_dtype = logits.dtype
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        top = logits.amax(dim=-1)
-        if group is not None:
-            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-        shifted = logits - top.unsqueeze(-1)
-
-        column = labels - first
-        mine = (column >= 0) & (column < logits.shape[-1])
-        column = column.masked_fill(~mine, 0)
-        picked = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
-        exponentials = shifted.exp_()
-        sums = torch.stack([exponentials.sum(dim=-1), picked])
-        if group is not None:
-            dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), column, mine)
-        return sums[0].log() - sums[1]
+        softmax, column, mine, losses = softmax_and_loss(logits, labels, first, group)
+        ctx.save_for_backward(softmax, column, mine)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         softmax, column, mine = ctx.saved_tensors
-        grad = softmax * grads[0].unsqueeze(-1)
-        # One entry per row, so plain indexing is exact and the same every time (scatter_add would not be, on a GPU).
-        rows = torch.arange(mine.numel(), device=grad.device)
-        flat, columns = grad.view(-1, grad.shape[-1]), column.reshape(-1)
-        flat[rows, columns] = flat[rows, columns] - (grads[0] * mine).reshape(-1)
+        grad = subtract_right(softmax * grads[0].unsqueeze(-1), column, mine, grads[0])
         return grad.to(ctx.logits_dtype), None, None, None
 
 
@@ -60,10 +92,7 @@ def vocab_parallel_cross_entropy(
     Returns:
         ``[...]``, equal on all tensor-parallel ranks.
     """
-    width = logits.shape[-1]
-    first = mesh.rank("tp") * width
-    if vocab_size is not None and first + width > vocab_size:
-        padding = torch.arange(first, first + width, device=logits.device) >= vocab_size
-        logits = logits.masked_fill(padding, float("-inf"))
+    first = mesh.rank("tp") * logits.shape[-1]
+    logits = mask_padding(logits, first, vocab_size)
     loss: torch.Tensor = _VocabParallelCrossEntropy.apply(logits, labels, first, mesh.group("tp"))
     return loss

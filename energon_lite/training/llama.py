@@ -21,9 +21,15 @@ from energon_lite.parallel.rank_grid import layers_of_stages
 from energon_lite.training.attention import Attention, sequence_part
 from energon_lite.training.config import ModelConfig
 from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
+from energon_lite.training.output_layer import OutputLayer
 from energon_lite.training.registry import make_norm, register_norm
 from energon_lite.training.sequence import SequencePart, own_positions, pad_rows, padded_length
-from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from energon_lite.training.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    project,
+)
 from energon_lite.training.vision import PatchEmbedding, place_images, put_prefix, shift_text, take_text
 
 
@@ -86,13 +92,15 @@ class FeedForward(nn.Module):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
         self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.reads_children = config.fuse_projections
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = enter_parallel(x, self.group, sequence=self.sequence)
-        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
+        out: torch.Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 
@@ -148,9 +156,10 @@ class LlamaModel(nn.Module):
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
         self.norm = make_norm(config, mesh) if last else None
-        self.lm_head: ColumnParallelLinear | None = None
+        self.lm_head: OutputLayer | None = None
         if last:
-            self.lm_head = ColumnParallelLinear(hidden, rows, mesh, input_entered=True, std=std, dtype=dtype)
+            sizes = {"vocab_size": config.vocab_size, "chunk": config.loss_chunk}
+            self.lm_head = OutputLayer(hidden, rows, mesh, **sizes, compiled=config.compile, std=std, dtype=dtype)
             if tied and self.embed_tokens is not None:
                 self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
@@ -224,20 +233,24 @@ class LlamaModel(nn.Module):
 
     def logits(self, stream: Stream) -> torch.Tensor:
         """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
-        assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
-        x = enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
-        logits: torch.Tensor = self.lm_head(x)
+        assert self.lm_head is not None  # only where a chunk ends
+        logits: torch.Tensor = self.lm_head(self._normed(stream))
         return logits
 
     def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
         """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
-        logits = self.logits(stream)
+        assert self.lm_head is not None  # only where a chunk ends
+        x = self._normed(stream)
         labels, counted = batch.labels, batch.loss_mask
         if batch.image.shape[0] and batch.image_starts is None:
             prefix, rows = self.config.prefix_length, batch.image_rows
             labels, counted = (shift_text(x, rows, prefix, before=0, behind=0) for x in (labels, counted))
-        length = logits.shape[1] * self.mesh.cp
+        length = x.shape[1] * self.mesh.cp
         labels, counted = (own_positions(pad_rows(x, length), self.mesh) for x in (labels, counted))
+        if self.config.loss_chunk:
+            loss: torch.Tensor = self.lm_head(x, labels, counted)
+            return loss
+        logits = self.lm_head(x)
         losses = vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.config.vocab_size)
         return (losses * counted).sum()
 
@@ -297,6 +310,10 @@ class LlamaModel(nn.Module):
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, image, image_rows), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
+
+    def _normed(self, stream: Stream) -> torch.Tensor:
+        assert self.norm is not None  # only where a chunk ends
+        return enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
 
     def _whole_pipeline(self) -> None:
         if self.mesh.pp > 1:

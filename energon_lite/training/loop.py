@@ -293,7 +293,7 @@ def _until_sigterm() -> Iterator[threading.Event]:
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
     """What differs between two configurations, but for settings that change no step."""
     harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share"}
-    harmless |= {"model.recompute", "model.compile"}
+    harmless |= {"model.recompute", "model.compile", "model.fuse_projections", "model.loss_chunk"}
     harmless |= {f"train.{name}" for name in HARMLESS}
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)

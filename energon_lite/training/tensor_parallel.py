@@ -6,6 +6,8 @@ If the mesh says so (:attr:`ParallelMesh.sequence_cut`), what comes in and goes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,6 +63,19 @@ class ColumnParallelLinear(nn.Module):
             x = enter_parallel(x, self.group, sequence=self.sequence)
         y = F.linear(x, self.weight, self.bias)
         return gather_parallel(y, self.group) if self.gather_output else y
+
+
+def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: bool) -> Sequence[torch.Tensor]:
+    """Several layers of one input that has been entered; ``fused``: as one matrix product.
+
+    The weights are put together for each call, which costs a copy of them and saves launches and passes over ``x``.
+    They stay parameters of their own, with names and checkpoints as ever. The calling module sets ``reads_children``,
+    so that whoever replaces weights behind the computation has done so before it is called.
+    """
+    if not fused:
+        return [layer(x) for layer in layers]
+    weights = [layer.weight for layer in layers]
+    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 
 
 class RowParallelLinear(nn.Module):

@@ -328,6 +328,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     scaled=st.booleans(),
     recompute=st.sampled_from(["none", "selective", "full"]),
     frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
+    fused=st.booleans(),
+    loss_chunk=st.sampled_from([0, 0, 1, 5, 1000]),
     optimizer=st.sampled_from(["plain", "last", "every"]),
     bucket_size=st.sampled_from([1, 400, 1500, None]),
     seed=st.integers(0, 1000),
@@ -341,13 +343,21 @@ def test_features_in_any_combination(
     scaled: bool,
     recompute: str,
     frozen: set[str],
+    fused: bool,
+    loss_chunk: int,
     optimizer: str,
     bucket_size: int | None,
     seed: int,
 ) -> None:
     scaling = RopeScaling(4.0, 0.1, 1.5, 6) if scaled else None
     config = dataclasses.replace(
-        BASE, tie_embeddings=tied, num_kv_heads=kv_heads, rope_scaling=scaling, recompute=recompute
+        BASE,
+        tie_embeddings=tied,
+        num_kv_heads=kv_heads,
+        rope_scaling=scaling,
+        recompute=recompute,
+        fuse_projections=fused,
+        loss_chunk=loss_chunk,
     )
     fixed = tuple(sorted(frozen))
     steps = make_steps(tuple(kinds), seed)[:2]
