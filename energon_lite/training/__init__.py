@@ -40,12 +40,14 @@ from energon_lite.training.llama import LlamaModel
 from energon_lite.training.loop import Trainer
 from energon_lite.training.pipeline import run_pipeline
 from energon_lite.training.pipeline_schedule import pipeline_schedule
+from energon_lite.training.presets import PRESETS, model_preset
 from energon_lite.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.training.step import StepResult, evaluate, train_step
 from energon_lite.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from energon_lite.training.token_data import SequenceTaskEncoder, make_task_encoder
 
 __all__ = [
+    "PRESETS",
     "AdamW",
     "ByteTokenizer",
     "CheckpointSaver",
@@ -86,6 +88,7 @@ __all__ = [
     "load_weights",
     "make_optimizer",
     "make_task_encoder",
+    "model_preset",
     "new_parameter",
     "pipeline_schedule",
     "read_state",

@@ -233,6 +233,7 @@ class TrainConfig:
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
+        profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
         deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
     """
 
@@ -246,9 +247,12 @@ class TrainConfig:
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
     peak_tflops: float | None = None
+    profile: tuple[int, int] | None = None
     deterministic: bool = True
 
     def __post_init__(self) -> None:
+        window = self.profile is None or 1 <= self.profile[0] <= self.profile[1]
+        require(window, "profile is no window of steps", "train.profile", "give e.g. [5, 6]")
         peak = self.peak_tflops is None or self.peak_tflops > 0
         require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
         for name, least in (("steps", 1), ("keep", 1), ("log_every", 1), ("save_every", 0), ("eval_every", 0)):

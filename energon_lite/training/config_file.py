@@ -14,6 +14,7 @@ import yaml
 
 from energon_lite.errors import ConfigError
 from energon_lite.training.config import ModelConfig, TrainerConfig
+from energon_lite.training.presets import PRESETS
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     _resolve_paths(root, os.path.dirname(file))
     for override in overrides:
         _override(root, override)
+    _apply_preset(root)
     return _build(TrainerConfig, root, "")
 
 
@@ -83,7 +85,9 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    return _build(TrainerConfig, _entry_of(values), "")
+    root = _entry_of(values)
+    _apply_preset(root)
+    return _build(TrainerConfig, root, "")
 
 
 def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
@@ -105,6 +109,7 @@ def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     values["optimizer"]["betas"] = list(config.optimizer.betas)
     values["train"]["freeze"] = list(config.train.freeze)
+    values["train"]["profile"] = None if config.train.profile is None else list(config.train.profile)
     return values
 
 
@@ -134,6 +139,19 @@ def _resolve_paths(root: _Entry, folder: str) -> None:
         entry = data.value.get(name)
         if entry is not None and isinstance(entry.value, str) and "://" not in entry.value:
             data.value[name] = _Entry(os.path.join(folder, os.path.expanduser(entry.value)), entry.place)
+
+
+def _apply_preset(root: _Entry) -> None:
+    """Put the values that ``model.preset`` stands for below those that are given."""
+    model = root.value.get("model")
+    if model is None or not isinstance(model.value, dict) or "preset" not in model.value:
+        return
+    preset = model.value.pop("preset")
+    if preset.value not in PRESETS:
+        what = f"there is no preset {preset.value!r}"
+        raise preset.place.error(what, "model.preset", choices=list(PRESETS), suggest_for=str(preset.value))
+    for key, value in PRESETS[preset.value].items():
+        model.value.setdefault(key, _Entry(value, preset.place))
 
 
 def _override(root: _Entry, override: str) -> None:

@@ -34,12 +34,16 @@ from energon_lite.training.config_file import config_to_dict
 from energon_lite.training.data import make_tokenizer
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
+from energon_lite.training.profiling import ProfileWindow
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 from energon_lite.training.token_data import make_task_encoder
 
 #: Settings of ``train`` that change no step.
-HARMLESS = ("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops", "init_from")
+HARMLESS = (
+    *("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops"),
+    *("init_from", "profile"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +87,7 @@ class Trainer:
         self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
         self.checkpoints = f"{config.output}/checkpoints"
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=config.train.keep)
+        self.profile = ProfileWindow(config.train.profile, f"{config.output}/profile", self.mesh)
         given = config.train.peak_tflops
         self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
 
@@ -131,7 +136,9 @@ class Trainer:
         fetched_now = [next(batches) for _ in range(self.micro_batches)]
         micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
-        result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=partial(self._learning_rate, step))
+        lr = partial(self._learning_rate, step)
+        with self.profile.step(step) as record:
+            result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
         seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
@@ -184,6 +191,7 @@ class Trainer:
         for loader in (self.loader, self.val_loader):
             if loader is not None:
                 loader.close()
+        self.profile.close()
         self.mesh.close()
 
     def __enter__(self) -> Trainer:

@@ -20,6 +20,8 @@ from energon_lite.training.llama import LlamaModel, ModelInput, Stream
 from energon_lite.training.pipeline_schedule import Action, pipeline_schedule
 from energon_lite.training.sequence import whole_length
 
+#: Told of each pass: what it was, and the seconds at which it began and ended.
+Record = Callable[[Action, float, float], None]
 #: Rows, positions, width, whether documents follow, and the fingerprint of the tokens.
 _HEADER = 5
 
@@ -100,7 +102,7 @@ def run_pipeline(
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
     after_backward: Callable[[int], None] | None = None,
-    record: Callable[[Action, float, float], None] | None = None,
+    record: Record | None = None,
 ) -> torch.Tensor:
     """Forward and, if wanted, backward passes of a step; gradients are added to ``parameter.grad``.
 
@@ -145,7 +147,7 @@ class _Stage:
         model: LlamaModel,
         micro_batches: Sequence[ModelInput | None],
         divisor: torch.Tensor | float,
-        record: Callable[[Action, float, float], None] | None,
+        record: Record | None,
     ):
         self.model, self.micro_batches, self.record = model, micro_batches, record
         self.divisor = torch.as_tensor(divisor, device=model.mesh.device)
@@ -173,7 +175,7 @@ class _Stage:
             return
         if received is not None:
             received.hidden.requires_grad_(keep)
-        began = time.perf_counter()
+        began = self._now()
         made = model.run_chunk(chunk, batch, received)
         if isinstance(made, Stream):
             self._note(action, began)
@@ -193,7 +195,7 @@ class _Stage:
             return  # it was empty
         received, made = held
         gradient = None if self.model.ends(action.chunk) else self.wire.receive_gradient(made)
-        began = time.perf_counter()
+        began = self._now()
         # With frozen parameters it may be that nothing before here learns.
         if made.requires_grad:
             made.backward(gradient)
@@ -214,7 +216,13 @@ class _Stage:
 
     def _note(self, action: Action, began: float) -> None:
         if self.record is not None:
-            self.record(action, began, time.perf_counter())
+            self.record(action, began, self._now())
+
+    def _now(self) -> float:
+        """Seconds; if somebody wants to know them, those at which all of the work so far is done."""
+        if self.record is not None and self.model.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self.model.mesh.device)
+        return time.perf_counter()
 
 
 def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from energon_lite.optimizer.plain_optimizer import Optimizer
 from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.training.llama import LlamaModel, ModelInput
-from energon_lite.training.pipeline import run_pipeline
+from energon_lite.training.pipeline import Record, run_pipeline
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def train_step(
     mesh: ParallelMesh,
     *,
     lr: float | Callable[[int], float],
+    record: Record | None = None,
 ) -> StepResult:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -54,6 +55,7 @@ def train_step(
             equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
         lr: the learning rate; or what it is for the number of tokens of the step.
+        record: see :func:`run_pipeline`.
     """
     tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
     optimizer.begin_step(len(micro_batches))
@@ -64,6 +66,7 @@ def train_step(
         micro_batches,
         divisor=tokens.clamp(min=1.0),
         after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
+        record=record,
     )
     loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
     rate = lr(int(tokens.item())) if callable(lr) else lr

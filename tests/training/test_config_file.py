@@ -10,6 +10,7 @@ import pytest
 from energon_lite.errors import ConfigError
 from energon_lite.training.config import DataConfig, ModelConfig, OptimizerConfig, RopeScaling, TrainerConfig
 from energon_lite.training.config_file import config_from_dict, config_to_dict, load_config
+from energon_lite.training.presets import model_preset
 
 GOOD = """\
 seed: 3
@@ -162,3 +163,30 @@ def test_the_example_is_a_valid_configuration() -> None:
     root = Path(__file__).parents[2]
     for path in sorted((root / "examples/configs").glob("*.yaml")):
         load_config(path)
+
+
+def test_a_preset_is_a_shape_that_other_keys_change(good: Path) -> None:
+    config = load_config(good, ["model.preset=1.1B", "model.num_layers=2"])
+    assert (config.model.hidden_size, config.model.num_layers, config.model.num_kv_heads) == (2048, 2, 4)
+    assert config_from_dict(config_to_dict(config)) == config
+    assert model_preset("1.1B", num_layers=2) == config.model
+    with pytest.raises(ConfigError, match="no preset '1B'"):
+        load_config(good, ["model.preset=1B"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("160M", 162.4e6), ("1.1B", 1.10e9), ("7B", 6.74e9), ("13B", 13.0e9), ("70B", 69.0e9)]
+)
+def test_presets_have_the_size_of_their_name(name: str, parameters: float) -> None:
+    shape = model_preset(name)
+    heads = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.kv_heads)
+    layer = heads + 3 * shape.hidden_size * shape.ffn_size
+    assert shape.num_layers * layer + 2 * shape.vocab_size * shape.hidden_size == pytest.approx(parameters, rel=0.01)
+
+
+def test_a_strategy_of_batches_is_a_document(good: Path) -> None:
+    config = load_config(good, ["data.batching={strategy: best_fit, capacity: 64}", "data.batching.open_bins=4"])
+    assert config.data.batching == {"strategy": "best_fit", "capacity": 64, "open_bins": 4}
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    with pytest.raises(ConfigError, match="expected keys and values"):
+        load_config(good, ["data.batching=best_fit"])
