@@ -155,6 +155,43 @@ def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor
     return (same & same.new_ones(length, end).tril(start))[:, None]
 
 
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """Each document of a packed row by itself, so a row costs the squares of its documents' lengths, not of its own.
+
+    For processors, where a call costs little beside its work; on a GPU, ``flex`` does all documents at once.
+    """
+    if run.mask is None:
+        return sdpa(q, k, v, run)
+    rows = []
+    for row, segments in enumerate(run.mask):
+        queries, keys, values = (x[row : row + 1] for x in (q, k, v))
+        parts = [
+            sdpa(
+                queries[:, :, first - run.start : last - run.start],
+                keys[:, :, begin:last],
+                values[:, :, begin:last],
+                Run(first - begin, last - first),
+            )
+            for begin, first, last in segments
+        ]
+        rows.append(torch.cat(parts, dim=2))
+    return torch.cat(rows)
+
+
+def document_segments(documents: torch.Tensor, start: int, length: int) -> list[list[tuple[int, int, int]]]:
+    """For each row, the documents among the queries: where each begins in the row, its first query, and its end here.
+
+    The tokens of a document are neighbours.
+    """
+    found = []
+    for row in documents.tolist():
+        begins = [at for at in range(len(row)) if at == 0 or row[at] != row[at - 1]]
+        spans = zip(begins, [*begins[1:], len(row)], strict=True)
+        inside = [(begin, max(begin, start), min(end, start + length)) for begin, end in spans]
+        found.append([(begin, first, last) for begin, first, last in inside if first < last])
+    return found
+
+
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
     mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
@@ -183,4 +220,5 @@ def _flex(compiled: bool) -> Any:
 
 
 register_attention("sdpa", sdpa, dense_mask)
+register_attention("varlen", varlen, document_segments)
 register_attention("flex", flex, block_mask)

@@ -127,7 +127,7 @@ class ModelConfig:
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
-            :func:`register_attention`); there are ``rms_norm``, and ``sdpa`` and ``flex``.
+            :func:`register_attention`); there are ``rms_norm``, and ``sdpa``, ``varlen`` and ``flex``.
         recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (what grows with
             the square of a row's length, in attention; Korthikanti et al., arXiv:2205.05198) or ``full`` (all but the
             input of each block; Chen et al., arXiv:1604.06174).

@@ -184,7 +184,7 @@ def test_names_that_nobody_registered() -> None:
     mesh = build_mesh()
     with pytest.raises(Exception, match="did you mean 'rms_norm'"):
         LlamaModel(dataclasses.replace(BASE, norm="rmsnorm"), mesh)
-    with pytest.raises(Exception, match="use one of: sdpa, flex"):
+    with pytest.raises(Exception, match="use one of: sdpa, varlen, flex"):
         LlamaModel(dataclasses.replace(BASE, attention="ring"), mesh)
 
 

@@ -329,6 +329,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     recompute=st.sampled_from(["none", "selective", "full"]),
     frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
     fused=st.booleans(),
+    attention=st.sampled_from(["sdpa", "varlen"]),
     loss_chunk=st.sampled_from([0, 0, 1, 5, 1000]),
     optimizer=st.sampled_from(["plain", "last", "every"]),
     bucket_size=st.sampled_from([1, 400, 1500, None]),
@@ -344,6 +345,7 @@ def test_features_in_any_combination(
     recompute: str,
     frozen: set[str],
     fused: bool,
+    attention: str,
     loss_chunk: int,
     optimizer: str,
     bucket_size: int | None,
@@ -357,6 +359,7 @@ def test_features_in_any_combination(
         rope_scaling=scaling,
         recompute=recompute,
         fuse_projections=fused,
+        attention=attention,
         loss_chunk=loss_chunk,
     )
     fixed = tuple(sorted(frozen))
