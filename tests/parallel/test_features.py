@@ -28,7 +28,7 @@ from test_parity import (
 from energon_lite.errors import UsageError
 from energon_lite.optimizer.plain_optimizer import make_optimizer
 from energon_lite.parallel.mesh import build_mesh
-from energon_lite.training.attention import sdpa
+from energon_lite.training.attention import document_segments, sdpa
 from energon_lite.training.config import ModelConfig, OptimizerConfig
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.pipeline import run_pipeline
@@ -50,6 +50,9 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "one head each": (PACKED, (), {"num_kv_heads": None}),
     "selective recomputation": (PACKED, (), {"recompute": "selective"}),
     "full recomputation": (PACKED, (), {"recompute": "full"}),
+    "fused projections": (PACKED, ("layers.1.self_attn.k_proj.weight",), {"fuse_projections": True}),
+    "loss in chunks": (TEXT, (), {"loss_chunk": 4, "tie_embeddings": True}),
+    "loss in chunks, frozen": (PACKED, ("lm_head.weight",), {"loss_chunk": 7, "fuse_projections": True}),
     "rows of other lengths": (("image", "text", "empty", "packed"), (), {"tie_embeddings": True}),
 }
 
@@ -212,6 +215,21 @@ def test_flex_attention_sees_what_sdpa_sees(run_ranks: RunRanks) -> None:
     for layout in (Layout(), Layout(cp=2)):
         for found in run_ranks(layout.world, lambda rank, where=layout: loss(rank, "flex", where)):  # type: ignore[misc]
             assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(cp=2), Layout(tp=2, pp=2, sp=True)], ids=str)
+def test_attention_by_documents_makes_the_same_run(run_ranks: RunRanks, layout: Layout) -> None:
+    steps = make_steps(("packed", "packed image", "mixed"))[:2]
+    alone = run_ranks(1, lambda rank: train_on(BASE, steps, Layout()))[0]
+    plain = PlainRun(alone.losses, alone.norms, alone.end)
+    config = dataclasses.replace(BASE, attention="varlen")
+    assert_same(run_ranks(layout.world, lambda rank: train_on(config, steps, layout)), plain, 1e-10)
+
+
+def test_the_segments_of_documents_cover_the_queries_once() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, -1, -1]])
+    assert document_segments(documents, 0, 6) == [[(0, 0, 2), (2, 2, 5), (5, 5, 6)], [(0, 0, 4), (4, 4, 6)]]
+    assert document_segments(documents, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, sp=True)], ids=str)

@@ -27,6 +27,18 @@ CONFIGS = {
 }
 
 
+def packed_arguments(rows: Rows) -> dict[str, torch.Tensor]:
+    """Documents as they want them: a mask that is added to scores, and positions that begin again."""
+    if rows.documents is None:
+        return {}
+    length = rows.tokens.shape[1]
+    same = rows.documents[:, :, None] == rows.documents[:, None, :]
+    seen = same & torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    # How many earlier tokens each sees, itself left out.
+    return {"attention_mask": mask[:, None], "position_ids": seen.sum(-1) - 1}
+
+
 def huggingface_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]) -> PlainRun:
     """Their model, torch's optimizer and clipping; the loss over all tokens of a step."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -52,6 +64,7 @@ def huggingface_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]
             tie_word_embeddings=config.tie_embeddings,
             rope_parameters=rope,
             max_position_embeddings=64,
+            attn_implementation="eager",
         )
     )
     named = dict(model.named_parameters())
@@ -73,7 +86,7 @@ def huggingface_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]
         tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
         total = 0.0
         for rows in micro_batches:
-            logits = model(input_ids=rows.tokens).logits
+            logits = model(input_ids=rows.tokens, **packed_arguments(rows)).logits
             each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows.labels, reduction="none")
             loss = (each * rows.loss_mask).sum() / tokens
             loss.backward()
@@ -87,16 +100,36 @@ def huggingface_run(config: ModelConfig, start: Weights, steps: list[list[Rows]]
     return PlainRun(losses, norms, {name.removeprefix("model."): p.detach() for name, p in named.items()})
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_layouts_make_their_run(run_ranks: RunRanks, name: str) -> None:
-    config = CONFIGS[name]
-    steps = make_steps(("text",) * 4)
+#: Micro-batches; in the second, one of two or four data-parallel ranks has no token that counts.
+KINDS = {"texts": ("text",) * 4, "packed": ("packed", "text", "nothing", "packed")}
+#: Settings that change no number.
+EXTRAS: dict[str, dict[str, Any]] = {
+    "texts": {},
+    "packed": {"recompute": "full", "fuse_projections": True, "loss_chunk": 5, "attention": "varlen"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("grouped heads, untied", "packed"),
+        ("Llama 3 scaling, tied", "texts"),
+        pytest.param("grouped heads, untied", "texts", marks=pytest.mark.nightly),
+        pytest.param("Llama 3 scaling, tied", "packed", marks=pytest.mark.nightly),
+    ],
+)
+def test_layouts_make_their_run(run_ranks: RunRanks, name: str, kinds: str) -> None:
+    config = dataclasses.replace(CONFIGS[name], **EXTRAS[kinds])
+    made = make_steps(KINDS[kinds])
+    steps = [[dataclasses.replace(r, image=r.image[:0], image_rows=r.image_rows[:0]) for r in step] for step in made]
     layouts = [
         Layout(),
         Layout(dp=2, tp=2, sp=True),
         Layout(dp=2, cp=2),
         Layout(tp=2, pp=2),
         Layout(pp=2, virtual=2),
+        Layout(dp=4),
+        Layout(tp=2, pp=2, cp=2),
     ]
     theirs: PlainRun | None = None
     for layout in layouts:
