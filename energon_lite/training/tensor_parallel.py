@@ -74,7 +74,7 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     """
     if not fused:
         return [layer(x) for layer in layers]
-    weights = [layer.weight for layer in layers]
+    weights: list[torch.Tensor] = [layer.weight for layer in layers]
     return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 
 
