@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from energon_lite.loading.pipeline import Failure, Mark, Outcome
+from collections.abc import Sequence
 
-__all__ = ["ChunkLog"]
+from energon_lite.loading.pipeline import Address, Failure, Mark, Outcome
 
+__all__ = ["ChunkLog", "Origins"]
+
+#: Addresses of samples, as far as they are known.
+Origins = Sequence[Address | None]
 Reading = tuple[int, int, int, int]
 
 
@@ -34,10 +38,10 @@ class ChunkLog:
         else:  # a position whose results began in the buffer before this one belongs to that buffer
             self.at = (self.buffer[0], self.buffer[1] if unit > self.buffer[0] else 0, 0, 0)
 
-    def fail(self, failure: Failure, times: int = 1) -> None:
-        """So many samples were skipped, failed, or were dropped."""
+    def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
+        """These samples were skipped, failed, or were dropped."""
         if self.at >= self._told:
-            self._outcomes += [failure] * times
+            self._outcomes += [failure.at(origin) for origin in origins]
 
     def mark(self, mark: Mark, times: int) -> None:
         """Something befell so many samples that are delivered all the same."""
@@ -49,10 +53,10 @@ class ChunkLog:
         if self._outcomes and isinstance(self._outcomes[-1], Failure):
             self._outcomes.append(Mark.FINE)
 
-    def take(self, samples: int) -> list[Outcome]:
-        """All outcomes since the last time, and those of so many samples that are delivered now."""
+    def take(self, origins: Origins = ()) -> list[Outcome]:
+        """All outcomes since the last time, and those of the samples that are delivered now."""
         outcomes, self._outcomes = self._outcomes, []
-        return outcomes + [None] * samples
+        return outcomes + [None if origin is None else origin[0] for origin in origins]
 
     def __bool__(self) -> bool:
         return bool(self._outcomes)

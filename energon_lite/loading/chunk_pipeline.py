@@ -10,13 +10,13 @@ samples of its buffer (up to the selection), a batch of a group the whole chunk.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.chunk_job import START, ChunkJob, Made, Place
-from energon_lite.loading.chunk_log import ChunkLog, Reading
+from energon_lite.loading.chunk_log import ChunkLog, Origins, Reading
 from energon_lite.loading.chunk_samples import ChunkSamples, Item, dropped, numbered
 from energon_lite.loading.pipeline import Result, set_restore_key
 from energon_lite.task_encoder import HookContext, hook_context
@@ -73,7 +73,7 @@ class ChunkPipeline(ChunkSamples):
             yield made
             after = made.after
         if log or after is not None:
-            yield Made(None, log.take(0), is_batch=False)
+            yield Made(None, log.take(), is_batch=False)
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class ChunkPipeline(ChunkSamples):
         for item in self.items(job, log):
             if self.hooks.packs:
                 set_restore_key(item.value, _key(job, Place(*item.start)))
-            yield Made(item.value, log.take(item.weight), Place(*item.after))
+            yield Made(item.value, log.take(item.origins), Place(*item.after))
 
     def _batched(self, job: ChunkJob, log: ChunkLog) -> Iterator[Made]:
         first = job.first
@@ -91,14 +91,14 @@ class ChunkPipeline(ChunkSamples):
                 continue  # only with groups: delivered, and needed only to know what is in the others
             reading = (0, 0, 0, 0) if self.hooks.whole_chunks else bundle.items[0].start
             batches = self._batches_of(bundle, job, log)
-            weight = sum(item.weight for item in bundle.items)
+            origins = _origins(bundle.items)
             for sub, batch in enumerate(batches):
                 if bundle.number == first.bundle and sub < first.sub:
-                    weight = 0
+                    origins = ()
                     continue
                 set_restore_key(batch, _key(job, Place(*reading, bundle.number, sub)))
-                yield Made(batch, log.take(weight), _after(bundle, reading, sub, len(batches)), rows=len(bundle.items))
-                weight = 0
+                yield Made(batch, log.take(origins), _after(bundle, reading, sub, len(batches)), rows=len(bundle.items))
+                origins = ()
 
     def _bundles(self, job: ChunkJob, log: ChunkLog) -> Iterator[Bundle]:
         """What makes up each batch."""
@@ -106,17 +106,17 @@ class ChunkPipeline(ChunkSamples):
 
     def _batches_of(self, bundle: Bundle, job: ChunkJob, log: ChunkLog) -> list[Any]:
         """What ``batch`` and ``encode_batch`` make of a bundle: usually one batch."""
-        samples = sum(item.weight for item in bundle.items)
+        origins = _origins(bundle.items)
         name = f"{len(bundle.items)} samples"
         origin = (self.seed, _BUNDLE, job.pass_number, job.number, bundle.number)
         index = numbered(job, bundle.number)
         with hook_context(HookContext(*origin, batch_index=index)):
-            raw = self.apply("batch", [item.value for item in bundle.items], log, name=name, samples=samples)
+            raw = self.apply("batch", [item.value for item in bundle.items], log, name=name, origins=origins)
         batches = []
         for number, one in enumerate(raw):
             # A context of its own for each hook: what one draws must not depend on how much the other drew.
             with hook_context(HookContext(*origin, 1, number, batch_index=index)):
-                batches += self.apply("encode_batch", one, log, name=name, samples=samples)
+                batches += self.apply("encode_batch", one, log, name=name, origins=origins)
         return batches
 
     def _counted(self, job: ChunkJob, log: ChunkLog) -> Iterator[Bundle]:
@@ -138,7 +138,7 @@ class ChunkPipeline(ChunkSamples):
                 self.seed, _GROUP, job.pass_number, job.number, *item.start, sample_index=numbered(job, item.start[0])
             )
             with hook_context(context):
-                found = self.apply("batch_group_criterion", item.value, log, name="a sample", samples=item.weight)
+                found = self.apply("batch_group_criterion", item.value, log, name="a sample", origins=item.origins)
             if not found:
                 continue
             key, size = self._group(found[0])
@@ -186,7 +186,7 @@ class ChunkPipeline(ChunkSamples):
             return
         for items in rest:
             why = dropped("batch", "too few for a batch were left at the end of a chunk", name="a sample")
-            log.fail(why, sum(item.weight for item in items))
+            log.fail(why, _origins(items))
 
     def _empty_batch(self, job: ChunkJob) -> list[Made]:
         """A batch without samples, or nothing if the chunk has no batch to show what one looks like."""
@@ -199,6 +199,11 @@ class ChunkPipeline(ChunkSamples):
         batch = self.encoder.empty_batch(self._likeness.batch, self._likeness.rows)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
+
+
+def _origins(items: Sequence[Item]) -> Origins:
+    """The addresses of all samples that items stand for."""
+    return [origin for item in items for origin in item.origins]
 
 
 def _after(bundle: Bundle, reading: Reading, sub: int, count: int) -> Place | None:

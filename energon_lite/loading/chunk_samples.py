@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from energon_lite.errors import SampleError
 from energon_lite.loading.chunk_job import ChunkJob
-from energon_lite.loading.chunk_log import ChunkLog, Reading
+from energon_lite.loading.chunk_log import ChunkLog, Origins, Reading
 from energon_lite.loading.pipeline import Address, Failure, Leaf, Pipeline, Rejected, set_restore_key
 from energon_lite.task_encoder import HookContext, TaskEncoder, hook_context, hooks_of
 from energon_lite.worker_config import ErrorHandler
@@ -32,15 +33,15 @@ class Item:
         value: what the hooks made.
         start: its place in the chunk.
         after: that of the one that follows.
-        weight: samples that it stands for.
-        origin: address, and number among the results of that address; None: it is packed.
+        origins: addresses of the samples that it stands for.
+        result: number among the results of its sample; None: it is packed.
     """
 
     value: Any
     start: Reading
     after: Reading
-    weight: int = 1
-    origin: tuple[Address, int] | None = None
+    origins: Origins
+    result: int | None = None
 
 
 class ChunkSamples(Pipeline):
@@ -90,7 +91,7 @@ class ChunkSamples(Pipeline):
         values = self._sample(address, log)
         if sub < len(values):
             return values[sub]
-        failures = [outcome for outcome in log.take(0) if isinstance(outcome, Failure)]
+        failures = [outcome for outcome in log.take() if isinstance(outcome, Failure)]
         what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
         raise SampleError(
             f"the sample cannot be made: {what}",
@@ -105,7 +106,7 @@ class ChunkSamples(Pipeline):
             values = self._sample(address, log)
             for item, value in enumerate(values):
                 after = (unit, item + 1, 0, 0) if item + 1 < len(values) else (unit + 1, 0, 0, 0)
-                yield Item(value, (unit, item, 0, 0), after, origin=(address, item))
+                yield Item(value, (unit, item, 0, 0), after, (address,), item)
 
     def _sample(self, address: Address, log: ChunkLog) -> list[Any]:
         """What the sample hooks make of the sample at an address: any number of results."""
@@ -117,11 +118,12 @@ class ChunkSamples(Pipeline):
             try:
                 name, value = self._sample_of_source(leaf, index, key)
             except Rejected as rejected:
-                log.fail(rejected.failure)
+                log.fail(rejected.failure, (address,))
                 return []
             values = [value]
             for hook in self.hooks.sample:
-                values = [made for value in values for made in self.apply(hook, value, log, leaf=leaf.name, name=name)]
+                apply = partial(self.apply, hook, log=log, leaf=leaf.name, name=name, origins=(address,))
+                values = [made for value in values for made in apply(value)]
         if self.hooks.generators.intersection(self.hooks.sample):
             for number, value in enumerate(values):
                 set_restore_key(value, (*key, number))
@@ -133,13 +135,13 @@ class ChunkSamples(Pipeline):
         return values
 
     def apply(
-        self, hook: str, argument: Any, log: ChunkLog, *, leaf: str = "*", name: str, samples: int = 1
+        self, hook: str, argument: Any, log: ChunkLog, *, leaf: str = "*", name: str, origins: Origins
     ) -> list[Any]:
         """The results of a hook: one, or none if it fails, or as many as it yields.
 
         Args:
             leaf, name: for the log: where the argument comes from, and what it is called.
-            samples: how many the argument stands for.
+            origins: addresses of the samples that the argument stands for.
         """
         function = getattr(self.encoder, hook)
         results: list[Any] = []
@@ -150,10 +152,10 @@ class ChunkSamples(Pipeline):
                 results.append(self._guarded(hook, leaf, name, argument, function, argument))
         except Rejected as rejected:
             if not results:
-                log.fail(rejected.failure, samples)
+                log.fail(rejected.failure, origins)
             return results
         if not results:
-            log.fail(dropped(hook, "it yielded nothing", leaf=leaf, name=name), samples)
+            log.fail(dropped(hook, "it yielded nothing", leaf=leaf, name=name), origins)
         return results
 
     # -- packing --------------------------------------------------------------------------------------------------
@@ -184,17 +186,17 @@ class ChunkSamples(Pipeline):
             if not self.hooks.whole_chunks and (*start, number + 1, 0) <= job.first.reading:
                 continue
             log.at = (*here, 0)
-            encoded = self._encode_selected(pack, known, here, job, log)
+            encoded, origins = self._encode_selected(pack, known, here, job, log)
             if not encoded:
                 continue
             origin = (self.seed, _PACK, job.pass_number, job.number, *here)
             with hook_context(HookContext(*origin, sample_index=numbered(job, start[0] + number))):
                 name = f"a pack of {len(encoded)}"
-                values = self.apply("pack_selected_samples", encoded, log, name=name, samples=len(encoded))
+                values = self.apply("pack_selected_samples", encoded, log, name=name, origins=origins)
             following = (*start, number + 1, 0) if number + 1 < len(packs) else (*buffer[-1].after[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
-                yield Item(value, (*here, part), after, weight=0 if part else len(encoded))
+                yield Item(value, (*here, part), after, () if part else origins)
 
     def _select(self, buffer: list[Item], start: tuple[int, int], job: ChunkJob, log: ChunkLog) -> list[list[Any]]:
         """What ``select_samples_to_pack`` says, without empty packs; samples left out are counted."""
@@ -204,12 +206,12 @@ class ChunkSamples(Pipeline):
             with hook_context(HookContext(*origin, sample_index=numbered(job, start[0]))):
                 packs = self._guarded("select_samples_to_pack", "*", name, values, self._lists_of_selected, values)
         except Rejected as rejected:
-            log.fail(rejected.failure, len(buffer))
+            log.fail(rejected.failure, [sample.origins[0] for sample in buffer])
             return []
-        left_out = len(buffer) - _count_selected(buffer, packs)
-        if left_out > 0:
+        left_out = _not_selected(buffer, packs)
+        if left_out:
             why = dropped("select_samples_to_pack", "it was not selected", name="a sample")
-            log.fail(why, left_out)
+            log.fail(why, [sample.origins[0] for sample in left_out])
         return packs
 
     def _lists_of_selected(self, values: list[Any]) -> list[list[Any]]:
@@ -218,34 +220,45 @@ class ChunkSamples(Pipeline):
 
     def _encode_selected(
         self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], job: ChunkJob, log: ChunkLog
-    ) -> list[Any]:
-        """The samples of a pack after ``postencode_sample``, without those that fail."""
+    ) -> tuple[list[Any], Origins]:
+        """The samples of a pack after ``postencode_sample``, without those that fail; and where they come from."""
+        origins = [_origin(value, known.get(id(value))) for value in pack]
         for hook in self.hooks.selected:
-            encoded = []
-            for place, value in enumerate(pack):
+            encoded, encoded_origins = list[Any](), list[Address | None]()
+            for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
                 with hook_context(self._selected_context(known.get(id(value)), here, place, job)):
-                    encoded += self.apply(hook, value, log, name="a sample")
-            pack = encoded
-        return pack
+                    made = self.apply(hook, value, log, name="a sample", origins=(origin,))
+                encoded += made
+                encoded_origins += [origin] * len(made)
+            pack, origins = encoded, encoded_origins
+        return pack, origins
 
     def _selected_context(
         self, sample: Item | None, here: tuple[int, int, int], place: int, job: ChunkJob
     ) -> HookContext:
         """A sample's own randomness; an object that the selection made itself has that of its place."""
-        if sample is None or sample.origin is None:
+        if sample is None or sample.result is None or sample.origins[0] is None:
             of_place = (self.seed, _SELECTED, job.pass_number, job.number, *here, place)
             return HookContext(*of_place, sample_index=numbered(job, here[0] + here[2]))
-        (leaf_number, index, epoch), number = sample.origin
+        leaf_number, index, epoch = sample.origins[0]
         leaf = self.leaves[leaf_number]
-        of_sample = (self.seed, _SELECTED, leaf.key, epoch, index, number)
+        of_sample = (self.seed, _SELECTED, leaf.key, epoch, index, sample.result)
         return HookContext(*of_sample, sample_index=epoch * len(leaf.source) + index)
 
 
-def _count_selected(buffer: list[Item], packs: list[list[Any]]) -> int:
-    """How many samples of a buffer are in some pack. Copies that a selection makes are known by their restore keys."""
+def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:
+    """The samples of a buffer that are in no pack. Copies that a selection makes are known by their restore keys."""
     selected = {id(value) for pack in packs for value in pack}
     keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
-    return sum(id(sample.value) in selected or _restore_key(sample.value) in keys for sample in buffer)
+    return [sample for sample in buffer if id(sample.value) not in selected and _restore_key(sample.value) not in keys]
+
+
+def _origin(value: Any, item: Item | None) -> Address | None:
+    """The address of a sample that was selected."""
+    if item is not None:
+        return item.origins[0]
+    key = _restore_key(value)
+    return tuple(key[1:4]) if key is not None and key[0] == "sample" and len(key) > 3 else None
 
 
 def _restore_key(value: Any) -> Any:

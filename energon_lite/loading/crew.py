@@ -5,7 +5,7 @@ from __future__ import annotations
 from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.lane_feed import InlineChunks, PooledChunks
 from energon_lite.loading.pipeline import Pipeline
-from energon_lite.loading.workers import Executor, InlineExecutor, WorkerPool
+from energon_lite.loading.workers import Executor, InlineExecutor, Load, WorkerPool
 
 __all__ = ["Crew"]
 
@@ -34,11 +34,16 @@ class Crew:
         self._start_method, self._watchdog_seconds = start_method, watchdog_seconds
         self._fail_on_timeout, self._max_bytes = fail_on_timeout, max_bytes_in_flight
         self._executor: Executor | None = None
+        self._past_deaths = 0
 
     @property
     def worker_deaths(self) -> int:
-        """Workers that died since they were started."""
-        return int(getattr(self._executor, "total_deaths", 0))
+        """Workers that died, those of pools that were closed since included."""
+        return self._past_deaths + int(getattr(self._executor, "total_deaths", 0))
+
+    def load(self) -> Load:
+        """What is in hand now."""
+        return Load() if self._executor is None else self._executor.load()
 
     def executor(self) -> Executor:
         """The one who runs jobs; the same until it is closed."""
@@ -54,6 +59,7 @@ class Crew:
 
     def close(self) -> bool:
         """Stop the workers. False: nobody was at work."""
+        self._past_deaths = self.worker_deaths
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.close()

@@ -52,6 +52,11 @@ class DeviceCopy:
                 fix="give a device of this machine, such as 'cpu' or 'cuda:0'",
             ) from None
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a copy goes on while this process does other things."""
+        return self._stream is not None
+
     def start(self, batch: Any) -> Underway:
         """Begin to copy a batch."""
         if self.device.type == "cpu":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
@@ -14,9 +16,13 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.crew import Crew
 from energon_lite.loading.dataset import PlannedDataset
+from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.lane_walk import LaneWalk
+from energon_lite.loading.one_ahead import OneAhead
 from energon_lite.loading.pipeline import Pipeline, Result
 from energon_lite.loading.planned_walk import PlannedWalk
+from energon_lite.loading.progress import Progress, tokens_of
+from energon_lite.loading.quarantine import Quarantine
 from energon_lite.loading.report import Report
 from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
@@ -26,6 +32,9 @@ from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_walk import TokenWalk
 from energon_lite.loading.workers import DEFAULT_BYTES_IN_FLIGHT
 from energon_lite.worker_config import Replica
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["DataLoader"]
 
@@ -50,6 +59,12 @@ class DataLoader:
             world_size before the step), or pairs of pass and number. Against a spike of the loss, as of PaLM
             (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
+        log_every: log a line about speed, waiting and losses every so many batches; 0: never.
+        quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
+
+    Example:
+        >>> with get_savable_loader(dataset, log_every=100, quarantine="bad_samples.jsonl").to("cuda") as loader:
+        ...     for batch in loader: ...
     """
 
     def __init__(
@@ -63,6 +78,8 @@ class DataLoader:
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         check_peers: bool = False,
         skip_steps: Iterable[int | tuple[int, int]] = (),
+        log_every: int = 0,
+        quarantine: str | os.PathLike[str] | None = None,
     ):
         if not isinstance(dataset, SavableDataset):
             raise UsageError(
@@ -73,7 +90,11 @@ class DataLoader:
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._check_peers = check_peers
-        self._report = Report(dataset.task_encoder.failure_tolerance)
+        self._quarantine = self._make_quarantine(quarantine)
+        names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
+        self._report = Report(dataset.task_encoder.failure_tolerance, names, self._quarantine)
+        self._progress = Progress(self._report, log_every)
+        self._ahead: OneAhead | None = None
         self._pipeline: Pipeline = dataset.pipeline()
         self._crew = Crew(
             self._pipeline,
@@ -91,10 +112,23 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._walk.start_loop()
-        while (result := self._take()) is not None:
+        batches = int(self.worker_config.reads)
+        while True:
+            asked = time.perf_counter()
+            result = self._take() if self._ahead is None else self._ahead.take()
+            if result is None:
+                return
+            batch = result.batch
+            tokens = (tokens_of(batch) or result.tokens) if batches else 0
+            self._report.count(result.outcomes, batches=batches, tokens=tokens)
             # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
             self._walk.advance()
-            yield result.batch
+            if self._ahead is not None:
+                batch = self._ahead.finish()
+            self._progress.waited(time.perf_counter() - asked)
+            if self._progress.is_due:
+                self._progress.log(self._crew)
+            yield batch
 
     def __len__(self) -> int:
         """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
@@ -114,7 +148,7 @@ class DataLoader:
         else:
             result = self._load()
             if result is not None and replica.is_last_stage:
-                result = Result(select_fields(result.batch, replica.last_stage_fields))
+                result = replace(result, batch=select_fields(result.batch, replica.last_stage_fields))
         if result is not None and self._check_peers:
             check_peers(result.batch, replica)
         return result
@@ -122,21 +156,28 @@ class DataLoader:
     def _load(self) -> Result | None:
         result = self._walk.take()
         if result is not None:
-            self._report.add(result.outcomes, batches=int(self.worker_config.reads))
+            self._report.check(result.outcomes)
         return result
 
     def _share(self, replica: Replica) -> Result | None:
         """The next batch of the rank that loads for this one. Where only that rank knows the loop's end, it tells."""
-        if self._walk.knows_end:
-            return None if self._walk.is_over() else Result(share_batch(lambda: _batch(self._load()), replica))
+        own = Result(None)
 
-        def load() -> tuple[int, int, Any] | None:
+        def load() -> Any:
+            nonlocal own
             result = self._load()
-            return None if result is None else (*self._walk.step, result.batch)
+            own = result or own
+            if self._walk.knows_end or result is None:
+                return own.batch
+            return (*self._walk.step, result.batch)
 
+        if self._walk.knows_end and self._walk.is_over():
+            return None
         found = share_batch(load, replica)
+        if self._walk.knows_end:
+            return replace(own, batch=found)
         self._walk.follow(None if found is None else found[:2])
-        return None if found is None else Result(found[2])
+        return None if found is None else replace(own, batch=found[2])
 
     def _make_walk(self, prefetch_factor: int, skip: Collection[tuple[int, int]]) -> PlannedWalk | TokenWalk | LaneWalk:
         workers = self.worker_config.num_workers
@@ -146,6 +187,33 @@ class DataLoader:
             return TokenWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
         ahead = max(1, prefetch_factor - 1) * workers
         return LaneWalk(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
+
+    # -- to a device ----------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> Self:
+        """Have batches copied to a device, the next one while the step on the one before it runs.
+
+        Tensors at any depth of a batch go through page-locked memory and a stream of their own; use them on the stream
+        that is current when they are handed out. A batch that was copied ahead is not delivered: states do not count
+        it. With ``"cpu"`` batches stay as they are. Peers of a model replica (see ``WorkerConfig.from_mesh``) all do
+        the same: taking a batch ahead may take collectives.
+
+        Args:
+            device: as torch names it; ``"cuda"`` is the current one.
+
+        Returns:
+            The loader itself.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        copy = DeviceCopy(device)
+        self._ahead = None if copy.device.type == "cpu" else OneAhead(copy, self._take)
+        return self
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.forget()
 
     # -- a single sample ------------------------------------------------------------------------------------------
 
@@ -201,10 +269,22 @@ class DataLoader:
     # -- what happened --------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Batches and samples delivered to this rank, samples skipped and failed with their reasons, worker deaths;
-        with ``batching``, under ``planned``, what the plan dropped, truncated and split: over all ranks together, or,
-        where lengths are those of encoded samples, on this rank."""
-        stats = self._report.stats() | {"worker_deaths": self._crew.worker_deaths}
+        """What happened on this rank since the loader was made, as plain data.
+
+        ``batches``, ``samples`` and ``tokens`` (of batches that have ``num_tokens``, or that were planned by tokens)
+        delivered; samples ``skipped``, ``failed`` and ``dropped``, all of these by data set in ``datasets``, and the
+        ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
+        ``bytes_in_flight``; ``worker_deaths``; with ``quarantine``, lines ``written`` and ``lost``; with ``batching``,
+        under ``planned``, what the plan dropped, truncated and split: over all ranks together, or, where lengths are
+        those of encoded samples, on this rank.
+        """
+        stats = self._report.stats() | {
+            "wait_seconds": self._progress.wait_seconds,
+            "queue": self._crew.load()._asdict(),
+            "worker_deaths": self._crew.worker_deaths,
+        }
+        if self._quarantine is not None:
+            stats["quarantine"] = self._quarantine.stats()
         if isinstance(self._walk, TokenWalk):
             stats["planned"] = asdict(self._walk.counts)
         if isinstance(self.dataset, ChunkedDataset) and self.dataset.bundling is not None:
@@ -217,6 +297,7 @@ class DataLoader:
 
     def close(self) -> None:
         """Stop the workers and log a summary of what was skipped. The loader can be used again; it starts new ones."""
+        self._forget_ahead()
         self._walk.close()
         if self._crew.close():
             self._report.log_summary()
@@ -233,8 +314,11 @@ class DataLoader:
         return f"{type(self).__name__} at {self._walk.cursor}\n{self.dataset}"
 
 
-def _batch(result: Result | None) -> Any:
-    return None if result is None else result.batch
+    def _make_quarantine(self, path: str | os.PathLike[str] | None) -> Quarantine | None:
+        """Peers get the same batches, so one of them writes."""
+        if path is None or not (self.worker_config.reads and self.worker_config.saves_state):
+            return None
+        return Quarantine(path, self.dataset.leaves, self.worker_config.rank)
 
 
 def _checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:

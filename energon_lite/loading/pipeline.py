@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
 from types import GeneratorType
@@ -94,6 +94,7 @@ class Failure:
 
     Args:
         dropped: nothing is wrong with it, but there was no place for it.
+        address: ``(leaf, index, epoch)`` of the sample; None: not known.
     """
 
     leaf: str
@@ -104,6 +105,11 @@ class Failure:
     details: str = ""
     fix: str = ""
     dropped: bool = False
+    address: Address | None = None
+
+    def at(self, address: Sequence[int] | None) -> Failure:
+        """The same of the sample at an address."""
+        return self if address is None else replace(self, address=tuple(address[:3]))
 
 
 class Mark(Enum):
@@ -116,14 +122,21 @@ class Mark(Enum):
 
 @dataclass
 class Result:
-    """A finished job: the batch, and what happened to its samples in their order (None: nothing, all is well)."""
+    """A finished job.
+
+    Args:
+        batch: what the hooks made.
+        outcomes: what happened to its samples, in their order.
+        tokens: that were planned for it, if they were.
+    """
 
     batch: Any
     outcomes: list[Outcome] = field(default_factory=list)
+    tokens: int = 0
 
 
-#: What happened to a sample: None: it is part of the batch.
-Outcome = Failure | Mark | None
+#: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.
+Outcome = Failure | Mark | int | None
 
 
 class Rejected(Exception):
@@ -192,11 +205,12 @@ class Pipeline:
         if self._columns is not None:
             batch = self._columns.batch(job.addresses, _key(job))
             if batch is not None:
-                return Result(batch, [None] * len(job.addresses))
+                return Result(batch, [address[0] for address in job.addresses])
         tolerance = self.encoder.failure_tolerance
         attempt = 0
         while True:
-            made = [self._fill_place(address, attempt, result.outcomes) for address in job.addresses]
+            places: list[Address] = []
+            made = [self._fill_place(address, attempt, result.outcomes, places) for address in job.addresses]
             samples = [sample for sample in made if sample is not _NOTHING]
             if not samples:
                 result.batch = self._empty(job)
@@ -209,7 +223,11 @@ class Pipeline:
                 return result
             except Rejected as rejected:
                 # The samples were fine each, but none of them gets through.
-                result.outcomes = [outcome or rejected.failure for outcome in result.outcomes]
+                found = iter(places)
+                result.outcomes = [
+                    rejected.failure.at(next(found)) if isinstance(outcome, int) else outcome
+                    for outcome in result.outcomes
+                ]
                 if not self.refill:
                     result.batch = self._empty(job)
                     return result
@@ -223,11 +241,9 @@ class Pipeline:
         Args:
             attempt: 0: the sample itself; k: the k-th replacement for it.
         """
-        leaf_number, index, epoch = address
+        leaf_number, index, epoch = self._replacement(address, attempt)
         leaf = self.leaves[leaf_number]
         length = len(leaf.source)
-        if attempt:
-            index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % length
         context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=epoch * length + index)
         key = ("sample", leaf_number, *address[1:], attempt)
         with hook_context(context):
@@ -237,6 +253,14 @@ class Pipeline:
         if not self.batched:
             set_restore_key(sample, key)
         return sample
+
+    def _replacement(self, address: Address, attempt: int) -> Address:
+        """Where the ``attempt``-th replacement for a sample is; 0: the sample itself."""
+        leaf_number, index, epoch = address[:3]
+        if attempt:
+            leaf = self.leaves[leaf_number]
+            index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % len(leaf.source)
+        return leaf_number, index, epoch
 
     def _sample_of_source(self, leaf: Leaf, index: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
         """The name of a sample, and the sample before the hooks (but cooked)."""
@@ -260,8 +284,8 @@ class Pipeline:
                 fix=failure.fix or None,
             ) from rejected.__cause__
 
-    def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Outcome]) -> Any:
-        """The sample for one place of a batch, or a replacement, or nothing."""
+    def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Outcome], places: list[Address]) -> Any:
+        """The sample for one place of a batch, or a replacement, whose address goes to ``places``; or nothing."""
         tolerance = self.encoder.failure_tolerance
         # Each attempt of the batch as a whole has replacements of its own.
         start = first_attempt * max(1, tolerance)
@@ -269,10 +293,11 @@ class Pipeline:
         while True:
             try:
                 sample = self.sample(address, attempt)
-                outcomes.append(None)
+                outcomes.append(address[0])
+                places.append(self._replacement(address, attempt) if attempt else address)
                 return sample
             except Rejected as rejected:
-                outcomes.append(rejected.failure)
+                outcomes.append(rejected.failure.at(self._replacement(address, attempt)))
                 if not self.refill:
                     return _NOTHING
                 attempt += 1

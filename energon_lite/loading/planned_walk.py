@@ -156,10 +156,6 @@ class Feed:
         self._planned: deque[Job] = deque()
         self._next_number = 0  # the first micro-batch of this rank that is not planned yet
 
-    @property
-    def worker_deaths(self) -> int:
-        return int(getattr(self._executor, "total_deaths", 0))
-
     def take(self, cursor: Cursor, following: Cursor) -> Result:
         """The result for this rank at ``cursor``. Quick if that was ``following`` last time; else starts over there.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.loading.pipeline import Failure, Mark, Outcome, too_many_failures
+from energon_lite.loading.quarantine import Quarantine
 
 __all__ = ["Report"]
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 _MAX_REASONS = 1000
 #: From so many samples on, and from this share of skips on, skipping looks like filtering.
 _FILTER_SAMPLES, _FILTER_SHARE = 1000, 0.1
+#: What is not delivered, or is counted elsewhere.
+_KINDS = frozenset({Failure, Mark})
 
 
 class Report:
@@ -24,44 +27,76 @@ class Report:
 
     Args:
         tolerance: so many failures in a row raise; 0: never.
+        leaves: name and path of each data set, in the order's numbering.
+        quarantine: gets each sample that was skipped or failed.
     """
 
-    def __init__(self, tolerance: int):
-        self._tolerance = tolerance
+    def __init__(self, tolerance: int, leaves: Sequence[tuple[str, str]] = (), quarantine: Quarantine | None = None):
+        self._tolerance, self._leaves, self._quarantine = tolerance, leaves, quarantine
         self.batches = 0
-        self.samples = 0
+        self.tokens = 0
         self.dropped = 0
         self.truncated = 0
         self.split = 0
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
+        self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
+        self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
         self._in_a_row = 0
         self._told: set[tuple[str, str, str]] = set()
         self._filter_told = False
 
     def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
+        """:meth:`check` and :meth:`count` in one.
+
+        Raises:
+            FatalSampleError: too many failures in a row.
+        """
+        self.check(outcomes)
+        self.count(outcomes, batches=batches)
+
+    def check(self, outcomes: Sequence[Outcome]) -> None:
+        """Look whether it can go on.
+
+        Raises:
+            FatalSampleError: too many failures in a row.
+        """
+        if not any(outcome.__class__ is Failure for outcome in outcomes):
+            self._in_a_row = 0 if outcomes else self._in_a_row
+            return
+        for outcome in outcomes:
+            if not isinstance(outcome, Failure):
+                self._in_a_row = 0
+            elif not outcome.dropped:
+                self._in_a_row += 1
+                if self._tolerance and self._in_a_row >= self._tolerance:
+                    raise too_many_failures(self._in_a_row, outcome)
+
+    def count(self, outcomes: Sequence[Outcome], *, batches: int = 1, tokens: int = 0) -> None:
         """Count the samples of a batch that is about to be delivered.
 
         Args:
             outcomes: what happened to its samples, and to those lost on the way to it.
             batches: 0 if there is no batch.
-
-        Raises:
-            FatalSampleError: too many failures in a row.
+            tokens: in the batch.
         """
         self.batches += batches
-        for outcome in outcomes:
-            if outcome is None or isinstance(outcome, Mark):
-                self.samples += outcome is None
-                self.truncated += outcome is Mark.TRUNCATED
-                self.split += outcome is Mark.SPLIT
-                self._in_a_row = 0
-                continue
-            self._count(outcome)
-            if outcome.dropped:
-                continue
-            self._in_a_row += 1
-            if self._tolerance and self._in_a_row >= self._tolerance:
-                raise too_many_failures(self._in_a_row, outcome)
+        self.tokens += tokens
+        if _KINDS.isdisjoint(map(type, outcomes)):
+            self._delivered.update(outcomes)
+            return
+        lost = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        self._delivered.update(outcome for outcome in outcomes if not isinstance(outcome, (Failure, Mark)))
+        for failure in lost:
+            self._count(failure)
+        self.truncated += sum(outcome is Mark.TRUNCATED for outcome in outcomes)
+        self.split += sum(outcome is Mark.SPLIT for outcome in outcomes)
+        if self._quarantine is not None:
+            self._quarantine.add([failure for failure in lost if not failure.dropped])
+
+    @property
+    def samples(self) -> int:
+        """Samples delivered."""
+        return self._delivered.total()
 
     @property
     def skipped(self) -> int:
@@ -78,14 +113,29 @@ class Report:
         return {
             "batches": self.batches,
             "samples": self.samples,
+            "tokens": self.tokens,
             "skipped": self.skipped,
             "failed": self.failed,
             "dropped": self.dropped,
+            "datasets": self._by_leaf(),
             "reasons": [
                 {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}
                 for (leaf, stage, reason, skipped), count in self.reasons.most_common()
             ],
         }
+
+    def _by_leaf(self) -> list[dict[str, Any]]:
+        """Counts of each data set of which any sample came."""
+        seen = {leaf for leaf in self._delivered if isinstance(leaf, int)} | {leaf for leaf, _ in self._lost}
+        return [
+            {
+                "dataset": self._leaves[leaf][0],
+                "path": self._leaves[leaf][1],
+                "samples": self._delivered[leaf],
+                **{kind: self._lost[leaf, kind] for kind in ("skipped", "failed", "dropped")},
+            }
+            for leaf in sorted(seen)
+        ]
 
     def log_summary(self) -> None:
         """One paragraph on what was left out, if anything was."""
@@ -107,6 +157,9 @@ class Report:
             key = (failure.leaf, failure.stage, "(other reasons)", failure.skipped)
         self.reasons[key] += 1
         self.dropped += failure.dropped
+        if failure.address is not None:
+            kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
+            self._lost[failure.address[0], kind] += 1
         self._tell(failure)
         lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):

@@ -45,6 +45,7 @@ class SavableDataLoader(DataLoader):
             StateError: it cannot be read.
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
+        self._forget_ahead()
         self._walk.restore(state)
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:

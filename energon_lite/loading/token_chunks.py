@@ -87,7 +87,7 @@ class TokenChunkPipeline(ChunkPipeline):
         kept[plan.sample] = True
         for number in np.flatnonzero(~kept).tolist():
             why = dropped("plan", "it does not fit into a batch", name="a sample")
-            log.fail(why, items[number].weight)
+            log.fail(why, items[number].origins)
         log.mark(Mark.TRUNCATED, plan.counts.truncated_samples)
         log.mark(Mark.SPLIT, plan.counts.split_samples)
 
@@ -104,7 +104,7 @@ class TokenChunkPipeline(ChunkPipeline):
             try:
                 value = self._guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
             except Rejected as rejected:
-                log.fail(rejected.failure, item.weight)
+                log.fail(rejected.failure, item.origins)
                 continue
             # A sample counts once, with its first piece.
-            yield replace(item, value=value, weight=0 if start else item.weight)
+            yield replace(item, value=value, origins=() if start else item.origins)

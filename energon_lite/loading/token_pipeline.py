@@ -40,6 +40,9 @@ class TokenPipeline(Pipeline):
         result = super().run(job)
         if isinstance(job, TokenJob):
             set_restore_key(result.batch, ("batch", job.pass_number, *job.place))
+            # A place that fails stays empty, so there is one outcome for each piece.
+            pieces = zip(job.addresses, result.outcomes, strict=True)
+            result.tokens = sum(piece[4] for piece, outcome in pieces if isinstance(outcome, int))
         return result
 
     def sample(self, address: Address, attempt: int = 0) -> Any:

@@ -24,14 +24,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, WorkerError
 from energon_lite.loading.pipeline import Job, Pipeline, Result
 from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.transport import Message, pack, receive, send
 
-__all__ = ["Executor", "InlineExecutor", "WorkerPool"]
+__all__ = ["Executor", "InlineExecutor", "Load", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,20 @@ _PARENT_CHECK = 2.0
 _trainer_ends: weakref.WeakSet[Connection | SegmentReader] = weakref.WeakSet()
 
 
+class Load(NamedTuple):
+    """What an executor has in hand.
+
+    Attributes:
+        ready: results that wait for their turn.
+        pending: jobs that are at work, or wait for a worker.
+        bytes_in_flight: of the results that are ready.
+    """
+
+    ready: int = 0
+    pending: int = 0
+    bytes_in_flight: int = 0
+
+
 class Executor(Protocol):
     """Runs jobs in the order they were submitted, or ahead of it."""
 
@@ -57,6 +71,9 @@ class Executor(Protocol):
 
     def result(self, ticket: int) -> Result:
         """The result of a job; waits for it. Each ticket is asked for once."""
+
+    def load(self) -> Load:
+        """What is in hand now."""
 
     def cancel(self) -> None:
         """Forget all jobs whose results were not asked for."""
@@ -80,6 +97,9 @@ class InlineExecutor:
 
     def result(self, ticket: int) -> Result:
         return self._pipeline.run(self._jobs.pop(ticket))
+
+    def load(self) -> Load:
+        return Load(pending=len(self._jobs))
 
     def cancel(self) -> None:
         self._jobs.clear()
@@ -164,6 +184,11 @@ class WorkerPool:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def load(self) -> Load:
+        while self._collect(0.0):
+            self._dispatch()
+        return Load(len(self._done), len(self._jobs), sum(self._sizes.values()))
 
     def cancel(self) -> None:
         # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
@@ -388,7 +413,7 @@ def _clean_up_after_trainer() -> None:
 def _run(pipeline: Pipeline, ticket: int, job: Job) -> Message:
     try:
         result = pipeline.run(job)
-        return pack((ticket, True, (result.batch, result.outcomes)))
+        return pack((ticket, True, (result.batch, result.outcomes, result.tokens)))
     except BaseException as error:
         return _pack_error(ticket, error)
 
