@@ -5,6 +5,8 @@ from __future__ import annotations
 from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.lane_feed import InlineChunks, PooledChunks
 from energon_lite.loading.pipeline import Pipeline
+from energon_lite.loading.pool_options import PoolOptions
+from energon_lite.loading.thread_pool import ThreadPool, check_threads
 from energon_lite.loading.workers import Executor, InlineExecutor, Load, WorkerPool
 
 __all__ = ["Crew"]
@@ -16,23 +18,16 @@ class Crew:
     Args:
         pipeline: what runs a job.
         num_workers: 0: this process does the work.
-        start_method, watchdog_seconds, fail_on_timeout, max_bytes_in_flight: see
-            :class:`~energon_lite.loading.workers.WorkerPool`.
+        options: how they are started, watched and bounded.
+
+    Raises:
+        UsageError: threads cannot do what the hooks ask for.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        num_workers: int,
-        *,
-        start_method: str,
-        watchdog_seconds: float | None,
-        fail_on_timeout: bool,
-        max_bytes_in_flight: int,
-    ):
-        self._pipeline, self._num_workers = pipeline, num_workers
-        self._start_method, self._watchdog_seconds = start_method, watchdog_seconds
-        self._fail_on_timeout, self._max_bytes = fail_on_timeout, max_bytes_in_flight
+    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions):
+        self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
+        if num_workers and options.start_method == "thread":
+            check_threads(pipeline)
         self._executor: Executor | None = None
         self._past_deaths = 0
 
@@ -65,12 +60,6 @@ class Crew:
             executor.close()
         return executor is not None
 
-    def _start(self) -> WorkerPool:
-        return WorkerPool(
-            self._pipeline,
-            self._num_workers,
-            start_method=self._start_method,
-            watchdog_seconds=self._watchdog_seconds,
-            fail_on_timeout=self._fail_on_timeout,
-            max_bytes_in_flight=self._max_bytes,
-        )
+    def _start(self) -> Executor:
+        kind = ThreadPool if self._options.start_method == "thread" else WorkerPool
+        return kind(self._pipeline, self._num_workers, self._options)

@@ -21,6 +21,7 @@ from energon_lite.loading.lane_walk import LaneWalk
 from energon_lite.loading.one_ahead import OneAhead
 from energon_lite.loading.pipeline import Pipeline, Result
 from energon_lite.loading.planned_walk import PlannedWalk
+from energon_lite.loading.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.quarantine import Quarantine
 from energon_lite.loading.report import Report
@@ -30,7 +31,6 @@ from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_walk import TokenWalk
-from energon_lite.loading.workers import DEFAULT_BYTES_IN_FLIGHT
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ class DataLoader:
     Args:
         dataset: from ``get_train_dataset`` or ``get_val_dataset``.
         prefetch_factor: batches that each worker is ahead.
-        start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``.
-        watchdog_timeout_seconds: warn when a batch takes longer than this; None: never.
-        fail_on_timeout: raise then.
+        start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
+            this process, for light work that does not hold Python's lock for long.
+        watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
+        on_timeout: ``warn``: go on waiting then; ``replace`` the worker that hangs, and run its job again; or
+            ``raise`` a WorkerError.
+        fail_on_timeout: Energon's word for ``on_timeout="raise"``.
         max_bytes_in_flight: bytes of batches that may wait for their turn, or are expected soon; with very large
             batches workers then keep less ahead than ``prefetch_factor``.
         check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
@@ -72,10 +75,11 @@ class DataLoader:
         dataset: SavableDataset,
         *,
         prefetch_factor: int = 2,
-        start_method: str = "fork",
+        start_method: StartMethod = "fork",
         watchdog_timeout_seconds: float | None = 60.0,
+        on_timeout: OnTimeout | None = None,
         fail_on_timeout: bool = False,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        max_bytes_in_flight: int = 1 << 30,
         check_peers: bool = False,
         skip_steps: Iterable[int | tuple[int, int]] = (),
         log_every: int = 0,
@@ -87,6 +91,8 @@ class DataLoader:
             )
         if prefetch_factor < 1:
             raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
+        if fail_on_timeout and on_timeout not in (None, "raise"):
+            raise UsageError(f"fail_on_timeout with on_timeout={on_timeout!r}", fix="give one of the two")
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._check_peers = check_peers
@@ -96,14 +102,9 @@ class DataLoader:
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline: Pipeline = dataset.pipeline()
-        self._crew = Crew(
-            self._pipeline,
-            self.worker_config.num_workers,
-            start_method=start_method,
-            watchdog_seconds=watchdog_timeout_seconds,
-            fail_on_timeout=fail_on_timeout,
-            max_bytes_in_flight=max_bytes_in_flight,
-        )
+        reaction: OnTimeout = on_timeout or ("raise" if fail_on_timeout else "warn")
+        options = PoolOptions(start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight)
+        self._crew = Crew(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on

@@ -42,6 +42,11 @@ class Segments:
             self.descriptors = [os.memfd_create("energon_lite", os.MFD_CLOEXEC) for _ in range(count)]
         self._close = weakref.finalize(self, _close, list(self.descriptors))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether they can be used in this process."""
+        return self._close.alive
+
     def close(self) -> None:
         """Close them in this process."""
         self._close()

@@ -2,9 +2,7 @@
 
 A worker owns nothing: no shard, no buffer, no position. It gets a job, sends back a batch, and forgets both. Therefore
 which worker runs a job, how many there are, and whether one dies half-way cannot change a batch: the job is run again.
-
-Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when they are
-told to, when their pipe closes, or when their parent is gone.
+One that hangs is as good as dead, if the user says so.
 """
 
 from __future__ import annotations
@@ -12,13 +10,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
 import select
-import shutil
 import signal
-import sys
 import time
-import traceback
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,23 +20,24 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-from energon_lite.errors import EnergonLiteError, FatalSampleError, WorkerError
+from energon_lite.errors import WorkerError
+from energon_lite.loading.observation import Notes
 from energon_lite.loading.pipeline import Job, Pipeline, Result
-from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.transport import Message, pack, receive, send
+from energon_lite.loading.pool_options import PoolOptions
+from energon_lite.loading.segments import SegmentReader, Segments
+from energon_lite.loading.transport import pack, receive, send
+from energon_lite.loading.worker_process import Request, serve
 
 __all__ = ["Executor", "InlineExecutor", "Load", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
-#: A job during which so many workers died is not tried again.
+#: A job during which so many workers died, or hung, is not tried again.
 MAX_DEATHS = 3
+#: A worker that has not begun to work after so long hangs, too: it imports torch and the user's modules, on a busy disk.
+_START_SECONDS = 120.0
 #: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
 _SMALL_JOB = 32 << 10
-#: Bytes of results that may wait for their turn, unless the user says otherwise.
-DEFAULT_BYTES_IN_FLIGHT = 1 << 30
-#: Seconds between two looks at whether the parent is still there.
-_PARENT_CHECK = 2.0
 
 # The trainer's ends of all pipes, and its views of all segments. A forked worker inherits them and closes them at once:
 # as long as anyone else holds such an end, a worker would not notice that its trainer is gone.
@@ -114,12 +109,24 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     segments: SegmentReader
+    notes: Notes
     tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
+    since: float = 0.0  # when it began the oldest of them, or later
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
+    def busy_seconds(self, now: float) -> float:
+        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
+        began = self.notes.began()
+        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
     def close(self) -> None:
-        """Let go of the pipe and of the segments."""
+        """Let go of the pipe and of the memory."""
         self.connection.close()
         self.segments.close()
+        self.notes.close()
 
 
 class WorkerPool:
@@ -128,37 +135,21 @@ class WorkerPool:
     Args:
         pipeline: what runs a job; it is copied into each worker.
         num_workers: number of processes.
-        start_method: ``fork``, ``forkserver`` or ``spawn``; the latter two need a pipeline (and hooks) that can be
-            pickled.
-        watchdog_seconds: warn when one job takes longer; None: never.
-        fail_on_timeout: raise instead.
-        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
-            expected of the jobs at work, are larger than this. One job at a time is always at work.
+        options: how they are started, watched and bounded; None: the defaults.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        num_workers: int,
-        *,
-        start_method: str = "fork",
-        watchdog_seconds: float | None = 60.0,
-        fail_on_timeout: bool = False,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-    ):
-        self._pipeline = pipeline
-        self._max_bytes = max_bytes_in_flight
+    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions | None = None):
+        self._pipeline, self._options = pipeline, options or PoolOptions()
         self._sizes: dict[int, int] = {}  # of results that wait for their turn
         self._largest = 0
         self._poll = select.poll()
-        self._context = multiprocessing.get_context(start_method)
-        self._watchdog_seconds = watchdog_seconds
-        self._fail_on_timeout = fail_on_timeout
+        self._context = multiprocessing.get_context(self._options.start_method)
         self._tickets = 0
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered
         self._done: dict[int, Result | BaseException] = {}
         self._deaths: dict[int, int] = {}
+        self._awaited = 0  # the ticket that somebody waits for
         self.total_deaths = 0
         self._closed = False
         self._owner = os.getpid()
@@ -172,13 +163,17 @@ class WorkerPool:
         return self._tickets
 
     def result(self, ticket: int) -> Result:
-        deadline = None if self._watchdog_seconds is None else time.monotonic() + self._watchdog_seconds
+        limit = self._options.watchdog_seconds
+        deadline = None if limit is None else time.monotonic() + limit
+        self._awaited = ticket
+        if ticket in self._waiting and self._waiting[0] != ticket:
+            self._waiting.remove(ticket)
+            self._waiting.appendleft(ticket)
         while ticket not in self._done:
             self._dispatch()
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
-                self._report_slow(ticket)
-                deadline = None
+                deadline = self._too_slow(ticket)
         outcome = self._done.pop(ticket)
         self._sizes.pop(ticket, None)
         if isinstance(outcome, BaseException):
@@ -216,20 +211,20 @@ class WorkerPool:
 
     def _start(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe(duplex=True)
-        segments = Segments()
+        segments, notes = Segments(), Notes()
         reader = SegmentReader(segments)
         forked = self._context.get_start_method() == "fork"
         inherited = [*_trainer_ends, ours] if forked else []
         _trainer_ends.update((ours, reader))
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_serve,
-            args=(theirs, segments, self._pipeline, os.getpid(), inherited),
+            target=serve,
+            args=(theirs, segments, notes, self._pipeline, os.getpid(), inherited),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
         process.start()
         theirs.close()
-        worker = _Worker(number, process, ours, reader)
+        worker = _Worker(number, process, ours, reader, notes)
         for handle in (ours.fileno(), process.sentinel):
             self._poll.register(handle, select.POLLIN)
         return worker
@@ -243,12 +238,16 @@ class WorkerPool:
         """Send waiting jobs: each worker has one to work on and one to go on with."""
         for depth in (0, 1):
             for worker in self._workers:
-                while self._waiting and len(worker.tickets) <= depth and self._has_room():
+                while self._waiting and len(worker.tickets) <= depth and self._has_room(self._waiting[0]):
                     ticket = self._waiting[0]
-                    message = pack((ticket, self._jobs[ticket], worker.segments.take_released()))
+                    request = Request(
+                        ticket, self._jobs[ticket], worker.segments.take_released(), ticket in self._deaths
+                    )
+                    message = pack((request.ticket, request.job, request.released, request.observe))
                     if worker.tickets and message.size > _SMALL_JOB:
                         break
                     self._waiting.popleft()
+                    worker.since = worker.since if worker.tickets else time.monotonic()
                     worker.tickets.append(ticket)
                     try:
                         send(worker.connection, message)
@@ -256,10 +255,12 @@ class WorkerPool:
                         self._replace(worker)
                         return
 
-    def _has_room(self) -> bool:
-        """Whether the result of one more job may be awaited."""
+    def _has_room(self, ticket: int) -> bool:
+        """Whether the result of one more job may be expected."""
         at_work = sum(len(worker.tickets) for worker in self._workers)
-        return not at_work or sum(self._sizes.values()) + (at_work + 1) * self._largest <= self._max_bytes
+        needed = not at_work and (ticket == self._awaited or not self._done)
+        expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
+        return needed or expected <= self._options.max_bytes_in_flight
 
     def _collect(self, timeout: float | None) -> bool:
         """Wait for something to happen; take an answer of each worker that has one. False: nothing happened in time."""
@@ -278,62 +279,80 @@ class WorkerPool:
     def _take_answer(self, worker: _Worker) -> None:
         (ticket, ok, value), size = receive(worker.connection, worker.segments)
         worker.tickets.remove(ticket)
+        worker.since = time.monotonic()
         if self._jobs.pop(ticket, None) is None:
             return
         self._done[ticket] = Result(*value) if ok else value
         self._sizes[ticket] = size
         self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
 
-    def _replace(self, worker: _Worker) -> None:
-        """A worker died: start another one and run its jobs again."""
-        self._forget(worker)
+    def _replace(self, worker: _Worker, *, hung: bool = False) -> None:
+        """A worker died, or is killed because it hangs: start another one and run its jobs again."""
+        if hung:
+            worker.process.kill()
         worker.process.join(1.0)
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
+        end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
         self.total_deaths += 1
         lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
         if lost:
             running = lost[0]
             self._deaths[running] = self._deaths.get(running, 0) + 1
             if self._deaths[running] >= MAX_DEATHS:
-                error = self._gave_up(self._jobs.pop(running), worker)
-                self._done[running] = error
+                self._done[running] = self._gave_up(self._jobs.pop(running), worker, end)
                 lost.remove(running)
+        self._forget(worker)
         self._waiting.extendleft(reversed(lost))
         logger.warning(
-            "worker %d (pid %s) ended with %s; it is replaced, and %d of its jobs run again",
+            "worker %d (pid %s) %s; it is replaced, and %d of its jobs run again",
             worker.number,
-            worker.process.pid,
-            _exit_text(worker.process.exitcode),
+            worker.pid,
+            end,
             len(lost),
         )
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
-    def _gave_up(self, job: Job, worker: _Worker) -> WorkerError:
-        names = [f"{self._pipeline.leaves[leaf].name}[{index}]" for leaf, index, _ in job.addresses]
+    def _gave_up(self, job: Job, worker: _Worker, end: str) -> WorkerError:
+        names = [f"{self._pipeline.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        step = worker.notes.last_step()
         return WorkerError(
-            f"{MAX_DEATHS} workers died while making the same micro-batch, the last one with "
-            f"{_exit_text(worker.process.exitcode)}",
+            f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
+            + (f" in {step}" if step else ""),
             where=f"micro-batch {job.number} of pass {job.pass_number}: samples {shown}",
             fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
             "restore_sample makes the same batch in this process",
         )
 
-    def _report_slow(self, ticket: int) -> None:
+    def _too_slow(self, ticket: int) -> float | None:
+        """A result was waited for too long. Returns when to look again; None: not for this one."""
+        limit = self._options.watchdog_seconds
+        assert limit is not None
+        now = time.monotonic()
         owner = next((worker for worker in self._workers if ticket in worker.tickets), None)
+        hung = [worker for worker in self._workers if worker.tickets and worker.busy_seconds(now) >= limit]
         job = self._jobs.get(ticket)
-        at = f"worker {owner.number} (pid {owner.process.pid})" if owner is not None else "no worker has begun it"
-        what = f"a micro-batch has been waited for longer than {self._watchdog_seconds:g} s ({at})"
+        at = f"worker {owner.number} (pid {owner.pid})" if owner is not None else "no worker has begun it"
+        what = f"a micro-batch has been waited for longer than {limit:g} s ({at})"
         number = "?" if job is None else job.number
-        if self._fail_on_timeout:
-            raise WorkerError(
-                what,
-                where=f"micro-batch {number}",
-                fix="look at the worker with py-spy dump; raise watchdog_timeout_seconds if this is normal",
-            )
-        logger.warning("%s: micro-batch %s; still waiting", what, number)
+        suspects = hung or ([] if owner is None else [owner])
+        stacks = "".join(f"\nworker {one.number} (pid {one.pid}):\n{one.notes.stacks(one.pid)}" for one in suspects)
+        match self._options.on_timeout:
+            case "raise":
+                raise WorkerError(
+                    what + stacks,
+                    where=f"micro-batch {number}",
+                    fix="see what the worker does there; raise watchdog_timeout_seconds if this is normal",
+                )
+            case "replace":
+                logger.warning("%s: micro-batch %s%s", what, number, stacks)
+                for worker in hung:
+                    self._replace(worker, hung=True)
+                return time.monotonic() + limit
+        logger.warning("%s: micro-batch %s; still waiting%s", what, number, stacks)
+        return None
 
 
 def _exit_text(code: int | None) -> str:
@@ -345,87 +364,3 @@ def _exit_text(code: int | None) -> str:
         except ValueError:
             return f"signal {-code}"
     return f"exit code {code}"
-
-
-# -- in the worker --------------------------------------------------------------------------------------------------
-
-
-def _serve(
-    connection: Connection,
-    segments: Segments,
-    pipeline: Pipeline,
-    trainer: int,
-    inherited: list[Connection | SegmentReader],
-) -> None:
-    """A worker's life: take a job, make the batch, send it."""
-    for end in inherited:
-        end.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        writer = SegmentWriter(segments)
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
-        while _wait_for_job(poll, trainer):
-            (ticket, job, released), _ = receive(connection)
-            writer.release(released)
-            send(connection, _run(pipeline, ticket, job), writer)
-    except (EOFError, OSError):
-        pass  # the trainer closed the pipe, or is gone
-    _clean_up_after_trainer()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
-    os._exit(0)
-
-
-def _wait_for_job(poll: select.poll, trainer: int) -> bool:
-    while not poll.poll(1000 * _PARENT_CHECK):
-        if not _is_there(trainer):
-            return False
-    return True
-
-
-def _is_there(trainer: int) -> bool:
-    if os.getppid() == trainer:
-        return True
-    parent = multiprocessing.parent_process()  # with forkserver the parent is the server, not the trainer
-    return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
-
-
-def _clean_up_after_trainer() -> None:
-    """Remove the temporary folder in which multiprocessing keeps the socket of the fork server.
-
-    The trainer does that itself, unless it was killed.
-    """
-    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    parent = multiprocessing.parent_process()
-    if folder is None or parent is None:
-        return
-    parent.join(0.2)  # its pipes may close a moment before it is gone
-    if not parent.is_alive():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run(pipeline: Pipeline, ticket: int, job: Job) -> Message:
-    try:
-        result = pipeline.run(job)
-        return pack((ticket, True, (result.batch, result.outcomes, result.tokens)))
-    except BaseException as error:
-        return _pack_error(ticket, error)
-
-
-def _pack_error(ticket: int, error: BaseException) -> Message:
-    """An error that can be sent: the exception itself if it survives pickling, else its text."""
-    error.__cause__ = error.__context__ = None
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    if not isinstance(error, EnergonLiteError):
-        logger.error("a worker ends the iteration:\n%s", text)
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")
-    return pack((ticket, False, error))

@@ -61,7 +61,7 @@ def stateless(fn: F | None = None, *, restore_seeds: bool = False, failure_toler
         with _seeded_globals(context.seed):
             return fn(*args, **kwargs)
 
-    seeded.__stateless__ = True  # type: ignore[attr-defined]
+    seeded.__stateless__ = seeded.__seeds_globals__ = True  # type: ignore[attr-defined]
     return seeded
 
 
@@ -86,7 +86,7 @@ def _seeded_generator(fn: Callable[..., Iterator[Any]]) -> Callable[..., Iterato
         if failure is not None:
             raise failure
 
-    seeded.__stateless__ = True  # type: ignore[attr-defined]
+    seeded.__stateless__ = seeded.__seeds_globals__ = True  # type: ignore[attr-defined]
     return seeded
 
 

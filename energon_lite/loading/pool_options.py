@@ -1,0 +1,52 @@
+"""How workers are started, watched and bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from energon_lite.errors import UsageError, nearest
+
+__all__ = ["OnTimeout", "PoolOptions", "StartMethod"]
+
+StartMethod = Literal["fork", "forkserver", "spawn", "thread"]
+OnTimeout = Literal["warn", "replace", "raise"]
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """What a user may say about workers.
+
+    Args:
+        start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a pipeline (and hooks)
+            that can be pickled. ``thread``: threads of this process.
+        watchdog_seconds: a micro-batch that is waited for longer than this is reported; None: never.
+        on_timeout: then ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its job again.
+        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
+            expected of the jobs at work, are larger than this. The job whose result is waited for is begun anyway.
+
+    Raises:
+        UsageError: a word that is none of these.
+    """
+
+    start_method: StartMethod = "fork"
+    watchdog_seconds: float | None = 60.0
+    on_timeout: OnTimeout = "warn"
+    max_bytes_in_flight: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                close = nearest(str(value), known)
+                raise UsageError(
+                    f"{name} is {value!r}",
+                    fix=f"did you mean {close!r}?" if close else f"give one of {', '.join(map(repr, known))}",
+                )
+        if self.start_method == "thread" and self.on_timeout == "replace":
+            raise UsageError(
+                "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",
+                fix="use processes, or on_timeout='raise'",
+            )
+        if self.max_bytes_in_flight < 1:
+            raise UsageError(f"max_bytes_in_flight is {self.max_bytes_in_flight}", fix="give a number of bytes")

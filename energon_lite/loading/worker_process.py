@@ -1,0 +1,147 @@
+"""A worker's life: take a job, make the batch, send it.
+
+Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when they are
+told to, when their pipe closes, or when their parent is gone. On SIGUSR1 they write down what they are doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.loading.observation import Notes, observed
+from energon_lite.loading.pipeline import Job, Pipeline
+from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
+from energon_lite.loading.transport import Message, pack, receive, send
+
+__all__ = ["Request", "serve"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether the parent is still there.
+_PARENT_CHECK = 2.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the trainer sends.
+
+    Args:
+        ticket: number of the job.
+        job: to be run.
+        released: segments that the trainer has no more use for.
+        observe: note each step before it is taken; a worker died, or hung, in this job before.
+    """
+
+    ticket: int
+    job: Job
+    released: Sequence[int]
+    observe: bool = False
+
+
+def serve(
+    connection: Connection,
+    segments: Segments,
+    notes: Notes,
+    pipeline: Pipeline,
+    trainer: int,
+    inherited: Sequence[Connection | SegmentReader],
+) -> None:
+    """The body of a worker process.
+
+    Args:
+        connection: to the trainer.
+        segments: memory for large results.
+        notes: where the trainer looks if this process dies, or hangs.
+        pipeline: what runs a job.
+        trainer: its process.
+        inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
+    """
+    for end in inherited:
+        end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    notes.begin()
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        writer = SegmentWriter(segments)
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while _wait_for_job(poll, trainer):
+            fields, _ = receive(connection)
+            request = Request(*fields)
+            writer.release(request.released)
+            with observed(pipeline, notes, request.observe):
+                message = _run(pipeline, request)
+            send(connection, message, writer)
+    except (EOFError, OSError):
+        pass  # the trainer closed the pipe, or is gone
+    _clean_up_after_trainer()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
+    os._exit(0)
+
+
+def _wait_for_job(poll: select.poll, trainer: int) -> bool:
+    while not poll.poll(1000 * _PARENT_CHECK):
+        if not _is_there(trainer):
+            return False
+    return True
+
+
+def _is_there(trainer: int) -> bool:
+    if os.getppid() == trainer:
+        return True
+    parent = multiprocessing.parent_process()  # with forkserver the parent is the server, not the trainer
+    return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
+
+
+def _clean_up_after_trainer() -> None:
+    """Remove the temporary folder in which multiprocessing keeps the socket of the fork server.
+
+    The trainer does that itself, unless it was killed.
+    """
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    parent = multiprocessing.parent_process()
+    if folder is None or parent is None:
+        return
+    parent.join(0.2)  # its pipes may close a moment before it is gone
+    if not parent.is_alive():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(pipeline: Pipeline, request: Request) -> Message:
+    try:
+        result = pipeline.run(request.job)
+        return pack((request.ticket, True, (result.batch, result.outcomes, result.tokens)))
+    except BaseException as error:
+        return _pack_error(request.ticket, error)
+
+
+def _pack_error(ticket: int, error: BaseException) -> Message:
+    """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    error.__cause__ = error.__context__ = None
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if not isinstance(error, EnergonLiteError):
+        logger.error("a worker ends the iteration:\n%s", text)
+    sent: Any = error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        sent = FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")
+    return pack((ticket, False, sent))
