@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
     "convert-weights": ("convert_weights", "Convert weights from and to Hugging Face's Llama, or into one file."),
     "doctor": ("doctor", "Examine this machine, and the ranks of a launch: what is wrong, and what to do."),
+    "trace": ("trace", "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too."),
     "layout": ("layout", "Show which ranks of a training run form which groups, and which layers they have."),
 }
 

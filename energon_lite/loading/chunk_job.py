@@ -83,6 +83,7 @@ class Made:
         after: where the next batch begins; None: the chunk has no more of them.
         is_batch: False: there is no batch, only outcomes.
         rows: samples or packs in it.
+        trace: how it was made, if that was asked for.
     """
 
     batch: Any
@@ -90,3 +91,4 @@ class Made:
     after: Place | None = None
     is_batch: bool = True
     rows: int = 1
+    trace: dict[str, Any] | None = None

@@ -34,6 +34,7 @@ class LeafColumns:
         path: of the data set.
         labels: its subflavors.
         absent: fields of the sample type that are left to their defaults.
+        reader: brings the bytes.
     """
 
     def __init__(self, source: WebdatasetSource, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
@@ -43,7 +44,7 @@ class LeafColumns:
         given = {name for name, _ in fields} | set(BASE_FIELDS)
         self.absent = [one for one in dataclasses.fields(self.sample_type) if one.name not in given]
         self._decoder, self._fields = loader.decoder, tuple(fields)
-        self._reader = PartColumns(source, frozenset(access.part for _, access in fields))
+        self.reader = PartColumns(source, frozenset(access.part for _, access in fields))
 
     @classmethod
     def plan(cls, source: WebdatasetSource, loader: SampleLoader) -> LeafColumns | None:
@@ -64,8 +65,8 @@ class LeafColumns:
 
     def read(self, indices: Sequence[int]) -> tuple[Columns, dict[str, list[Any]]] | None:
         """Samples, and their fields; None: they are not alike."""
-        found = self._reader.read(np.array(indices, dtype=np.int64))
-        if found is None or len(found.names) < len(self._reader.parts):
+        found = self.reader.read(np.array(indices, dtype=np.int64))
+        if found is None or len(found.names) < len(self.reader.parts):
             return None
         parts: dict[str, list[Any]] = dict(found.parts)
         if self._decoder is not None:
@@ -94,7 +95,7 @@ class ColumnBatches:
     """
 
     def __init__(self, leaves: Sequence[LeafColumns | None]):
-        self._leaves = leaves
+        self.leaves = leaves
 
     def batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
         """The batch of the samples at ``addresses``, as the default hooks make it; None: it cannot be made this way.
@@ -110,7 +111,7 @@ class ColumnBatches:
 
     def _batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
         numbers, indices, _ = zip(*addresses, strict=True)
-        first = self._leaves[numbers[0]]
+        first = self.leaves[numbers[0]]
         if first is None:
             return None
         if numbers.count(numbers[0]) == len(numbers):
@@ -149,7 +150,7 @@ class ColumnBatches:
         fields: dict[str, list[Any]] = {}
         subflavors: list[dict[str, Any]] = []
         for number, mine in places.items():
-            leaf = self._leaves[number]
+            leaf = self.leaves[number]
             if leaf is None or leaf.sample_type is not kind:
                 return None
             found = leaf.read([indices[place] for place in mine])

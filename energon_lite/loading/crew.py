@@ -6,6 +6,7 @@ from energon_lite.loading.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.lane_feed import InlineChunks, PooledChunks
 from energon_lite.loading.pipeline import Pipeline
 from energon_lite.loading.pool_options import PoolOptions
+from energon_lite.loading.stage_timer import time_stages
 from energon_lite.loading.thread_pool import ThreadPool, check_threads
 from energon_lite.loading.workers import Executor, InlineExecutor, Load, WorkerPool
 
@@ -28,6 +29,8 @@ class Crew:
         self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
+        if not num_workers and options.trace:
+            time_stages(pipeline)
         self._executor: Executor | None = None
         self._past_deaths = 0
 

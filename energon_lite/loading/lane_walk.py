@@ -124,7 +124,11 @@ class LaneWalk:
     def _made_at(self, step: int) -> Result:
         """The micro-batch of this rank at a step, if its lane has one."""
         self._taken = self._peek(step)
-        return Result(None) if self._taken is None else Result(self._taken.batch, self._taken.outcomes)
+        return (
+            Result(None)
+            if self._taken is None
+            else Result(self._taken.batch, self._taken.outcomes, trace=self._taken.trace)
+        )
 
     def _next_step(self) -> int | None:
         """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""

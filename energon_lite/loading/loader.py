@@ -31,6 +31,7 @@ from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_walk import TokenWalk
+from energon_lite.loading.trace_file import TraceFile
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class DataLoader:
             (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
         log_every: log a line about speed, waiting and losses every so many batches; 0: never.
+        trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
+            stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
 
     Example:
@@ -84,6 +87,7 @@ class DataLoader:
         skip_steps: Iterable[int | tuple[int, int]] = (),
         log_every: int = 0,
         quarantine: str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ):
         if not isinstance(dataset, SavableDataset):
             raise UsageError(
@@ -94,16 +98,17 @@ class DataLoader:
         if fail_on_timeout and on_timeout not in (None, "raise"):
             raise UsageError(f"fail_on_timeout with on_timeout={on_timeout!r}", fix="give one of the two")
         self.dataset = dataset
-        self.worker_config = dataset.worker_config
+        self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
         self._quarantine = self._make_quarantine(quarantine)
+        self._trace = TraceFile(trace, config.rank, config.world_size) if trace is not None and self._writes else None
         names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
         self._report = Report(dataset.task_encoder.failure_tolerance, names, self._quarantine)
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline: Pipeline = dataset.pipeline()
         reaction: OnTimeout = on_timeout or ("raise" if fail_on_timeout else "warn")
-        options = PoolOptions(start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight)
+        options = PoolOptions(start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None)
         self._crew = Crew(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
@@ -115,20 +120,25 @@ class DataLoader:
         self._walk.start_loop()
         batches = int(self.worker_config.reads)
         while True:
-            asked = time.perf_counter()
+            asked = time.monotonic()
             result = self._take() if self._ahead is None else self._ahead.take()
             if result is None:
                 return
             batch = result.batch
             tokens = (tokens_of(batch) or result.tokens) if batches else 0
             self._report.count(result.outcomes, batches=batches, tokens=tokens)
+            place = self._walk.step if self._trace is not None else (0, 0)
             # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
             self._walk.advance()
             if self._ahead is not None:
                 batch = self._ahead.finish()
-            self._progress.waited(time.perf_counter() - asked)
+            delivered = time.monotonic()
+            self._progress.waited(delivered - asked)
+            if self._trace is not None:
+                self._trace.add(place, asked, delivered, result)
             if self._progress.is_due:
                 self._progress.log(self._crew)
+            del result  # with what is on the device already
             yield batch
 
     def __len__(self) -> int:
@@ -314,10 +324,13 @@ class DataLoader:
     def __str__(self) -> str:
         return f"{type(self).__name__} at {self._walk.cursor}\n{self.dataset}"
 
+    @property
+    def _writes(self) -> bool:
+        """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
+        return self.worker_config.reads and self.worker_config.saves_state
 
     def _make_quarantine(self, path: str | os.PathLike[str] | None) -> Quarantine | None:
-        """Peers get the same batches, so one of them writes."""
-        if path is None or not (self.worker_config.reads and self.worker_config.saves_state):
+        if path is None or not self._writes:
             return None
         return Quarantine(path, self.dataset.leaves, self.worker_config.rank)
 

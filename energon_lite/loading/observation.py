@@ -107,8 +107,10 @@ def observed(pipeline: Pipeline, notes: Notes, wanted: bool) -> Iterator[None]:
         notes.note(f"{stage} of {key}" + ("" if leaf == "*" else f" of {leaf}"))
         return guarded(stage, leaf, key, *rest)
 
-    before = {name: pipeline.__dict__[name] for name in ("_guarded", "_columns") if name in pipeline.__dict__}
-    pipeline.__dict__.update(_guarded=noting, _columns=None)
+    before: dict[str, Any] = {
+        name: pipeline.__dict__[name] for name in ("_guarded", "_columns") if name in pipeline.__dict__
+    }
+    pipeline.__dict__.update({"_guarded": noting, "_columns": None})
     notes.note("")
     try:
         yield

@@ -128,11 +128,13 @@ class Result:
         batch: what the hooks made.
         outcomes: what happened to its samples, in their order.
         tokens: that were planned for it, if they were.
+        trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.stage_timer`.
     """
 
     batch: Any
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
+    trace: dict[str, Any] | None = None
 
 
 #: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.

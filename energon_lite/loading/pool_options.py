@@ -24,6 +24,7 @@ class PoolOptions:
         on_timeout: then ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its job again.
         max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
             expected of the jobs at work, are larger than this. The job whose result is waited for is begun anyway.
+        trace: results carry how they were made.
 
     Raises:
         UsageError: a word that is none of these.
@@ -33,6 +34,7 @@ class PoolOptions:
     watchdog_seconds: float | None = 60.0
     on_timeout: OnTimeout = "warn"
     max_bytes_in_flight: int = 1 << 30
+    trace: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):

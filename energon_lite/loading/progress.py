@@ -45,7 +45,7 @@ class Progress:
     def waited(self, seconds: float) -> None:
         """A batch was waited for, so long."""
         if not self.batches:
-            self._last = _Mark(time.perf_counter() - seconds, 0.0, 0, 0)
+            self._last = _Mark(time.monotonic() - seconds, 0.0, 0, 0)
         self.batches += 1
         self.wait_seconds += seconds
 
@@ -57,7 +57,7 @@ class Progress:
     def log(self, crew: Crew) -> None:
         """Log how it went since the last line."""
         report, last = self._report, self._last
-        now = _Mark(time.perf_counter(), self.wait_seconds, report.samples, report.tokens)
+        now = _Mark(time.monotonic(), self.wait_seconds, report.samples, report.tokens)
         assert last is not None
         self._last = now
         seconds = max(1e-9, now.time - last.time)

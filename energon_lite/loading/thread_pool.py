@@ -19,6 +19,7 @@ from typing import Any
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.pipeline import Job, Pipeline, Result
 from energon_lite.loading.pool_options import PoolOptions
+from energon_lite.loading.stage_timer import time_stages
 from energon_lite.loading.workers import Load
 
 __all__ = ["ThreadPool", "check_threads"]
@@ -127,6 +128,8 @@ class ThreadPool:
 
     def _work(self, pipeline: Pipeline) -> None:
         """The body of a thread."""
+        if self._options.trace:
+            time_stages(pipeline)
         while True:
             with self._changed:
                 while not self._closed and not (self._waiting and self._has_room(self._waiting[0][0])):

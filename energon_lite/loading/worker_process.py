@@ -24,6 +24,7 @@ from energon_lite.errors import EnergonLiteError, FatalSampleError
 from energon_lite.loading.observation import Notes, observed
 from energon_lite.loading.pipeline import Job, Pipeline
 from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
+from energon_lite.loading.stage_timer import time_stages
 from energon_lite.loading.transport import Message, pack, receive, send
 
 __all__ = ["Request", "serve"]
@@ -58,6 +59,7 @@ def serve(
     pipeline: Pipeline,
     trainer: int,
     inherited: Sequence[Connection | SegmentReader],
+    trace: bool,
 ) -> None:
     """The body of a worker process.
 
@@ -68,6 +70,7 @@ def serve(
         pipeline: what runs a job.
         trainer: its process.
         inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
+        trace: time the stages of each batch.
     """
     for end in inherited:
         end.close()
@@ -77,6 +80,8 @@ def serve(
     import torch
 
     torch.set_num_threads(1)
+    if trace:
+        time_stages(pipeline)
     try:
         writer = SegmentWriter(segments)
         poll = select.poll()
@@ -128,7 +133,7 @@ def _clean_up_after_trainer() -> None:
 def _run(pipeline: Pipeline, request: Request) -> Message:
     try:
         result = pipeline.run(request.job)
-        return pack((request.ticket, True, (result.batch, result.outcomes, result.tokens)))
+        return pack((request.ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)))
     except BaseException as error:
         return _pack_error(request.ticket, error)
 

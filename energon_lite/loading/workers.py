@@ -25,6 +25,7 @@ from energon_lite.loading.observation import Notes
 from energon_lite.loading.pipeline import Job, Pipeline, Result
 from energon_lite.loading.pool_options import PoolOptions
 from energon_lite.loading.segments import SegmentReader, Segments
+from energon_lite.loading.stage_timer import note_transfer
 from energon_lite.loading.transport import pack, receive, send
 from energon_lite.loading.worker_process import Request, serve
 
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: A job during which so many workers died, or hung, is not tried again.
 MAX_DEATHS = 3
-#: A worker that has not begun to work after so long hangs, too: it imports torch and the user's modules, on a busy disk.
+#: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
 _START_SECONDS = 120.0
 #: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
 _SMALL_JOB = 32 << 10
@@ -218,7 +219,7 @@ class WorkerPool:
         _trainer_ends.update((ours, reader))
         process = self._context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(theirs, segments, notes, self._pipeline, os.getpid(), inherited),
+            args=(theirs, segments, notes, self._pipeline, os.getpid(), inherited, self._options.trace),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
@@ -277,12 +278,16 @@ class WorkerPool:
         return bool(handles)
 
     def _take_answer(self, worker: _Worker) -> None:
+        began = time.monotonic()
         (ticket, ok, value), size = receive(worker.connection, worker.segments)
         worker.tickets.remove(ticket)
         worker.since = time.monotonic()
         if self._jobs.pop(ticket, None) is None:
             return
-        self._done[ticket] = Result(*value) if ok else value
+        outcome = Result(*value) if ok else value
+        if self._options.trace and isinstance(outcome, Result):
+            note_transfer(outcome, began, time.monotonic())
+        self._done[ticket] = outcome
         self._sizes[ticket] = size
         self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
 

@@ -213,4 +213,4 @@ def test_only_plain_hooks_count(folder: Path) -> None:
     assert not has_default_hooks(DefaultTaskEncoder(batch_type=dict))
     with_code = DefaultTaskEncoder()
     with_code.decoder = SampleDecoder(handlers={"npy": torch.tensor})
-    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0]._columns._leaves == [None]  # type: ignore[union-attr]
+    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0]._columns.leaves == [None]  # type: ignore[union-attr]

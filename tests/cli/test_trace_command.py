@@ -1,0 +1,169 @@
+"""A loader's trace: what is written, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.cli.main import main
+from energon_lite.cli.trace import chrome_events, read_runs
+
+
+class Slow(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        time.sleep(0.02 if sample.text == "a-7" else 0.001)
+        return sample
+
+
+class Packs(Slow):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[:2], samples[2:]]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"__key__": "+".join(sample.__key__ for sample in samples), "size": len(samples)}
+
+
+def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **kwargs: Any) -> SavableDataLoader:
+    config = WorkerConfig(rank=kwargs.pop("rank", 0), world_size=kwargs.pop("world", 1), num_workers=workers)
+    encoder = {"slow": Slow, "plain": TaskEncoder, "packs": Packs}[kind]()
+    data = {"packing_buffer_size": 4} if kind == "packs" else {}
+    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config, **data)
+    return get_savable_loader(dataset, trace=trace, **kwargs)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+WORKERS = [(0, "fork"), (2, "fork"), (2, "thread")]
+
+
+@pytest.mark.parametrize(("workers", "method"), WORKERS)
+@pytest.mark.parametrize("kind", ["slow", "plain", "packs"])
+def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers: int, method: str) -> None:
+    file = tmp_path / "new" / "trace.jsonl"
+    with _loader(leaf_of(30), file, kind, workers, start_method=method) as loader:
+        batches = [batch for _, batch in zip(range(8), loader, strict=False)]
+    with _loader(leaf_of(30), None, kind, workers) as loader:
+        untraced = [batch for _, batch in zip(range(8), loader, strict=False)]
+    keys = [list(batch["__key__"] if isinstance(batch, dict) else batch.__key__) for batch in batches]
+    assert keys == [list(batch["__key__"] if isinstance(batch, dict) else batch.__key__) for batch in untraced]
+    header, *lines = _lines(file)
+    assert (header["format"], header["rank"]) == ("energon_lite.trace", 0)
+    assert [line["keys"] for line in lines] == keys and [line["step"] for line in lines] == list(range(8))
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        assert line["asked"] <= line["delivered"] and line["began"] <= line["ended"] <= line["delivered"]
+        assert following is None or line["delivered"] <= following["asked"]
+        inside = sum(seconds for stage, seconds in line["stages"].items() if stage != "transfer")
+        assert 0 < inside <= line["ended"] - line["began"] + 1e-6
+        assert line["stages"].keys() <= {"read", "decode", "hooks", "batch", "transfer"}
+    stages = {stage for line in lines for stage in line["stages"]}
+    assert {"read", "decode", "batch"} <= stages
+    assert ("hooks" in stages) == (kind != "plain") and ("transfer" in stages) == (method == "fork" and workers > 0)
+    if kind == "slow":
+        assert all([key for key, _ in line["samples"]] == line["keys"] for line in lines)
+        assert all(seconds >= 0.001 for line in lines for _, seconds in line["samples"])
+        assert all(line["stages"]["hooks"] >= 0.004 for line in lines)
+
+
+def test_each_rank_has_its_file_and_a_second_run_goes_on_in_it(leaf_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    for _ in range(2):
+        for rank in range(2):
+            with _loader(leaf_of(30), file, rank=rank, world=2) as loader:
+                for _ in zip(range(3), loader, strict=False):
+                    pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.rank0.jsonl", "trace.rank1.jsonl"]
+    runs, unread = read_runs([str(tmp_path / "trace.rank1.jsonl")])
+    assert [(run.rank, len(run.batches)) for run in runs] == [(1, 3), (1, 3)] and not unread
+    assert [batch["step"] for batch in runs[0].batches] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", ["/dev/full", "/proc/nowhere/trace.jsonl"])
+def test_a_file_that_cannot_be_written_ends_nothing(leaf_of: Any, bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with _loader(leaf_of(30), bad) as loader:
+        assert len([batch for _, batch in zip(range(5), loader, strict=False)]) == 5
+    assert caplog.text.count("cannot be written") == 1 and bad in caplog.text
+
+
+def test_nothing_is_timed_unasked(leaf_of: Any) -> None:
+    with _loader(leaf_of(30), None) as loader:
+        next(iter(loader))
+        assert "run" not in loader._pipeline.__dict__ and "_guarded" not in loader._pipeline.__dict__
+
+
+@pytest.fixture
+def traced(leaf_of: Any, tmp_path: Path) -> Path:
+    file = tmp_path / "trace.jsonl"
+    with _loader(leaf_of(30), file, workers=1) as loader:
+        for _ in zip(range(15), loader, strict=False):  # two epochs
+            pass
+    return file
+
+
+def test_the_tables(traced: Path) -> None:
+    result = CliRunner().invoke(main, ["trace", str(traced), "--slowest", "3"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("15 batches, 60 samples") and "the trainer waited" in lines[0]
+    assert [line.split()[0] for line in lines[3:9]] == ["read", "decode", "hooks", "batch", "transfer", "other"]
+    shares = [float(line.split()[2]) for line in lines[3:9]]
+    assert abs(sum(shares) - 100) < 1 and max(shares) == shares[2]
+    assert lines[10].startswith("slowest samples") and len(lines) == 14
+    assert [line.split()[0] for line in lines[11:13]] == ["a-7", "a-7"]
+
+
+def test_when_a_sample_was_seen(traced: Path) -> None:
+    result = CliRunner().invoke(main, ["trace", str(traced), "--sample", "a-7", "-s", "nobody"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "a-7: seen 2 times" and lines[3] == "nobody: seen 0 times"
+    at = [batch for batch in _lines(traced)[1:] if "a-7" in batch["keys"]]
+    for line, batch in zip(lines[1:3], at, strict=True):
+        assert f"rank 0, pass 0, step {batch['step']}, place {batch['keys'].index('a-7')}, " in line
+
+
+def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = CliRunner().invoke(main, ["trace", str(traced), "-o", str(out)])
+    assert result.exit_code == 0 and "ui.perfetto.dev" in result.output
+    events = json.loads(out.read_text())["traceEvents"]
+    assert events == list(chrome_events(read_runs([str(traced)])[0]))
+    boxes = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in boxes)
+    names = [event["name"] for event in boxes]
+    assert names.count("step") == 14 and names.count("hooks") == 15
+    assert sum(name.startswith("wait for step ") for name in names) == 15
+    for number in range(15):  # the stages lie inside of their batch
+        (whole,) = [event for event in boxes if event["name"] == f"step {number}"]
+        assert len(whole["args"]["keys"]) == 4
+    titles = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert titles[:2] == ["rank 0", "trainer"] and titles[2].startswith("worker ")
+
+
+def test_lines_that_are_cut_off_are_left_out(traced: Path) -> None:
+    traced.write_bytes(traced.read_bytes()[:-20])
+    result = CliRunner().invoke(main, ["trace", str(traced)])
+    assert result.exit_code == 0 and "14 batches" in result.output and "1 lines cannot be read" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no batch"),
+        ('{"asked": 1}\n', "this is not a trace"),
+        ('{"format": "energon_lite.trace", "version": 9, "rank": 0, "clock": 0}\n', "upgrade the library"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "x.jsonl").write_text(text)
+    result = CliRunner().invoke(main, ["trace", str(tmp_path / "x.jsonl")])
+    assert result.exit_code == 1 and message in result.output
