@@ -60,7 +60,7 @@ class Report:
         Raises:
             FatalSampleError: too many failures in a row.
         """
-        if not any(outcome.__class__ is Failure for outcome in outcomes):
+        if _KINDS.isdisjoint(map(type, outcomes)):
             self._in_a_row = 0 if outcomes else self._in_a_row
             return
         for outcome in outcomes:
