@@ -310,8 +310,8 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
 
     Args:
         dataset: from :func:`get_train_dataset` or :func:`get_val_dataset`.
-        kwargs: ``prefetch_factor`` (2), ``start_method`` ("fork"), ``watchdog_timeout_seconds`` (60),
-            ``fail_on_timeout`` (False), ``skip_steps`` (steps to be passed over), and the others of
+        kwargs: ``prefetch_factor`` (2), ``start_method`` ("fork"), ``watchdog_timeout_seconds`` (60), ``on_timeout``
+            ("warn"), ``skip_steps``, ``quarantine``, ``trace``, ``log_every`` and the others of
             :class:`~energon_lite.DataLoader`. Energon's keywords for its snapshots and its garbage collection are
             accepted and have no effect: there are no snapshots.
 

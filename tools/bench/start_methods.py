@@ -1,9 +1,9 @@
 """Start methods of workers: seconds to the first batch, to a worker's replacement, and batches a second after that.
 
-One fresh process for each start method and run, alternating; two workers, batches of 32 text samples. ``first`` is from
-``iter(loader)`` to the first batch, ``again`` the same after ``close()`` in the same process (a forkserver is warm then),
-``replaced`` from the death of both workers to the eighth batch after it (more than were ready), ``batches/s`` the rate of
-so many batches afterwards.
+One fresh process for each start method and run, alternating; two workers, batches of 32 text samples. ``first`` is
+from ``iter(loader)`` to the first batch, ``again`` the same after ``close()`` in the same process (a forkserver is
+warm then), ``replaced`` from the death of both workers to the eighth batch after it (more than were ready),
+``batches/s`` the rate of so many batches afterwards.
 
 With ``--off`` it measures instead what the loader adds to each batch on its own (counts, waiting, cursor), in
 microseconds: a loader in this process over batches that are made in no time.
