@@ -145,6 +145,9 @@ class WorkerPool:
         self._largest = 0
         self._poll = select.poll()
         self._context = multiprocessing.get_context(self._options.start_method)
+        if self._options.start_method == "forkserver":
+            # The server imports torch once; else each worker, and each replacement, would do it for itself.
+            self._context.set_forkserver_preload(["__main__", serve.__module__, "torch"])
         self._tickets = 0
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered
