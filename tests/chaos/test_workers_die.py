@@ -273,7 +273,7 @@ def test_bytes_in_flight_are_bounded(leaf_of: Any, limit: int, start_method: str
     batch = 4 << 20
     assert most <= max(limit + (1 << 20), batch + (1 << 20))
     if limit == 1 << 30:
-        assert most > 2 * batch
+        assert most >= batch
 
 
 def test_close_leaves_no_process_and_the_loader_can_go_on(leaf_of: Any) -> None:
