@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.loading.forked_streams import renew_streams
 from energon_lite.loading.observation import Notes, observed
 from energon_lite.loading.pipeline import Job, Pipeline
 from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether the parent is still there.
 _PARENT_CHECK = 2.0
+#: Seconds that a trainer, whose pipes have closed, may take to be gone.
+_LAST_BREATH = 10.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ def serve(
         inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
         trace: time the stages of each batch.
     """
+    if inherited:
+        renew_streams()
     for end in inherited:
         end.close()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -82,12 +87,15 @@ def serve(
     torch.set_num_threads(1)
     if trace:
         time_stages(pipeline)
+    dismissed = False
     try:
         writer = SegmentWriter(segments)
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         while _wait_for_job(poll, trainer):
             fields, _ = receive(connection)
+            if dismissed := fields is None:
+                break
             request = Request(*fields)
             writer.release(request.released)
             with observed(pipeline, notes, request.observe):
@@ -95,7 +103,8 @@ def serve(
             send(connection, message, writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
-    _clean_up_after_trainer()
+    if not dismissed:
+        _clean_up_after_trainer()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
@@ -125,7 +134,7 @@ def _clean_up_after_trainer() -> None:
     parent = multiprocessing.parent_process()
     if folder is None or parent is None:
         return
-    parent.join(0.2)  # its pipes may close a moment before it is gone
+    parent.join(_LAST_BREATH)
     if not parent.is_alive():
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,6 +15,7 @@ import signal
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -123,6 +124,13 @@ class _Worker:
         began = self.notes.began()
         return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
+    def dismiss(self) -> None:
+        """Tell it to leave. One that is at work finds its pipe closed."""
+        if not self.tickets:
+            with suppress(OSError):
+                send(self.connection, pack(None))
+        self.close()
+
     def close(self) -> None:
         """Let go of the pipe and of the memory."""
         self.connection.close()
@@ -202,7 +210,7 @@ class WorkerPool:
             return
         self._closed = True
         for worker in self._workers:
-            worker.close()
+            worker.dismiss()
         deadline = time.monotonic() + 2.0
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -326,8 +327,7 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
             """
         )
     )
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # with a short path: a socket's may have 107 characters
     environment = {**os.environ, "TMPDIR": str(temporary)}
     command = [sys.executable, str(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
@@ -342,6 +342,7 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
     assert any("memfd:energon_lite" in name for name in named)
     assert not [name for name in named if name.startswith("/dev/shm") and "(deleted)" not in name]
     assert not list(temporary.iterdir())
+    temporary.rmdir()
 
 
 def test_validation_with_workers_survives_deaths_too(leaf_of: Any) -> None:
