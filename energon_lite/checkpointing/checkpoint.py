@@ -45,6 +45,9 @@ Place = Path | str
 class CheckpointSaver:
     """Writes checkpoints while training goes on. Only copying what is to be saved holds it up.
 
+    The memory of the copy, as much as a rank saves, is kept for the next one: memory that is new costs several times
+    as long to write to. That of a GPU's state is pinned.
+
     Args:
         root: folder or URL of all checkpoints of the run, seen by all ranks.
         mesh: the ranks. All of them must make a saver, and call its methods.
@@ -63,6 +66,7 @@ class CheckpointSaver:
         self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
         # A group of its own: collectives of training must not come between those of saving.
         self._group = dist.new_group(backend="gloo") if mesh.world_size > 1 else None
+        self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -74,8 +78,9 @@ class CheckpointSaver:
         """
         began = time.perf_counter()
         self.finish()
-        tensors = _copied(_everything(step, model, optimizer, self.mesh, state))
-        self._thread = threading.Thread(target=self._write, args=(step, tensors), name=f"checkpoint-{step}")
+        tensors = _everything(step, model, optimizer, self.mesh, state)
+        self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
+        self._thread = threading.Thread(target=self._write, args=(step, self._copies), name=f"checkpoint-{step}")
         self._thread.start()
         self.seconds_blocked = time.perf_counter() - began
         return self.files.place(f"step-{step:08d}")
@@ -294,20 +299,19 @@ def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
     return list(dict.fromkeys(name for order in orders for name in order))
 
 
-def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same in memory of its own, on the CPU."""
-    return {name: _copy(tensor) for name, tensor in tensors.items()}
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+    """The same on the CPU, in the memory of a former copy if that fits."""
     if isinstance(tensor, PartOfTensor):
-        parts = {offset: _copy(part) for offset, part in tensor.parts.items()}
+        former = into.parts if isinstance(into, PartOfTensor) else {}
+        parts = {offset: _copy(part, former.get(offset)) for offset, part in tensor.parts.items()}
         return PartOfTensor(tensor.shape, parts, tensor.dtype)
     if isinstance(tensor, DTensor):
-        local = _copy(tensor.to_local())
+        local = _copy(tensor.to_local(), into.to_local() if isinstance(into, DTensor) else None)
         shape, stride = tensor.shape, tensor.stride()
         return DTensor.from_local(local, tensor.device_mesh, tensor.placements, shape=shape, stride=stride)
-    return tensor.detach().to("cpu", copy=True)
+    if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
+        into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return into.copy_(tensor.detach())
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
