@@ -1,9 +1,9 @@
 """How long a checkpoint holds training up: saved at once, and saved while training goes on.
 
 A model of about 200 MB of state (float32 values and two moments) is saved to a local folder, in turns by
-``save_checkpoint``, which returns when all is on disk, and by ``CheckpointSaver.save``, which returns when it is copied.
-Between two saves of the second kind the script waits until the first is on disk, as a training loop would that saves
-less often than that takes. The mark: what is lost to the loop is below 5 % of the synchronous time.
+``save_checkpoint``, which returns when all is on disk, and by ``CheckpointSaver.save``, which returns when it is
+copied. Between two saves of the second kind the script waits until the first is on disk, as a training loop would that
+saves less often than that takes. The mark: what is lost to the loop is below 5 % of the synchronous time.
 
 How to read it: "held up" is the time that the loop was stopped; the ratio is of the medians. It is of this disk: on a
 slower one, or over a network, what is saved at once takes longer, and copying does not.
