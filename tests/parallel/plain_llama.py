@@ -139,7 +139,7 @@ def train(
     settings: OptimizerConfig,
     frozen: tuple[str, ...] = (),
 ) -> PlainRun:
-    """AdamW on the mean loss of all tokens of each step's micro-batches together."""
+    """AdamW or SGD on the mean loss of all tokens of each step's micro-batches together."""
     every = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
     weights = {name: w for name, w in every.items() if name not in frozen}
     first = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -160,11 +160,15 @@ def train(
         with torch.no_grad():
             for name, w in weights.items():
                 grad = grads[name] * min(1.0, settings.clip / max(norm, settings.clip))
+                decay = settings.weight_decay if w.dim() > 1 else 0.0
+                if settings.algorithm == "sgd":
+                    first[name] = settings.momentum * first[name] + grad + decay * w
+                    w.sub_(lr * first[name])
+                    continue
                 one, two = settings.betas
                 first[name] = one * first[name] + (1 - one) * grad
                 second[name] = two * second[name] + (1 - two) * grad * grad
-                if w.dim() > 1:
-                    w.mul_(1 - lr * settings.weight_decay)
+                w.mul_(1 - lr * decay)
                 corrected = (second[name] / (1 - two**number)).sqrt() + settings.eps
                 w.sub_(lr * (first[name] / (1 - one**number)) / corrected)
     return PlainRun(losses, norms, {name: w.detach() for name, w in every.items()})

@@ -19,6 +19,7 @@ from test_parity import make_steps as make_llama_steps
 from energon_lite.optimizer.config import OptimizerConfig
 from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.parallel.mesh import build_mesh
+from energon_lite.parallel.parameters import ParameterLayout
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.step import train_step
 
@@ -186,3 +187,29 @@ def test_optimizers_may_take_turns_within_a_step(run_ranks: RunRanks) -> None:
 
     for together, alone in run_ranks(2, job):
         assert together == [[norm, norm] for norm in alone]
+
+
+@BOTH
+def test_the_first_step_does_not_know_yet_how_many_gradients_come(run_ranks: RunRanks, reduce: str) -> None:
+    """Nothing unused holds the buckets up here: only caution keeps the first gradient from leaving alone."""
+
+    def job(rank: int) -> list[float]:
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+        for p in net.parameters():
+            p.data.fill_(0.5)
+            p.parallel_layout = ParameterLayout(tuple(p.shape))  # type: ignore[attr-defined]
+        settings = dataclasses.replace(CONFIG, reduce=reduce, bucket_size=4, clip=0.0)
+        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), settings)
+        norms = []
+        for _ in range(2):
+            optimizer.begin_step(2)
+            for _ in range(2):
+                for _ in range(3):
+                    net(torch.ones(1, 3)).sum().backward()
+                optimizer.end_micro_batch()
+            norms.append(optimizer.step(lr=0.0))
+        return norms
+
+    # Of one pass: nine weights and three biases with 0.5, three weights with 2, a bias with 1. Two ranks, six passes.
+    right = 12 * (12 * 0.25 + 3 * 4 + 1) ** 0.5
+    assert run_ranks(2, job) == [[pytest.approx(right, rel=1e-6)] * 2] * 2
