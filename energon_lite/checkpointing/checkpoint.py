@@ -65,7 +65,7 @@ class CheckpointSaver:
     def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2):
         self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
         # A group of its own: collectives of training must not come between those of saving.
-        self._group = dist.new_group(backend="gloo") if mesh.world_size > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

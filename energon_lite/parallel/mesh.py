@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from energon_lite.errors import TopologyError
 from energon_lite.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
@@ -39,6 +41,7 @@ class ParallelMesh:
         virtual: chunks of layers that each pipeline stage has.
         order: the axes, the fastest varying first.
         extra_groups: process groups besides those of the axes, by name.
+        timeout: how long a collective may take before it is an error; None for torch's default.
 
     Example:
         >>> mesh = build_mesh(tp=2)  # under torchrun with four processes
@@ -57,6 +60,7 @@ class ParallelMesh:
     virtual: int = 1
     order: str = DEFAULT_ORDER
     extra_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    timeout: timedelta | None = None
 
     @property
     def grid(self) -> RankGrid:
@@ -161,6 +165,7 @@ def build_mesh(
     sequence_parallel: bool = False,
     virtual: int = 1,
     order: str = DEFAULT_ORDER,
+    timeout: float | None = None,
 ) -> ParallelMesh:
     """The mesh of this run, from its sizes. Every rank must call it.
 
@@ -175,6 +180,8 @@ def build_mesh(
         sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
         virtual: chunks of layers of each pipeline stage; more than one makes the schedule interleaved.
         order: the axes, the fastest varying first; those of size 1 may be left out.
+        timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word;
+            None for torch's default, which is half an hour for gloo and ten minutes for NCCL.
 
     Raises:
         TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
@@ -193,7 +200,14 @@ def build_mesh(
     sizes = tuple(grid.size(axis) for axis in grid.slow_to_fast)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=grid.slow_to_fast)
     extra = _extra_groups(grid, virtual)
-    return ParallelMesh(pp, replicas, cp, tp, device, device_mesh, started, sequence_parallel, virtual, order, extra)
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    if limit is not None:
+        # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
+        for group in (None, *map(device_mesh.get_group, grid.slow_to_fast), *extra.values()):
+            _set_pg_timeout(limit, group)
+    return ParallelMesh(
+        pp, replicas, cp, tp, device, device_mesh, started, sequence_parallel, virtual, order, extra, limit
+    )
 
 
 def _extra_groups(grid: RankGrid, virtual: int) -> dict[str, dist.ProcessGroup]:

@@ -72,6 +72,7 @@ class MeshConfig:
         sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
         virtual: chunks of layers of each pipeline stage.
         order: the axes, the fastest varying first; those of size 1 may be left out.
+        timeout: seconds that a collective may take before it is an error; None for torch's default.
     """
 
     tp: int = 1
@@ -80,6 +81,7 @@ class MeshConfig:
     sequence_parallel: bool = False
     virtual: int = 1
     order: str = "tp-cp-dp-pp"
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Trainer:
             sequence_parallel=sizes.sequence_parallel,
             virtual=sizes.virtual,
             order=sizes.order,
+            timeout=sizes.timeout,
         )
         self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)

@@ -118,6 +118,7 @@ def check(run_ranks: RunRanks, root: str, log: Path, trials: int, seed: int) -> 
         files = CheckpointFiles(root)
         whole = files.names()
         assert len(whole) >= 1 and all(files.damage(name) is None for name in whole)
+        assert all(files.fs.exists(f"{files.base}/{name}/manifest.json") for name in whole), "half of one counts"
         there = {os.path.basename(path) for path in files.fs.ls(files.base, detail=False)} - {*whole, "latest"}
         moments.add((bool(there), len(whole)))
     assert len(moments) > 1 or trials < 10, "all kills came at the same moment"
