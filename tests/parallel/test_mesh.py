@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,3 +107,17 @@ def test_all_ranks_refuse_together(run_ranks: RunRanks) -> None:
     with pytest.raises(RankFailure, match="do not fill a world of 2 ranks") as failure:
         run_ranks(2, lambda rank: build_mesh(tp=3))
     assert failure.value.by_rank.keys() == {0, 1}
+
+
+@pytest.mark.parametrize("axis", ["tp", "dp", "everyone"])
+def test_nobody_waits_for_a_peer_for_longer_than_he_was_told(run_ranks: RunRanks, axis: str) -> None:
+    def wait(rank: int) -> float:
+        mesh = build_mesh(tp=2, timeout=1.0)
+        if rank:
+            return 0.0  # alive, and silent
+        began = time.monotonic()
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.zeros(1), group=mesh.group(axis) if axis != "everyone" else None)
+        return time.monotonic() - began
+
+    assert run_ranks(4, wait)[0] < 20.0, "half a minute is what the group was made with"
