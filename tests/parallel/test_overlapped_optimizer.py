@@ -57,6 +57,9 @@ CASES: dict[int, list[Case]] = {
     2: [(F64, "every", 1, "adamw", 2), (F32, "last", 60, "adamw", 8), (F64, "last", 60, "sgd", 1)],
     3: [(F64, "every", 60, "adamw", 4), (F32, "last", None, "adamw", 1)],
     4: [(F64, "last", 1, "adamw", 1), (F32, "every", None, "sgd", 2)],
+    5: [(F32, "every", 60, "adamw", 1)],
+    6: [(F64, "last", 60, "sgd", 1)],
+    7: [(F64, "every", 60, "adamw", 1)],
     8: [(F64, "every", None, "adamw", 1)],
 }
 ALL_CASES = list(itertools.product([F32, F64], ["last", "every"], [1, 60, None], ["adamw", "sgd"], [1, 2, 8]))
@@ -227,7 +230,7 @@ def test_chunks_with_empty_micro_batches_make_the_plain_run(run_ranks: RunRanks,
     steps = make_llama_steps(kinds)[:3]
     small = dataclasses.replace(settings, bucket_size=1)
     runs = run_ranks(4, lambda rank: train_on(BASE, steps, layout, settings=small))
-    assert_same(runs, plain_run_in_child(run_ranks, BASE, runs[0].start, steps), 1e-10)
+    assert_same(runs, plain_run_in_child(run_ranks, BASE, runs[0].start, steps), 1e-12)
 
 
 @pytest.mark.parametrize(("reduce", "times"), [("last", 1), ("every", 4)])
