@@ -10,7 +10,7 @@ scatters and all-gathers of a step, one after the other, nothing else), each mea
 it saves of what the bound would save, both against "no overlap": the same collectives, all of them while nobody
 computes. 100 % cannot be reached: gradients of the first layer come when nothing is left to compute.
 
-    sudo python tools/bench/overlap.py [--rate 400mbit] [--steps 5] [--accumulation 1 4 16]
+    sudo python tools/bench/overlap.py [--rate 400mbit] [--rounds 3] [--accumulation 1 4 16]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,8 +154,7 @@ def make_step(method: str, seconds: float, mesh: ParallelMesh) -> Step:
 
 
 def timed(step: Step, micro_batches: int, steps: int) -> list[float]:
-    """Seconds of each step; one step goes into the next, as in training."""
-    step(micro_batches)
+    """Seconds of each step, after one that is not counted; one goes into the next, as in training."""
     step(micro_batches)
     times = [time.perf_counter()]
     for _ in range(steps):
@@ -163,57 +163,52 @@ def timed(step: Step, micro_batches: int, steps: int) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def communication(reductions: int, steps: int) -> list[float]:
-    """Seconds of the collectives of a step alone."""
+def communication() -> Step:
+    """The collectives of a step alone."""
     grads, values = [[torch.ones(WIDTH * WIDTH) for _ in range(LAYERS)] for _ in range(2)]
     size, rank = WIDTH * WIDTH // 2, dist.get_rank()
     mine = slice(rank * size, (rank + 1) * size)
 
     def step(_: int) -> None:
-        for _ in range(reductions):
-            works = [dist.reduce_scatter_tensor(whole[mine], whole, async_op=True) for whole in grads]
-            for work in works:
-                work.wait()
+        for work in [dist.reduce_scatter_tensor(whole[mine], whole, async_op=True) for whole in grads]:
+            work.wait()
         for work in [dist.all_gather_into_tensor(whole, whole[mine], async_op=True) for whole in values]:
             work.wait()
 
-    return timed(step, 1, steps)
+    return step
 
 
-def work(rank: int, address: str, steps: int, accumulation: list[int], seconds: float) -> None:
-    """One rank; the first prints a line of JSON for each thing measured."""
+def work(rank: int, address: str, rounds: int, accumulation: list[int], seconds: float) -> None:
+    """One rank; the first prints a line of JSON for each thing measured. All take turns, as the load may change."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{address}:29555", rank=rank, world_size=2)
     mesh, alone = build_mesh(), ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
-
-    def tell(what: str, micro_batches: int, times: list[float]) -> None:
-        if rank == 0:
-            print(json.dumps([what, micro_batches, times]), flush=True)
-
-    once = communication(1, steps)
-    tell("communication", 0, once)
-    given = torch.tensor(seconds or 1.5 * statistics.median(once))
+    collectives = communication()
+    given = torch.tensor(seconds or 1.5 * statistics.median(timed(collectives, 1, 5)))
     dist.broadcast(given, src=0)
     seconds = float(given)
+    steps = {"computation alone": ours(seconds, alone, "last"), "communication alone": collectives}
+    steps |= {name: make_step(method, seconds, mesh) for name, method in METHODS.items()}
+    for name in METHODS:
+        steps[name](1)  # the first step learns the order
     for count in accumulation:
-        few = max(3, steps // (1 if count < 16 else 2))
-        tell("compute", count, timed(ours(seconds, alone, "last"), count, few))
-        tell("communication, every", count, communication(count, few) if count > 1 else once)
-        for name, method in METHODS.items():
-            dist.barrier()
-            tell(name, count, timed(make_step(method, seconds, mesh), count, few))
+        for _ in range(rounds):
+            for name, step in steps.items():
+                dist.barrier()
+                times = timed(step, count, 2)
+                if rank == 0:
+                    print(json.dumps([name, count, times]), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def report(found: dict[tuple[str, int], list[float]], accumulation: list[int]) -> Iterator[list[object]]:
-    once = statistics.median(found["communication", 0])
     for count in accumulation:
-        compute = statistics.median(found["compute", count])
+        alone = ["computation alone", "communication alone"]
+        bound = max(statistics.median(found[name, count]) for name in alone)
         nothing = statistics.median(found["no overlap", count])
-        yield [count, "computation alone", spread(found["compute", count], 3), "", ""]
-        yield [count, "communication alone", spread(found["communication", 0], 3), "", ""]
-        bound = max(compute, once)
+        for name in alone:
+            yield [count, name, spread(found[name, count], 3), "", ""]
         yield [count, "bound", f"{bound:.3f}", "1.00", ""]
         for name in METHODS:
             times = found[name, count]
@@ -225,14 +220,14 @@ def report(found: dict[tuple[str, int], list[float]], accumulation: list[int]) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="400mbit", help="bandwidth of the link in each direction, for tc")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way, of two steps")
     parser.add_argument("--accumulation", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=0.0, help="computation of a micro-batch")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker is not None:
-        work(arguments.worker, arguments.address, arguments.steps, arguments.accumulation, arguments.seconds)
+        work(arguments.worker, arguments.address, arguments.rounds, arguments.accumulation, arguments.seconds)
         return
     if (missing := why_not()) is not None:
         raise SystemExit(f"cannot join two hosts: {missing}")
@@ -250,7 +245,9 @@ def main() -> None:
                 process.wait()
     if first.returncode:
         raise SystemExit("a rank failed")
-    found = {(what, count): times for what, count, times in map(json.loads, output.splitlines())}
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for what, count, times in map(json.loads, output.splitlines()):
+        found[what, count] += times
     size = WIDTH * WIDTH * LAYERS
     print(f"{machine()}; link of {arguments.rate}, {size / 1e6:.1f} million parameters in {LAYERS} buckets, float32")
     header = ["micro-batches", "", "step, s", "of the bound", "hidden"]
