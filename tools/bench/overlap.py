@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import signal
 import statistics
 import sys
 import time
@@ -231,6 +232,7 @@ def main() -> None:
         return
     if (missing := why_not()) is not None:
         raise SystemExit(f"cannot join two hosts: {missing}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
     with TwoHosts(arguments.rate) as hosts:
         same = [*sys.argv[1:], "--address", hosts.address(0)]
         command = [sys.executable, "-W", "ignore", __file__, *same, "--worker"]
