@@ -1,118 +1,124 @@
-"""Samples per second: energon_lite beside Megatron-Energon, on the same prepared folders.
+"""Samples per second: energon_lite beside the loaders that people would use instead, over the same samples.
 
-Two data sets are made in a temporary folder: small JPEG images with captions, and arrays of tokens (npy, lengths
-lognormal). Each figure is a fresh process that shuffles, batches by 32 and counts for a few seconds; the two libraries
-take turns. "raw" hands out the bytes, "decoded" decodes in the library's own way and collates.
+Two data sets are made in a temporary folder: JPEG images of 64 to 256 pixels with captions (about 7 kB), and arrays of
+tokens (npy, lengths lognormal, 16 to 2,048). mosaicml-streaming and litdata get them in their own formats. Each figure
+is a fresh process that shuffles, makes batches of 32 and counts for some seconds; the libraries take turns. "raw" hands
+out bytes, "decoded" calls the same decoder in all of them (:mod:`loader_libraries`), "user" is raw with an
+``encode_sample`` of the user's, "fast" decodes with simplejpeg.
 
-How to read it: the ratio is of the medians, above 1 means that energon_lite is faster. Differences below 10 % mean
-nothing.
+"bound" is what one core can do: raw, a loop over slices of mapped shards in a random order; decoded, decoding and
+collating samples that are in memory. PSS is the memory of all processes, shared pages divided, when counting ends.
 
-    python tools/bench/loader.py [--runs 3] [--seconds 3] [--only images-raw]
+The peers bring another torch, so they live in an environment of their own:
+
+    python -m venv peers
+    peers/bin/pip install torch webdataset torchdata litdata mosaicml-streaming simplejpeg pillow numpy
+    python tools/bench/loader.py --peers peers/bin/python [--runs 5] [--seconds 3] [--only image-raw] [--small]
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import fresh_process, machine, spread, table, write_shards
+from common import machine, spread, table, write_shards
 
-CASES = ("images-raw", "images-decoded", "tokens-raw", "tokens-decoded")
-BATCH = 32
+CASES = ("image-raw", "image-user", "image-decoded", "image-fast", "tokens-raw", "tokens-decoded")
+OURS = ("bound", "energon_lite", "megatron_energon")
+PEERS = ("streaming", "litdata", "torchdata")
+#: What only some of them do.
+ONLY = {"image-user": ("energon_lite", "megatron_energon"), "image-fast": ("energon_lite",)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=CASES, action="append")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--peers", help="an interpreter that has the other libraries")
+    parser.add_argument("--small", action="store_true", help="a tenth of the samples")
     arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(**json.loads(arguments.measure))))
-        return
     with tempfile.TemporaryDirectory() as folder:
-        make_data(Path(folder))
-        rows = [
-            compare(folder, case, workers, arguments.runs, arguments.seconds)
-            for case in arguments.only or CASES
-            for workers in (0, 2)
-        ]
-    print(machine())
-    print(table(["case", "workers", "energon_lite, samples/s", "megatron-energon, samples/s", "ratio"], rows))
+        make_data(Path(folder), 10 if arguments.small else 1)
+        if arguments.peers:
+            ask(arguments.peers, {"folder": folder, "convert": True})
+        print(machine())
+        for case in arguments.only or CASES:
+            rows = compare(case, folder, arguments.peers, arguments.runs, arguments.seconds)
+            print(
+                f"\n{case}\n{table(['library', 'workers', 'samples/s', 'of the bound', 'PSS MiB'], rows)}", flush=True
+            )
 
 
-def compare(folder: str, case: str, workers: int, runs: int, seconds: float) -> list[object]:
-    rates: dict[str, list[float]] = {"energon_lite": [], "megatron.energon": []}
+def compare(case: str, folder: str, peers: str | None, runs: int, seconds: float) -> list[list[object]]:
+    """A row for each library and number of workers."""
+    libraries = [*OURS, *(PEERS if peers else ())]
+    libraries = [name for name in libraries if name in (*ONLY.get(case, libraries), "bound")]
+    settings = [(name, workers) for name in libraries for workers in ((0,) if name == "bound" else (0, 2))]
+    found: dict[tuple[str, int], list[dict[str, float]]] = {setting: [] for setting in settings}
     for _ in range(runs):
-        for library, found in rates.items():
-            what = {"library": library, "folder": folder, "case": case, "workers": workers, "seconds": seconds}
-            found.append(fresh_process(__file__, "--measure", json.dumps(what)))
-    ours, theirs = rates.values()
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    return [case, workers, spread(ours, 0), spread(theirs, 0), f"{ratio:.1f}"]
+        for name, workers in settings:
+            shown = case.replace("user", "raw").replace("fast", "decoded") if name == "bound" else case
+            what = {"library": name, "folder": folder, "case": shown, "workers": workers, "seconds": seconds}
+            interpreter = peers if peers and name in PEERS else sys.executable
+            found[name, workers].append(ask(interpreter, what))
+    bound = statistics.median(run["rate"] for run in found["bound", 0])
+    rows: list[list[object]] = []
+    for (name, workers), measured in found.items():
+        rates = [run["rate"] for run in measured]
+        share = f"{statistics.median(rates) / bound:.2f}"
+        rows.append([name, workers, spread(rates, 0), share, spread([run["pss"] for run in measured], 0)])
+    return rows
 
 
-def measure(library: str, folder: str, case: str, workers: int, seconds: float) -> float:
-    """Samples per second after the first batches, in this process."""
-    data, _, form = case.partition("-")
-    if library == "energon_lite":
-        import energon_lite as lib
-
-        encoder: Any = lib.DefaultTaskEncoder()
-    else:
-        from megatron import energon as lib  # type: ignore[no-redef]
-
-        encoder = lib.DefaultTaskEncoder()
-    if form == "raw":
-        encoder.decoder = None
-    dataset = lib.get_train_dataset(
-        str(Path(folder) / data),
-        batch_size=BATCH,
-        shuffle_buffer_size=1000,
-        max_samples_per_sequence=100,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=workers),
-        task_encoder=encoder,
-    )
-    batches = iter(lib.get_savable_loader(dataset))
-    for _ in range(5):
-        next(batches)
-    done, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
-        next(batches)
-        done += BATCH
-    return done / elapsed
+def ask(interpreter: str, request: dict[str, Any]) -> Any:
+    """What a fresh process measured."""
+    script = str(Path(__file__).with_name("loader_libraries.py"))
+    command, environment = [interpreter, script, json.dumps(request)], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, divisor: int) -> None:
     from PIL import Image
 
     rng = np.random.default_rng(0)
 
     def images() -> Iterator[dict[str, bytes]]:
-        for number in range(4000):
-            stream = io.BytesIO()
+        for number in range(20_000 // divisor):
+            stream, side = io.BytesIO(), int(rng.integers(64, 257))
             coarse = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(coarse).resize((128, 128), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
+            Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
             yield {"jpg": stream.getvalue(), "txt": f"picture number {number}".encode()}
 
     def tokens() -> Iterator[dict[str, bytes]]:
-        for length in np.clip(rng.lognormal(5.3, 0.9, 40_000), 16, 2048).astype(int):
+        for length in np.clip(rng.lognormal(5.3, 0.9, 200_000 // divisor), 16, 2048).astype(int):
             stream = io.BytesIO()
             np.save(stream, rng.integers(0, 32_000, length, dtype=np.int32))
             yield {"npy": stream.getvalue()}
 
-    write_shards(folder / "images", images(), 500, "CaptioningSample", {"image": "jpg", "caption": "txt"})
-    write_shards(folder / "tokens", tokens(), 5000, "TextSample", {"text": "npy"})
+    write_shards(folder / "image", images(), 1000, "CaptioningSample", {"image": "jpg", "caption": "txt"})
+    write_shards(folder / "tokens", tokens(), 10_000, "TextSample", {"text": "npy"})
+    for shard in folder.glob("*/*.tar"):
+        with tarfile.open(shard) as tar:
+            spans = [(member.offset_data, member.offset_data + member.size) for member in tar]
+        parts = 2 if shard.parent.name == "image" else 1
+        places = [list(itertools.chain(*spans[at : at + parts])) for at in range(0, len(spans), parts)]
+        shard.with_suffix(".places").write_text(json.dumps(places))
 
 
 if __name__ == "__main__":

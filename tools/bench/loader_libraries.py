@@ -1,9 +1,8 @@
 """One loader of each library over the same samples, and how many samples a second it hands out.
 
-Run by ``loader.py``, a fresh interpreter for each figure, in which the library is installed. What is
-compared is the same for all: ``image-raw`` and ``tokens-raw`` hand out bytes, ``image-decoded`` calls one shared
-function
-(Pillow, RGB, 128 x 128, uint8) and stacks, ``tokens-decoded`` makes tensors of ``.npy`` and pads them.
+Run by ``loader.py``, a fresh interpreter for each figure, in which the library is installed. What is compared is the
+same for all: ``image-raw`` and ``tokens-raw`` hand out bytes, ``image-decoded`` calls one shared function (Pillow, RGB,
+128 x 128, uint8) and stacks, ``tokens-decoded`` makes tensors of ``.npy`` and pads them.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def convert(folder: Path) -> float:
 
 
 def measure(library: str, folder: str, case: str, workers: int, seconds: float) -> dict[str, float]:
-    """Samples per second after the first batches, and seconds to the first one."""
+    """Samples per second after the first batches, seconds to the first one, and MiB of all processes at the end."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     batches = globals()[library](Path(folder), case, workers)
@@ -251,12 +252,26 @@ def measure(library: str, folder: str, case: str, workers: int, seconds: float) 
         for _ in range(8):
             next(batches)
         done += 8 * BATCH
-    return {"rate": done / elapsed, "first": first}
+    return {"rate": done / elapsed, "first": first, "pss": proportional_mib()}
+
+
+def proportional_mib() -> float:
+    """Memory of this process and its descendants; a page that n processes share counts 1/n in each."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    mine = {os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    total = 0
+    for process in mine:
+        with suppress(OSError):
+            total += int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
+    return total / 1024
 
 
 if __name__ == "__main__":
     request = json.loads(sys.argv[1])
     print(json.dumps(convert(Path(request["folder"])) if "convert" in request else measure(**request)), flush=True)
-    import os
-
     os._exit(0)  # some of them take seconds to stop their workers
