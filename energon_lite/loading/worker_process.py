@@ -28,10 +28,12 @@ from energon_lite.loading.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.stage_timer import time_stages
 from energon_lite.loading.transport import Message, pack, receive, send
 
-__all__ = ["Request", "serve"]
+__all__ = ["STOP_SIGNALS", "Request", "serve"]
 
 logger = logging.getLogger(__name__)
 
+#: What ends a trainer, and no worker.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds between two looks at whether the parent is still there.
 _PARENT_CHECK = 2.0
 #: Seconds that a trainer, whose pipes have closed, may take to be gone.
@@ -75,27 +77,25 @@ def serve(
         inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
         trace: time the stages of each batch.
     """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if inherited:
         renew_streams()
     for end in inherited:
         end.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     notes.begin()
     import torch
 
     torch.set_num_threads(1)
     if trace:
         time_stages(pipeline)
-    dismissed = False
     try:
         writer = SegmentWriter(segments)
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         while _wait_for_job(poll, trainer):
             fields, _ = receive(connection)
-            if dismissed := fields is None:
-                break
             request = Request(*fields)
             writer.release(request.released)
             with observed(pipeline, notes, request.observe):
@@ -103,7 +103,7 @@ def serve(
             send(connection, message, writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
-    if not dismissed:
+    if not notes.dismissed:
         _clean_up_after_trainer()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,7 +15,6 @@ import signal
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -28,7 +27,7 @@ from energon_lite.loading.pool_options import PoolOptions
 from energon_lite.loading.segments import SegmentReader, Segments
 from energon_lite.loading.stage_timer import note_transfer
 from energon_lite.loading.transport import pack, receive, send
-from energon_lite.loading.worker_process import Request, serve
+from energon_lite.loading.worker_process import STOP_SIGNALS, Request, serve
 
 __all__ = ["Executor", "InlineExecutor", "Load", "WorkerPool"]
 
@@ -125,10 +124,8 @@ class _Worker:
         return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
     def dismiss(self) -> None:
-        """Tell it to leave. One that is at work finds its pipe closed."""
-        if not self.tickets:
-            with suppress(OSError):
-                send(self.connection, pack(None))
+        """Tell it to leave."""
+        self.notes.dismiss()
         self.close()
 
     def close(self) -> None:
@@ -234,7 +231,12 @@ class WorkerPool:
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
-        process.start()
+        # Until it ignores them, which takes a moment, signals wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         worker = _Worker(number, process, ours, reader, notes)
         for handle in (ours.fileno(), process.sentinel):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.atomic_file import remove_leftovers, replacing
 from energon_lite.sources.file_mapping import map_file
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
@@ -178,6 +178,7 @@ def write_column_file(
         maker, code, command: see :class:`ColumnFile`.
     """
     table = shard_table(index)
+    remove_leftovers(os.path.dirname(path))
     with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(bytes(_ALIGN))
         for row, block in enumerate(blocks):
