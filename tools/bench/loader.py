@@ -23,12 +23,14 @@ import io
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +89,18 @@ def ask(interpreter: str, request: dict[str, Any]) -> Any:
     """What a fresh process measured."""
     script = str(Path(__file__).with_name("loader_libraries.py"))
     command, environment = [interpreter, script, json.dumps(request)], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    # Workers of some libraries outlive the process that started them. So nothing waits for the end of its output, and
+    # what is left of its session is ended.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+        code = process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        out.seek(0)
+        err.seek(0)
+        if code:
+            raise SystemExit(f"{' '.join(command)} failed:\n{err.read()}")
+        return json.loads(out.read().strip().splitlines()[-1])
 
 
 def make_data(folder: Path, divisor: int) -> None:
