@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from energon_lite.cli.measure_progress import measure_progress
+from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
@@ -51,17 +52,7 @@ _SHOWN_REASONS = 20
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
 @click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
-@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
-@click.option(
-    "--world-size",
-    type=int,
-    envvar="WORLD_SIZE",
-    default=1,
-    help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
-)
-@click.option(
-    "--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds rank 0 waits without any progress."
-)
+@rank_options
 def command(
     path: str,
     task_encoder: str,
@@ -75,9 +66,7 @@ def command(
     split_config: str,
     trust_code: bool,
     progress: bool,
-    rank: int,
-    world_size: int,
-    rank_timeout: float,
+    ranks: Ranks,
 ) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
 
@@ -95,7 +84,6 @@ def command(
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
     """
-    ranks = Ranks(rank, world_size, rank_timeout)
     if name:
         check_column_name(name)
     encoder = make_task_encoder(task_encoder)
@@ -121,7 +109,7 @@ def command(
         }
         maker = Maker(settings, code_hash(encoder), written_as, any_code=same_encoder)
         samples = sum(count for shard, count in read_info(folder).items() if shard in shards)
-        with measure_progress(folder, samples if not rank else -(-samples // world_size), progress) as tick:
+        with measure_progress(folder, samples if not ranks.rank else -(-samples // ranks.world_size), progress) as tick:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length),
                 maker,

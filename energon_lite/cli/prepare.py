@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.scan_progress import scan_progress
 from energon_lite.errors import UsageError
 from energon_lite.sources import nv_meta
@@ -57,17 +58,7 @@ __all__ = ["command"]
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
-@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
-@click.option(
-    "--world-size",
-    type=int,
-    envvar="WORLD_SIZE",
-    default=1,
-    help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
-)
-@click.option(
-    "--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds rank 0 waits without any progress."
-)
+@rank_options
 def command(
     path: str,
     non_interactive: bool,
@@ -86,9 +77,7 @@ def command(
     tar_index_only: bool,
     sqlite: bool,
     rescan: bool,
-    rank: int,
-    world_size: int,
-    rank_timeout: float,
+    ranks: Ranks,
 ) -> None:
     """Prepare the data set in the folder PATH.
 
@@ -105,7 +94,6 @@ def command(
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     root = os.path.abspath(os.path.expanduser(path))
-    ranks = Ranks(rank, world_size, rank_timeout)
     if tar_index_only:
         if ranks.world_size > 1:
             raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.rank_options import rank_options
 from energon_lite.errors import UsageError
 from energon_lite.sources.ranks import Ranks
 from energon_lite.tokenizing.metadata import read_metadata
@@ -57,11 +58,7 @@ _BETWEEN = 10.0
 @click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
 @click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
-@click.option("--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]")
-@click.option(
-    "--world-size", type=int, envvar="WORLD_SIZE", default=1, help="Processes that share the work.  [default: 1]"
-)
-@click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds without any progress.")
+@rank_options
 def command(
     files: tuple[str, ...],
     tokenizer: str,
@@ -83,9 +80,7 @@ def command(
     force_overwrite: bool,
     sqlite: bool,
     progress: bool,
-    rank: int,
-    world_size: int,
-    rank_timeout: float,
+    ranks: Ranks,
 ) -> None:
     """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
 
@@ -125,7 +120,7 @@ def command(
             workers=num_workers,
             force_overwrite=force_overwrite,
             sqlite=sqlite,
-            ranks=Ranks(rank, world_size, rank_timeout),
+            ranks=ranks,
             progress=show,
         )
     _show(report)
