@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def generic_batch(values: Sequence[Any]) -> Any:
         if hasattr(first, "from_samples"):
             return type(first).from_samples(values)
         names = [field.name for field in dataclasses.fields(first)]
-        return type(first)(**{name: collate_entry(name, [getattr(value, name) for value in values]) for name in names})
+        return type(first)(**{name: collate_entry(name, [*map(attrgetter(name), values)]) for name in names})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(generic_batch(column) for column in zip(*values, strict=True)))
     return list(values)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
-from energon_lite.order.tree import Addresses
 
 __all__ = ["FixedPlan"]
 
@@ -31,8 +31,8 @@ class FixedPlan:
 
     Example:
         >>> plan = FixedPlan(ConcatOrder([5]), batch_size=2)
-        >>> plan.count(0), [batch.index.tolist() for batch in plan.batches([0, 2])]
-        (3, [[0, 1], [4]])
+        >>> plan.count(0), plan.batches([0, 2])
+        (3, [[(0, 0, 0), (0, 1, 0)], [(0, 4, 0)]])
     """
 
     order: Order
@@ -56,16 +56,15 @@ class FixedPlan:
         length = bounds[1] - bounds[0]
         return length // self.rows if self.drop_last else -(-length // self.rows)
 
-    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[Addresses]:
-        """The addresses of micro-batches ``numbers`` of a pass. One look-up for all of them."""
+    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[list[tuple[int, int, int]]]:
+        """For each micro-batch of ``numbers`` its addresses ``(leaf, index, epoch)``. One look-up for all of them."""
         if not len(numbers):
             return []
         bounds = self.order.bounds(pass_number)
         first = 0 if bounds is None else bounds[0]
         starts = np.asarray(numbers, dtype=np.int64) * self.rows + first
         sizes = np.full(len(starts), self.rows) if bounds is None else np.minimum(self.rows, bounds[1] - starts)
-        edges = np.cumsum(sizes)[:-1]
-        inside = np.arange(int(sizes.sum())) - np.repeat(np.r_[0, edges], sizes)
-        found = self.order.lookup(np.repeat(starts, sizes) + inside)
-        columns = (np.split(column, edges) for column in (found.leaf, found.index, found.epoch))
-        return [Addresses(*parts) for parts in zip(*columns, strict=True)]
+        edges = np.r_[0, np.cumsum(sizes)]
+        inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
+        rows = self.order.lookup(np.repeat(starts, sizes) + inside).rows()
+        return [rows[begin:end] for begin, end in pairwise(edges.tolist())]

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from energon_lite.batching.collate import collate_entry
 from energon_lite.samples import BASE_FIELDS, Sample
 from energon_lite.sources.decoding import SampleDecoder
@@ -20,7 +18,6 @@ from energon_lite.sources.field_map import Access
 from energon_lite.sources.part_columns import Columns, PartColumns
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source_list import SourceList
-from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder
 
 __all__ = ["ColumnBatches", "LeafColumns", "has_default_hooks"]
@@ -37,17 +34,17 @@ class LeafColumns:
         reader: brings the bytes.
     """
 
-    def __init__(self, source: WebdatasetSource, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
+    def __init__(self, reader: PartColumns, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
         assert loader.sample_type is not None
-        self.sample_type = loader.sample_type
-        self.path, self.labels = source.path, dict(loader.subflavors)
+        self.reader, self.sample_type = reader, loader.sample_type
+        self.path, self.labels = reader.source.path, dict(loader.subflavors)
         given = {name for name, _ in fields} | set(BASE_FIELDS)
         self.absent = [one for one in dataclasses.fields(self.sample_type) if one.name not in given]
+        self._parts = len({access.part for _, access in fields})
         self._decoder, self._fields = loader.decoder, tuple(fields)
-        self.reader = PartColumns(source, frozenset(access.part for _, access in fields))
 
     @classmethod
-    def plan(cls, source: WebdatasetSource, loader: SampleLoader) -> LeafColumns | None:
+    def plan(cls, reader: PartColumns, loader: SampleLoader) -> LeafColumns | None:
         """How a leaf's samples are read by columns; None: they have to be made one by one."""
         kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
         if kind is None or field_map is None or loader.sample_loader is not None or not _is_plain(kind):
@@ -61,12 +58,12 @@ class LeafColumns:
         required = {name for name, field in there.items() if _has_no_default(field)}
         if not given <= there.keys() or not required <= given:
             return None
-        return cls(source, loader, [(name, accesses[0]) for name, accesses in field_map.fields])
+        return cls(reader, loader, [(name, accesses[0]) for name, accesses in field_map.fields])
 
     def read(self, indices: Sequence[int]) -> tuple[Columns, dict[str, list[Any]]] | None:
         """Samples, and their fields; None: they are not alike."""
-        found = self.reader.read(np.array(indices, dtype=np.int64))
-        if found is None or len(found.names) < len(self.reader.parts):
+        found = self.reader.read(indices)
+        if found is None or len(found.names) < self._parts:
             return None
         parts: dict[str, list[Any]] = dict(found.parts)
         if self._decoder is not None:

@@ -133,7 +133,7 @@ class PlannedDataset(BaseDataset):
         inside = [number for number in numbers if count is None or number < count]
         beyond = [number for number in numbers if count is not None and number >= count]
         planned = self.plan.batches(inside, pass_number)
-        jobs = [Job(pass_number, number, addresses.rows()) for number, addresses in zip(inside, planned, strict=True)]
+        jobs = [Job(pass_number, number, addresses) for number, addresses in zip(inside, planned, strict=True)]
         return jobs + [Job(pass_number, number, ()) for number in beyond]
 
     def __len__(self) -> int:

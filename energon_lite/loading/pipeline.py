@@ -22,6 +22,7 @@ from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError,
 from energon_lite.loading.columns import ColumnBatches, LeafColumns, has_default_hooks
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
+from energon_lite.sources.part_columns import PartColumns
 from energon_lite.sources.run_reader import fetch_samples
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.webdataset import WebdatasetSource
@@ -71,6 +72,11 @@ class Leaf:
     def parts(self) -> frozenset[str] | None:
         """The parts of a sample to be read; None: all."""
         return self.loader.parts
+
+    @cached_property
+    def reader(self) -> PartColumns:
+        """Brings the bytes."""
+        return PartColumns(self.source, self.parts)
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class Pipeline:
         """The quick way, if the hooks are the defaults."""
         if not self.batched or not has_default_hooks(self.encoder):
             return None
-        plain = [None if leaf.cooker else LeafColumns.plan(leaf.source, leaf.loader) for leaf in self.leaves]
+        plain = [None if leaf.cooker else LeafColumns.plan(leaf.reader, leaf.loader) for leaf in self.leaves]
         return ColumnBatches(plain)
 
     def run(self, job: Job) -> Result:
@@ -266,7 +272,7 @@ class Pipeline:
 
     def _sample_of_source(self, leaf: Leaf, index: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
         """The name of a sample, and the sample before the hooks (but cooked)."""
-        raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.source.read, index, leaf.parts)
+        raw = self._guarded("read", leaf.name, f"sample {index}", None, leaf.reader.sample, index)
         name = raw.key
         sample = self._guarded("decode", leaf.name, name, raw.source, leaf.loader.load, raw, restore_key)
         if leaf.cooker is not None:

@@ -126,7 +126,7 @@ class PlannedWalk:
 
     def _behind_skipped(self, cursor: Cursor) -> Cursor:
         """The first place from ``cursor`` on that is not to be passed over."""
-        while self._is_skipped(cursor.pass_number, cursor.position):
+        while self._skip and self._is_skipped(cursor.pass_number, cursor.position):
             following = self.dataset.step(cursor)
             if following == cursor:
                 break  # the end of the pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from energon_lite.errors import ConfigError, FieldAccessError, nearest
@@ -113,7 +114,19 @@ class FieldMap:
             >>> compile_field_map({"caption": "json[text][0]"}).apply({"json": {"text": ["hi"]}})
             {'caption': 'hi'}
         """
+        if self._plain is not None:
+            try:
+                return {field: decoded[part] for field, part in self._plain}
+            except KeyError:
+                pass  # said in words below
         return {field: self._value(field, accesses, decoded) for field, accesses in self.fields}
+
+    @cached_property
+    def _plain(self) -> tuple[tuple[str, str], ...] | None:
+        """The part of each field, if each field is just a part."""
+        if any(len(accesses) != 1 or accesses[0].steps for _, accesses in self.fields):
+            return None
+        return tuple((field, accesses[0].part) for field, accesses in self.fields)
 
     def _value(self, field: str, accesses: tuple[Access, ...], decoded: Mapping[str, Any]) -> Any:
         for access in accesses[:-1]:

@@ -1,24 +1,24 @@
 """Many samples of one source at once, by columns: all keys, all bytes of a part, all bytes of another.
 
-What takes a sample at a time several look-ups in Python is done for a whole micro-batch in a few numpy calls. Only for
-samples that have the same parts in the same order, as nearly all data sets have; for others :func:`PartColumns.read`
-says that it is not for them.
+What takes a sample at a time several look-ups in Python is done for a whole run, or else for a whole micro-batch, in a
+few numpy calls. Only for samples that have the same parts in the same order, as nearly all data sets have; for others
+:func:`PartColumns.read` says that it is not for them.
 """
 
 from __future__ import annotations
 
-import itertools
-import mmap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import count, pairwise, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.sources.run_ring import ring_of_this_thread
+from energon_lite.errors import EnergonLiteError
+from energon_lite.samples import SourceInfo
+from energon_lite.sources.run_shelf import Row, Run, Runs, RunShelf, Scratch, Usage, shelf_of_this_thread
 from energon_lite.sources.shard_store import LocalFile
-
-if TYPE_CHECKING:
-    from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.sources.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "PartColumns"]
 
@@ -28,12 +28,13 @@ Ints = NDArray[np.int64]
 _GAP = 1 << 20
 #: A run is read as a whole if at least this part of it is wanted: headers of tiny samples are most of their shard.
 _SPARSE = 8
-#: Runs whose place is remembered.
+#: Runs of which it is remembered that they cannot be read as a whole.
 _REMEMBERED = 1 << 12
 
+#: Bytes that a key may have on the average to be looked up together with others.
+_LONGEST_KEY = 256
 _ZERO_ONE = np.arange(2)
-_UNKNOWN = (-1, -1)
-_marks = itertools.count(1)
+_owners = count()
 
 
 class Columns(NamedTuple):
@@ -52,152 +53,216 @@ class Columns(NamedTuple):
     parts: dict[str, list[bytes]]
 
 
+class _Found(NamedTuple):
+    """Where samples are in their shards: ``n`` of them, with ``p`` wanted parts.
+
+    Attributes:
+        keys: ``n``.
+        names: ``p``, of the parts, in the order of the tar.
+        starts: ``[n, p]``, offsets.
+        sizes: ``[n, p]``.
+    """
+
+    keys: list[str]
+    names: tuple[str, ...]
+    starts: Ints
+    sizes: Ints
+
+
+class _Piece(NamedTuple):
+    """Neighbours in a shard.
+
+    Attributes:
+        place: of the shard among the chosen ones.
+        first: number of the first sample, over all shards of the folder.
+        length: samples.
+    """
+
+    place: int
+    first: int
+    length: int
+
+
 class PartColumns:
     """Reads parts of many samples of one source.
 
     Args:
         source: where they are.
-        parts: names of the wanted parts.
+        parts: names of the wanted parts; None: all.
     """
 
-    def __init__(self, source: WebdatasetSource, parts: frozenset[str]):
-        self._source, self.parts = source, parts
+    def __init__(self, source: WebdatasetSource, parts: frozenset[str] | None):
+        self.source, self.parts = source, parts
         self._index = source.index
-        self._shards = len(source.shard_names)
-        self._is_wanted = np.array([name in parts for name in self._index.part_names])
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
-        #: Keeps what this object has in the ring apart from what others have.
-        self._mark = next(_marks) << 62
-        self._spans: dict[int, tuple[int, int] | None] = {}
+        #: Keeps what this object has on the shelf apart from what others have.
+        self._owner = next(_owners)
+        self._unfit: dict[int, None] = {}
+        self._runs = source.runs
+        self._usage = Usage(source.runs or Runs(1, 0, 0), source.mean_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartColumns, (self._source, self.parts)
+        return PartColumns, (self.source, self.parts)
 
-    def read(self, indices: Ints) -> Columns | None:
+    def read(self, indices: Sequence[int]) -> Columns | None:
         """The samples ``indices``; None: they do not all have the same parts.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`WebdatasetSource.read`.
         """
-        place, sample = self._source.locate_many(indices)
-        rows = self._index.samples.take(self._both(sample), 0)
-        parts, keys = rows[:, :, 0], rows[:, :, 1].tolist()
-        first = parts[:, 0]
-        count = int(parts[0, 1] - first[0])
-        if not count or ((parts[:, 1] - first) != count).any():
-            return None
-        table = self._index.parts.take(first[:, None] + np.arange(count), 0)
-        layout = self._layout(table[:, :, 2])
-        if layout is None:
-            return None
-        wanted, names = layout
-        shard_names, key = self._source.shard_names, self._index.key_between
-        places = place.tolist()
-        return Columns(
-            [key(start, stop) for start, stop in keys],
-            [shard_names[number] for number in places],
-            names,
-            self._bytes(indices, place, places, table[:, wanted, 0], table[:, wanted, 1], names),
-        )
+        found = None if self._runs is None else self._from_shelf(self._runs, indices)
+        return self._one_by_one(indices) if found is None else found
 
-    @staticmethod
-    def _both(sample: Ints) -> Ints:
-        """Each number and the next one."""
-        both: Ints = sample[:, None] + _ZERO_ONE
-        return both
+    def sample(self, index: int) -> RawSample:
+        """One sample, as :meth:`WebdatasetSource.read` reads it: the same, or the same error."""
+        source = self.source
+        if self._runs is not None:
+            number, place = divmod(index, self._runs.length)
+            shelf = shelf_of_this_thread(self._runs.memory)
+            run = shelf.runs(self._owner).get(number) or self._bring(shelf, number)
+            row = None if run is None else run.rows[place] or self._again(shelf, run, number, place)
+            if run is not None and row is not None:
+                run.rows[place] = None
+                key, shard, *data = row
+                files = tuple([f"{key}.{name}" for name in run.names])
+                where = SourceInfo(dataset_path=source.path, index=index, shard_name=shard, file_names=files)
+                return RawSample(key, dict(zip(run.names, data, strict=True)), where)
+        return source.read(index, self.parts)
 
-    def _layout(self, numbers: Ints) -> tuple[list[int] | slice, tuple[str, ...]] | None:
-        """Which columns of parts are wanted, and their names; None: samples differ, or have a part twice."""
-        first = numbers[0]
-        if len(numbers) > 1 and (numbers != first).any():
-            return None
-        known = tuple(first.tolist())
-        if known not in self._layouts:
-            every = [self._index.part_names[number] for number in known]
-            wanted = [column for column, name in enumerate(every) if name in self.parts]
-            names = tuple(every[column] for column in wanted)
-            all_of_them = slice(None) if len(wanted) == len(every) else wanted
-            self._layouts[known] = (all_of_them, names) if len(set(names)) == len(names) else None
-        return self._layouts[known]
+    # -- runs as a whole ------------------------------------------------------------------------------------------
 
-    def _bytes(
-        self, indices: Ints, place: Ints, places: list[int], starts: Ints, sizes: Ints, names: tuple[str, ...]
-    ) -> dict[str, list[bytes]]:
-        source = self._source
-        if source.run_reader is not None:
-            reader, parts = source.run_reader, self.parts
-            return {
-                name: [
-                    reader.read(source, index, parts, start, size)
-                    for index, start, size in zip(
-                        indices.tolist(), starts[:, column].tolist(), sizes[:, column].tolist(), strict=True
-                    )
-                ]
-                for column, name in enumerate(names)
-            }
-        if source.run_length > 1:
-            found = self._from_ring(indices, place, starts, sizes, names)
-            if found is not None:
-                return found
-        return self._positioned(places, starts, sizes, names)
-
-    def _from_ring(
-        self, indices: Ints, place: Ints, starts: Ints, sizes: Ints, names: tuple[str, ...]
-    ) -> dict[str, list[bytes]] | None:
-        """Slices of runs that are read as a whole; None: the runs are too large for that."""
-        ring = ring_of_this_thread(self._source.ring_bytes)
-        # A run may lie in two shards; what it has in each is a piece of its own.
-        pieces = ((indices // self._source.run_length) * self._shards + place).tolist()
-        shifts: dict[int, int] = {}  # from a place in the shard to the place in the ring
-        loaded = False
-        for piece in set(pieces):
-            span = self._span(piece)
-            if span is None:
+    def _from_shelf(self, reading: Runs, indices: Sequence[int]) -> Columns | None:
+        """Rows of runs that are read as a whole; None: a run cannot be, or runs are not alike."""
+        shelf, length = shelf_of_this_thread(reading.memory), reading.length
+        runs, names, rows = shelf.runs(self._owner), None, []
+        for index in indices:
+            number, place = divmod(index, length)
+            run = runs.get(number) or self._bring(shelf, number)
+            if run is None or (names is not None and run.names is not names):
                 return None
-            at = ring.find(self._mark + piece)
-            if at is None:
-                shard = self._source.open_shard(piece % self._shards)
-                at = ring.load(self._mark + piece, shard, *span) if isinstance(shard, LocalFile) else None
-                if at is None:
-                    return None
-                loaded = True
-            shifts[piece] = at - span[0]
-        if loaded and any(ring.find(self._mark + piece) is None for piece in shifts):
-            return None  # the last runs overwrote the first ones
-        begin = starts + np.array([shifts[piece] for piece in pieces])[:, None]
-        return _slices(ring.memory, begin, begin + sizes, names)
+            names = run.names
+            row = run.rows[place]
+            if row is None:
+                row = self._again(shelf, run, number, place) or self._alone(index)
+            else:
+                run.rows[place] = None
+            rows.append(row)
+        keys, shards, *parts = map(list, zip(*rows, strict=True))
+        return Columns(keys, shards, names or (), dict(zip(names or (), parts, strict=True)))
 
-    def _span(self, piece: int) -> tuple[int, int] | None:
-        """Offset and size of what the samples of a run have in a shard; None: not worth to be read as a whole."""
-        span = self._spans.get(piece, _UNKNOWN)
-        if span is _UNKNOWN:
-            while len(self._spans) >= _REMEMBERED:
-                self._spans.pop(next(iter(self._spans)))
-            span = self._spans[piece] = self._measure(*divmod(piece, self._shards))
-        return span
-
-    def _measure(self, run: int, place: int) -> tuple[int, int] | None:
-        length = self._source.run_length
-        places, samples = self._source.locate_many(np.arange(run * length, min((run + 1) * length, len(self._source))))
-        samples = samples[places == place]
-        # The first and the last sample in the shard bound the others.
-        parts = self._index.parts[self._index.samples[samples[0], 0] : self._index.samples[samples[-1] + 1, 0]]
-        wanted = parts[self._is_wanted[parts[:, 2]]]
-        start, stop = int(wanted[:, 0].min()), int((wanted[:, 0] + wanted[:, 1]).max())
-        if wanted[:, 1].sum() * _SPARSE < stop - start or (stop - start) * 8 > self._source.ring_bytes:
+    def _again(self, shelf: RunShelf, run: Run, number: int, place: int) -> Row | None:
+        """A row that was handed out before, if this is the next epoch of its run; None: read it by itself."""
+        if 2 * run.rows.count(None) <= len(run.rows):
             return None
-        return start, stop - start
+        shelf.drop(self._owner, number)
+        again = self._bring(shelf, number)
+        if again is None:
+            return None
+        row, again.rows[place] = again.rows[place], None
+        return row
+
+    def _alone(self, index: int) -> Row:
+        """A row, read by itself."""
+        found = self._one_by_one([index])
+        assert found is not None  # one sample is like itself
+        return (*found.keys, *found.shards, *(data for [data] in found.parts.values()))
+
+    def _bring(self, shelf: RunShelf, number: int) -> Run | None:
+        """Read a run; None: it is too large, samples are not alike, or most of it is not wanted."""
+        if number in self._unfit or self._runs is None:
+            return None
+        if not self._usage.pays:
+            self._runs = None  # from now on they are read one by one
+            return None
+        length = self._runs.length
+        try:
+            run, size = self._read_whole(shelf.scratch, number * length, min((number + 1) * length, len(self.source)))
+        except (EnergonLiteError, OSError):
+            run, size = None, 0  # what is wrong may be wrong with some of the samples only
+        if run is None:
+            while len(self._unfit) >= _REMEMBERED:
+                self._unfit.pop(next(iter(self._unfit)))
+            self._unfit[number] = None
+            return None
+        shelf.put(self._owner, number, run, size)
+        return run
+
+    def _read_whole(self, scratch: Scratch, first: int, stop: int) -> tuple[Run | None, int]:
+        """The samples ``first..stop-1``, and how many bytes were read; None: they are not to be read as a whole."""
+        names, rows, total = None, list[Row | None](), 0
+        for piece in self._pieces(first, stop):
+            found = self._look_up_neighbours(piece)
+            if found is None or (names is not None and found.names is not names):
+                return None, 0
+            names, starts, stops = found.names, found.starts.T.tolist(), (found.starts + found.sizes).T.tolist()
+            # Neighbours lie one behind the other.
+            begin = min((column[0] for column in starts), default=0)
+            size = max((column[-1] for column in stops), default=0) - begin
+            total += size
+            if total > len(scratch) or int(found.sizes.sum()) * _SPARSE < size:
+                return None, 0
+            shard = self.source.open_shard(piece.place)
+            memory = scratch.read(shard, begin, size) if isinstance(shard, LocalFile) else None
+            if memory is None:
+                return None, 0
+            parts = [
+                [memory[low - begin : high - begin] for low, high in zip(lows, highs, strict=True)]
+                for lows, highs in zip(starts, stops, strict=True)
+            ]
+            shard_name = self.source.shard_names[piece.place]
+            rows += zip(found.keys, repeat(shard_name, piece.length), *parts, strict=True)
+        return Run(names or (), rows, self._usage), total
+
+    def _pieces(self, first: int, stop: int) -> Iterator[_Piece]:
+        """Where the samples ``first..stop-1`` are, as stretches of neighbours in a shard."""
+        place, begin = self.source.locate(first)
+        other, end = self.source.locate(stop - 1)
+        if place == other and end - begin == stop - 1 - first:
+            yield _Piece(place, begin, stop - first)
+            return
+        middle = (first + stop) // 2
+        yield from self._pieces(first, middle)
+        yield from self._pieces(middle, stop)
+
+    # -- one by one -----------------------------------------------------------------------------------------------
+
+    def _one_by_one(self, indices: Sequence[int]) -> Columns | None:
+        """Samples that are read one by one; None: they do not all have the same parts."""
+        numbers = np.array(indices, dtype=np.int64)
+        found = self._look_up(numbers)
+        if found is None:
+            return None
+        source, places = self.source, found[0].tolist()
+        shards = [source.shard_names[place] for place in places]
+        return Columns(found[1].keys, shards, found[1].names, self._bytes(numbers, places, found[1]))
+
+    def _bytes(self, indices: Ints, places: list[int], found: _Found) -> dict[str, list[bytes]]:
+        source = self.source
+        if source.run_reader is None:
+            return self._positioned(places, found.starts, found.sizes, found.names)
+        reader, parts = source.run_reader, self.parts
+        return {
+            name: [
+                reader.read(source, index, parts, start, size)
+                for index, start, size in zip(
+                    indices.tolist(), found.starts[:, column].tolist(), found.sizes[:, column].tolist(), strict=True
+                )
+            ]
+            for column, name in enumerate(found.names)
+        }
 
     def _positioned(
         self, places: list[int], starts: Ints, sizes: Ints, names: tuple[str, ...]
     ) -> dict[str, list[bytes]]:
         """One positioned read for each sample; one for each part if there is much between them."""
-        read, shards = self._source.read_bytes, [self._source.shard(place) for place in places]
+        read, shards = self.source.read_bytes, [self.source.shard(place) for place in places]
+        if not names:
+            return {}
         if len(names) == 1:
             column = zip(shards, starts[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)
             return {names[0]: [read(*shard, start, size) for shard, start, size in column]}
         first, stops = starts[:, 0], starts + sizes
-        if len(names) and (starts[:, 1:] - stops[:, :-1] <= _GAP).all():
+        if (starts[:, 1:] - stops[:, :-1] <= _GAP).all():
             spans = zip(shards, first.tolist(), (stops[:, -1] - first).tolist(), strict=True)
             found = [read(*shard, start, size) for shard, start, size in spans]
             begin, end = (starts - first[:, None]).tolist(), (stops - first[:, None]).tolist()
@@ -215,10 +280,59 @@ class PartColumns:
             for column, name in enumerate(names)
         }
 
+    # -- the index ------------------------------------------------------------------------------------------------
 
-def _slices(memory: mmap.mmap, begin: Ints, end: Ints, names: tuple[str, ...]) -> dict[str, list[bytes]]:
-    """By part the bytes of each sample, from places ``[samples, parts]`` of the memory."""
-    if len(names) == 1:
-        return {names[0]: [memory[i:j] for i, j in zip(begin[:, 0].tolist(), end[:, 0].tolist(), strict=True)]}
-    columns = zip(names, begin.T.tolist(), end.T.tolist(), strict=True)
-    return {name: [memory[i:j] for i, j in zip(starts, stops, strict=True)] for name, starts, stops in columns}
+    def _look_up(self, indices: Ints) -> tuple[Ints, _Found] | None:
+        """Places of the shards of samples, and where they are in them; None: they are not alike."""
+        place, sample = self.source.locate_many(indices)
+        rows = self._index.samples.take(sample[:, None] + _ZERO_ONE, 0)
+        parts, keys = rows[:, :, 0], rows[:, :, 1].tolist()
+        first = parts[:, 0]
+        count = int(parts[0, 1] - first[0])
+        if not count or ((parts[:, 1] - first) != count).any():
+            return None
+        found = self._found(self._index.parts.take(first[:, None] + np.arange(count), 0))
+        key = self._index.key_between
+        return None if found is None else (place, found._replace(keys=[key(start, stop) for start, stop in keys]))
+
+    def _look_up_neighbours(self, piece: _Piece) -> _Found | None:
+        """Where they are in their shard; None: they are not alike."""
+        rows = self._index.samples[piece.first : piece.first + piece.length + 1]
+        parts, keys = rows[:, 0], rows[:, 1]
+        begin, end = int(parts[0]), int(parts[-1])
+        count = (end - begin) // piece.length
+        if not count or ((parts[1:] - parts[:-1]) != count).any():
+            return None
+        found = self._found(self._index.parts[begin:end].reshape(piece.length, count, 3))
+        return None if found is None else found._replace(keys=self._keys_of_neighbours(keys))
+
+    def _keys_of_neighbours(self, places: Ints) -> list[str]:
+        """The keys between places of the section of keys, cut out of one text if that is not long."""
+        key, first, last = self._index.key_between, int(places[0]), int(places[-1])
+        if last - first <= _LONGEST_KEY * len(places):
+            text = key(first, last)
+            if len(text) == last - first:  # each character is a byte
+                return [text[start:stop] for start, stop in pairwise((places - first).tolist())]
+        return [key(start, stop) for start, stop in pairwise(places.tolist())]
+
+    def _found(self, table: Ints) -> _Found | None:
+        """What is wanted of ``[samples, parts, 3]`` rows of parts; None: samples differ, or have a part twice."""
+        layout = self._layout(table[:, :, 2])
+        if layout is None:
+            return None
+        wanted, names = layout
+        return _Found([], names, table[:, wanted, 0], table[:, wanted, 1])
+
+    def _layout(self, numbers: Ints) -> tuple[list[int] | slice, tuple[str, ...]] | None:
+        """Which columns of parts are wanted, and their names; None: samples differ, or have a part twice."""
+        first = numbers[0]
+        if len(numbers) > 1 and (numbers != first).any():
+            return None
+        known = tuple(first.tolist())
+        if known not in self._layouts:
+            every = [self._index.part_names[number] for number in known]
+            wanted = [column for column, name in enumerate(every) if self.parts is None or name in self.parts]
+            names = tuple(every[column] for column in wanted)
+            all_of_them = slice(None) if len(wanted) == len(every) else wanted
+            self._layouts[known] = (all_of_them, names) if len(set(names)) == len(names) else None
+        return self._layouts[known]

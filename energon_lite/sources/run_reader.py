@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from energon_lite.sources.range_cache import ByteRange, RangeCache, ReadAhead, shared_range_cache
 from energon_lite.sources.remote import is_remote
+from energon_lite.sources.run_shelf import Runs
 
 if TYPE_CHECKING:
     from energon_lite.sources.webdataset import WebdatasetSource
@@ -27,7 +28,7 @@ _GAP = 1 << 18
 #: Bytes of one request; for larger ones the delay of a request does not matter any more.
 _LARGEST = 8 << 20
 #: Memory of a process for runs of local files.
-_RING = 32 << 20
+_SHELF = 32 << 20
 #: Runs whose ranges are remembered.
 _RUNS = 1 << 12
 
@@ -138,7 +139,7 @@ def read_in_runs(
         window: ``shuffle_buffer_size``: so many samples of each leaf have to be kept, or runs are fetched again and
             again. If they do not fit, samples are fetched one by one.
     """
-    _through_ring([source for source in sources if settings is None and not is_remote(source.path)], run, window)
+    _through_shelf([source for source in sources if settings is None and not is_remote(source.path)], run, window)
     chosen = [source for source in sources if settings is not None or is_remote(source.path)]
     settings = settings or ReadAhead()
     length = run or 1
@@ -156,10 +157,10 @@ def read_in_runs(
         source.run_reader = RunReader(settings, length)
 
 
-def _through_ring(sources: Sequence[WebdatasetSource], run: int | None, window: int | None) -> None:
+def _through_shelf(sources: Sequence[WebdatasetSource], run: int | None, window: int | None) -> None:
     length = run or 1
     # What is left of one window and all of the next one, and a run that is cut at either end.
     kept = sum(min(len(source), 2 * (window or 0) + 2 * length) * source.mean_bytes for source in sources)
-    fits = length > 1 and kept <= _RING
+    fits = length > 1 and kept <= _SHELF
     for source in sources:
-        source.run_length, source.ring_bytes = (length, int(kept)) if fits else (1, 0)
+        source.runs = Runs(length, window or 0, int(kept)) if fits else None

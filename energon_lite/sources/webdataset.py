@@ -25,6 +25,7 @@ from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.remote import is_remote, local_meta, shard_sizes
 from energon_lite.sources.run_reader import RunReader
+from energon_lite.sources.run_shelf import Runs
 from energon_lite.sources.sample_choice import (
     choice_fingerprint,
     contents_fingerprint,
@@ -40,9 +41,6 @@ __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
 _GAP = 1 << 20
 #: Shards that are asked for their size when a data set is opened, at most.
 _SIZES_CHECKED = 1000
-
-#: ``run_reader``, ``run_length`` and ``ring_bytes`` of a source whose samples are read one by one.
-_ONE_BY_ONE = (None, 1, 0)
 
 
 class RawSample(NamedTuple):
@@ -79,8 +77,7 @@ class WebdatasetSource:
     Attributes:
         path: the folder, absolute, or its URL.
         run_reader: how samples are fetched from slow storage; None: one positioned read for each, when it is wanted.
-        run_length: neighbours that micro-batches read together; 1: samples are read one by one.
-        ring_bytes: memory for what is read together, shared by all sources of a thread.
+        runs: how micro-batches read neighbours together, else; None: one by one.
         index: the packed index.
         span: first and last + 1 of the samples of the chosen shards that are read, excluded ones among them.
         split_part: the name of the split, for messages.
@@ -112,8 +109,8 @@ class WebdatasetSource:
     ):
         self.path, self.split_part, self.shard_names = path, split_part, tuple(shards)
         self.index, self._index_path, self._store = index, index_path, shared_store() if store is None else store
-        self.run_reader: RunReader | None
-        self.run_reader, self.run_length, self.ring_bytes = _ONE_BY_ONE
+        self.run_reader: RunReader | None = None
+        self.runs: Runs | None = None
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
@@ -364,7 +361,6 @@ class WebdatasetSource:
         return without_skips(file, self._first, self._starts, self.span, self._excluded)
 
     def __getstate__(self) -> dict[str, Any]:
-        reading = (self.run_reader, self.run_length, self.ring_bytes)
         return {
             "path": self.path,
             "index_path": self._index_path,
@@ -375,7 +371,7 @@ class WebdatasetSource:
             "span": self.span,
             "skips": self._skips,
             "fingerprint": self.fingerprint,
-            **({} if reading == _ONE_BY_ONE else {"reading": reading}),
+            **({} if self.run_reader is self.runs is None else {"reading": (self.run_reader, self.runs)}),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -385,13 +381,13 @@ class WebdatasetSource:
                 "the data set was prepared anew while it was in use", where=state["path"], fix="start the run again"
             )
         shards = state.pop("shards")
-        reading = state.pop("reading", _ONE_BY_ONE)
+        reading = state.pop("reading", (None, None))
         self.__init__(index, shards=index.shard_names if shards is None else shards, **state)  # type: ignore[misc]
         if self.fingerprint != fingerprint:
             raise ShardChangedError(
                 "the data set was measured anew while it was in use", where=state["path"], fix="start the run again"
             )
-        self.run_reader, self.run_length, self.ring_bytes = reading
+        self.run_reader, self.runs = reading
 
 
 def _plain_path(path: str | os.PathLike[str]) -> str:
