@@ -75,7 +75,8 @@ def test_killed_many_times(
     duration, expected = time.monotonic() - start, contents(folder)
     assert len(expected) == 24 + 6
     survived = interrupted = 0
-    while kills < times:
+    while kills < times or not interrupted:
+        assert kills < 20 * times, "no kill came in the middle of the work"
         child = os.fork()
         if not child:
             try:
@@ -90,7 +91,7 @@ def test_killed_many_times(
         kills += status != 0
         pieces = len(list((folder / ".nv-meta/energon_lite.shards").glob("[!.]*.scan")))
         interrupted += 0 < pieces < 24
-        if status == 0 or kills == times or pieces == 24:
+        if status == 0 or kills >= times or pieces == 24:
             survived += 1
             prepare(folder, workers)
             # A helper of a run that was killed may be about to end; what is left of dead ones is gone.
@@ -99,7 +100,7 @@ def test_killed_many_times(
             shutil.rmtree(folder / ".nv-meta", ignore_errors=True)
             for path in folder.rglob("*.tar.idx*"):
                 path.unlink()
-    assert survived and interrupted
+    assert survived
 
 
 class TestWhatIsKnown:
