@@ -1,19 +1,15 @@
-"""Show how far the indexing of shards is: a bar on a terminal, a line now and then elsewhere."""
+"""Show how far the indexing of shards is."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
+from energon_lite.cli.progress import progress
 
 __all__ = ["scan_progress"]
-
-#: Seconds between two lines where there is no terminal, such as in the log of a job.
-_BETWEEN = 10.0
 
 
 @contextmanager
@@ -27,45 +23,17 @@ def scan_progress(root: str, shards: int, wanted: bool) -> Iterator[Callable[[st
         shards: how many there are to do.
         wanted: False: show nothing.
     """
-    if not wanted or not shards:
-        yield None
-    elif sys.stderr.isatty():
-        with _bar(root, shards) as tick:
-            yield tick
-    else:
-        yield _lines(root, shards)
-
-
-@contextmanager
-def _bar(root: str, shards: int) -> Iterator[Callable[[str], None]]:
-    from tqdm import tqdm
-
-    size, start = 0, time.monotonic()
-    with tqdm(total=shards, unit="shard", desc="Indexing", dynamic_ncols=True) as bar:
+    done = size = 0
+    start = time.monotonic()
+    with progress(wanted and shards > 0, "Indexing", "shards") as show:
 
         def tick(name: str) -> None:
-            nonlocal size
-            size += _size(root, name)
-            bar.set_postfix_str(_rate(size, time.monotonic() - start), refresh=False)
-            bar.update(1)
+            nonlocal done, size
+            done, size = done + 1, size + _size(root, name)
+            if show is not None:
+                show(done, shards, f"{size / max(time.monotonic() - start, 1e-6) / 1e9:.2f} GB/s")
 
-        yield tick
-
-
-def _lines(root: str, shards: int) -> Callable[[str], None]:
-    size = done = 0
-    start = last = time.monotonic()
-
-    def tick(name: str) -> None:
-        nonlocal size, done, last
-        size, done, now = size + _size(root, name), done + 1, time.monotonic()
-        if now - last < _BETWEEN:
-            return
-        last, elapsed = now, now - start
-        left = elapsed / done * (shards - done)
-        click.echo(f"Indexed {done} of {shards} shards, {_rate(size, elapsed)}, about {left:.0f} s left", err=True)
-
-    return tick
+        yield None if show is None else tick
 
 
 def _size(root: str, name: str) -> int:
@@ -73,7 +41,3 @@ def _size(root: str, name: str) -> int:
         return os.stat(os.path.join(root, name)).st_size
     except OSError:
         return 0
-
-
-def _rate(size: int, seconds: float) -> str:
-    return f"{size / max(seconds, 1e-6) / 1e9:.2f} GB/s"

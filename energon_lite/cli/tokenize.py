@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from energon_lite.cli.progress import progress
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.errors import UsageError
 from energon_lite.sources.ranks import Ranks
@@ -20,9 +17,6 @@ from energon_lite.tokenizing.shards import ShardCounts
 from energon_lite.tokenizing.tasks import TASKS, Task
 
 __all__ = ["command"]
-
-#: Seconds between two lines where there is no terminal.
-_BETWEEN = 10.0
 
 
 @click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,7 +51,7 @@ _BETWEEN = 10.0
 @click.option("--num-workers", type=click.IntRange(min=1), help="Processes.  [default: one per core]")
 @click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
 @click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
-@click.option("--progress/--no-progress", default=True, help="Show how far it is.")
+@click.option("--progress/--no-progress", "show_progress", default=True, help="Show how far it is.")
 @rank_options
 def command(
     files: tuple[str, ...],
@@ -79,7 +73,7 @@ def command(
     num_workers: int | None,
     force_overwrite: bool,
     sqlite: bool,
-    progress: bool,
+    show_progress: bool,
     ranks: Ranks,
 ) -> None:
     """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
@@ -108,7 +102,14 @@ def command(
             too_long=too_long,
         )
         inputs = [Input(files, one, text_records)]
-    with _progress(progress) as show:
+    with progress(show_progress, "Tokenising", "records") as show:
+
+        def tick(done: int, total: int, counts: ShardCounts) -> None:
+            # How many records there will be is known from those that are done, shard for shard.
+            if show is not None and done:
+                records = round(counts.records / done * total)
+                show(counts.records, records, f"shard {done}/{total}, {counts.tokens / 1e6:.1f} M tokens")
+
         report = tokenize_files(
             inputs,
             tokenizer,
@@ -121,43 +122,9 @@ def command(
             force_overwrite=force_overwrite,
             sqlite=sqlite,
             ranks=ranks,
-            progress=show,
+            progress=None if show is None else tick,
         )
     _show(report)
-
-
-@contextmanager
-def _progress(wanted: bool) -> Iterator[Callable[[int, int, ShardCounts], None] | None]:
-    """A bar on a terminal, a line now and then elsewhere."""
-    if not wanted:
-        yield None
-        return
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        with tqdm(unit=" records", desc="Tokenising", dynamic_ncols=True, unit_scale=True) as bar:
-
-            def show(done: int, total: int, counts: ShardCounts) -> None:
-                # How many records there will be is known from those that are done, shard for shard.
-                bar.total = round(counts.records / done * total) if done else None
-                bar.set_postfix_str(f"shard {done}/{total}, {counts.tokens / 1e6:.1f} M tokens", refresh=False)
-                bar.update(counts.records - bar.n)
-
-            yield show
-        return
-    start = last = time.monotonic()
-
-    def line(done: int, total: int, counts: ShardCounts) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _BETWEEN:
-            last = now
-            left = (now - start) / done * (total - done)
-            click.echo(
-                f"Tokenised {done} of {total} shards, {counts.records} records, about {left:.0f} s left", err=True
-            )
-
-    yield line
 
 
 def _show(report: TokenizeReport) -> None:

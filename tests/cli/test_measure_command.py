@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite.cli import measure_progress
+from energon_lite.cli import measure_progress, progress
 from energon_lite.cli.main import main
 from energon_lite.sources.prepare import prepare_dataset
 from energon_lite.sources.webdataset import WebdatasetSource
@@ -222,11 +222,11 @@ def test_lengths_without_an_encoder(data: Path) -> None:
 
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(measure_progress, "_BETWEEN", 0.0)
+    monkeypatch.setattr(progress, "_BETWEEN", 0.0)
     with measure_progress.measure_progress("/data/coco", 400, True) as tick:
         assert tick is not None
         tick(100)
-    assert "Measured 100 of 400 samples of coco" in capsys.readouterr().err
+    assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
     with measure_progress.measure_progress("/data/coco", 400, False) as tick:
         assert tick is None
 

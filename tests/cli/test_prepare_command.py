@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 from PIL import Image
 
-from energon_lite.cli import scan_progress
+from energon_lite.cli import progress, scan_progress
 from energon_lite.cli.main import main
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
@@ -151,13 +151,13 @@ class TestProgress:
     def test_lines_in_a_log(
         self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(scan_progress, "_BETWEEN", 0.0)
+        monkeypatch.setattr(progress, "_BETWEEN", 0.0)
         with scan_progress.scan_progress(str(data), 4, True) as tick:
             assert tick is not None
             for shard in range(4):
                 tick(f"s{shard}.tar")
         lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 4 and lines[-1].startswith("Indexed 4 of 4 shards, ") and "about 0 s left" in lines[-1]
+        assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ") and "about 0 s left" in lines[-1]
 
     def test_a_bar_on_a_terminal(
         self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

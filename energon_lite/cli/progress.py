@@ -1,0 +1,64 @@
+"""Show how far a long command is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import click
+
+__all__ = ["Show", "progress"]
+
+#: Seconds between two lines where there is no terminal, such as in the log of a job.
+_BETWEEN = 10.0
+
+
+class Show(Protocol):
+    """What is called when something is done."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Show that ``done`` of ``total`` are done by now, and a few words."""
+
+
+@contextmanager
+def progress(wanted: bool, doing: str, unit: str) -> Iterator[Show | None]:
+    """Give a function that shows progress; None if it is not ``wanted``.
+
+    Args:
+        doing: such as ``"Indexing"``.
+        unit: what is counted, in the plural.
+    """
+    if not wanted:
+        yield None
+    elif sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(unit=f" {unit}", desc=doing, dynamic_ncols=True, unit_scale=True) as bar:
+
+            def move(done: int, total: int, note: str = "") -> None:
+                bar.total = total
+                bar.set_postfix_str(note, refresh=False)
+                bar.update(done - bar.n)
+
+            yield move
+    else:
+        yield _lines(doing, unit)
+
+
+def _lines(doing: str, unit: str) -> Show:
+    start = last = time.monotonic()
+
+    def line(done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _BETWEEN or not done:
+            return
+        last, elapsed = now, now - start
+        left = elapsed / done * (total - done)
+        rate = f"{done / elapsed:,.1f}/s" + (f", {note}" if note else "")
+        click.echo(f"{doing}: {done:,} of {total:,} {unit}, {rate}, about {left:.0f} s left", err=True)
+
+    return line
