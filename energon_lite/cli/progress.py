@@ -36,7 +36,7 @@ def progress(wanted: bool, doing: str, unit: str) -> Iterator[Show | None]:
     elif sys.stderr.isatty():
         from tqdm import tqdm
 
-        with tqdm(unit=f" {unit}", desc=doing, dynamic_ncols=True, unit_scale=True) as bar:
+        with tqdm(unit=f" {unit}", desc=doing, dynamic_ncols=True) as bar:
 
             def move(done: int, total: int, note: str = "") -> None:
                 bar.total = total
