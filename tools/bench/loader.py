@@ -40,6 +40,8 @@ from common import machine, spread, table, write_shards
 CASES = ("image-raw", "image-user", "image-decoded", "image-fast", "tokens-raw", "tokens-decoded")
 OURS = ("bound", "energon_lite", "megatron_energon")
 PEERS = ("streaming", "litdata", "torchdata")
+#: Seconds for one figure, or for making the peers' formats.
+LIMIT = 300
 #: What only some of them do.
 ONLY = {"image-user": ("energon_lite", "megatron_energon"), "image-fast": ("energon_lite",)}
 
@@ -93,13 +95,16 @@ def ask(interpreter: str, request: dict[str, Any]) -> Any:
     # what is left of its session is ended.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
-        code = process.wait()
+        try:
+            code: int | str = process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            code = f"it hung for {LIMIT} s"
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         out.seek(0)
         err.seek(0)
         if code:
-            raise SystemExit(f"{' '.join(command)} failed:\n{err.read()}")
+            raise SystemExit(f"{' '.join(command)} failed ({code}):\n{err.read()}")
         return json.loads(out.read().strip().splitlines()[-1])
 
 

@@ -47,12 +47,12 @@ def decode_tokens(data: bytes) -> torch.Tensor:
 
 
 def finish(case: str, sample: dict[str, Any]) -> Any:
-    """A sample as its batch needs it."""
+    """A sample as its batch needs it. (LitData hands out memoryviews, which workers could not send.)"""
     if case == "image-raw":
-        return sample["jpg"], sample["txt"]
+        return bytes(sample["jpg"]), bytes(sample["txt"])
     if case == "image-decoded":
-        return decode_image(sample["jpg"]), sample["txt"]
-    return sample["npy"] if case == "tokens-raw" else decode_tokens(sample["npy"])
+        return decode_image(sample["jpg"]), bytes(sample["txt"])
+    return bytes(sample["npy"]) if case == "tokens-raw" else decode_tokens(sample["npy"])
 
 
 class Collate:
