@@ -127,6 +127,11 @@ class PlannedDataset(BaseDataset):
         """The cursor after one more micro-batch on every rank."""
         return cursor.step(self.worker_config.world_size, self.count(cursor.pass_number))
 
+    def pass_is_over(self, cursor: Cursor) -> bool:
+        """Whether no step of the cursor's pass is left."""
+        count = self.count(cursor.pass_number)
+        return count is not None and cursor.position >= count
+
     def jobs(self, pass_number: int, numbers: Sequence[int]) -> list[Job]:
         """The jobs that make micro-batches ``numbers`` of a pass. Numbers past its end give empty batches."""
         count = self.count(pass_number)

@@ -11,7 +11,7 @@ from energon_lite.loading.cursor import Cursor, from_state, to_state
 from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.pipeline import Address, Job, Result
 from energon_lite.loading.rebase_entry import check_rebase
-from energon_lite.loading.walk import State, no_such_step
+from energon_lite.loading.walk import PlanWalk, State, no_such_step
 from energon_lite.loading.workers import Executor
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -21,7 +21,7 @@ __all__ = ["PlannedWalk"]
 _LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES = 64, 1 << 14
 
 
-class PlannedWalk:
+class PlannedWalk(PlanWalk[Cursor]):
     """The way of one rank through the plan.
 
     Args:
@@ -39,30 +39,14 @@ class PlannedWalk:
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self.dataset = self._unchanged = dataset
-        self._world = dataset.worker_config.world_size
-        self._executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
-        self.cursor = Cursor()
+        super().__init__(Cursor(), dataset.worker_config.world_size, skip)
+        self.dataset: PlannedDataset = dataset
+        self._unchanged, self._executor, self._ahead = dataset, executor, ahead
         self.feed: Feed | None = None
 
     def start_loop(self) -> None:
         if self._loop_is_over():
             self.cursor = self._next_loop()
-
-    @property
-    def knows_end(self) -> bool:
-        return True
-
-    @property
-    def step(self) -> tuple[int, int]:
-        return self.cursor.pass_number, self.cursor.position
-
-    def is_over(self) -> bool:
-        self.cursor = self._behind_skipped(self.cursor)
-        return self._loop_is_over()
-
-    def follow(self, step: tuple[int, int] | None) -> None:
-        pass  # each rank knows for itself
 
     def take(self) -> Result | None:
         if self.is_over():
@@ -72,9 +56,6 @@ class PlannedWalk:
         if self.feed is None:
             self.feed = Feed(self.dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
         return self.feed.take(self.cursor, following=self._behind_skipped(self.dataset.step(self.cursor)))
-
-    def advance(self) -> None:
-        self.cursor = self.dataset.step(self.cursor)
 
     def state(self) -> State:
         return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)
@@ -111,27 +92,15 @@ class PlannedWalk:
         self.dataset, self.cursor = dataset, cursor
 
     def _loop_is_over(self) -> bool:
-        count, length = self.dataset.count(self.cursor.pass_number), self.dataset.loop_length
-        if count is not None:
-            return self.cursor.position >= count
+        if self.dataset.count(self.cursor.pass_number) is not None:
+            return self.dataset.pass_is_over(self.cursor)
+        length = self.dataset.loop_length
         return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
 
     def _next_loop(self) -> Cursor:
         if self.dataset.count(self.cursor.pass_number) is not None:
             return Cursor(pass_number=self.cursor.pass_number + 1)
         return replace(self.cursor, loop_start=self.cursor.position)
-
-    def _is_skipped(self, pass_number: int, position: int) -> bool:
-        return (pass_number, position // self._world) in self._skip
-
-    def _behind_skipped(self, cursor: Cursor) -> Cursor:
-        """The first place from ``cursor`` on that is not to be passed over."""
-        while self._skip and self._is_skipped(cursor.pass_number, cursor.position):
-            following = self.dataset.step(cursor)
-            if following == cursor:
-                break  # the end of the pass
-            cursor = following
-        return cursor
 
 
 class Feed:
@@ -164,7 +133,8 @@ class Feed:
         """
         if self._at is None or (self._at.pass_number, self._at.position) != (cursor.pass_number, cursor.position):
             self._restart(cursor)
-        while len(self._tickets) <= self._ahead and (job := self._next_job(cursor)) is not None:
+        ahead = self._executor.ahead(self._ahead)
+        while len(self._tickets) <= ahead and (job := self._next_job(cursor)) is not None:
             self._tickets.append(self._executor.submit(job))
         self._at = None  # until the result is there: after an error the next call starts over
         result = self._executor.result(self._tickets.popleft())

@@ -107,6 +107,9 @@ class ThreadPool:
         with self._changed:
             return Load(len(self._done), len(self._waiting) + len(self._running), sum(self._sizes.values()))
 
+    def ahead(self, jobs: int) -> int:
+        return jobs
+
     def cancel(self) -> None:
         with self._changed:
             self._wanted = self._tickets + 1

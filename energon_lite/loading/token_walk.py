@@ -13,7 +13,7 @@ from energon_lite.loading.rebase_entry import check_rebase
 from energon_lite.loading.token_cursor import TokenCursor, from_token_state, to_token_state
 from energon_lite.loading.token_dataset import TokenDataset
 from energon_lite.loading.token_pipeline import TokenJob
-from energon_lite.loading.walk import State, no_such_step
+from energon_lite.loading.walk import PlanWalk, State, no_such_step
 from energon_lite.loading.workers import Executor
 
 __all__ = ["TokenWalk"]
@@ -21,8 +21,8 @@ __all__ = ["TokenWalk"]
 logger = logging.getLogger(__name__)
 
 
-class TokenWalk:
-    """The way of one rank through the plan. Every rank knows all of it, so ranks need not talk.
+class TokenWalk(PlanWalk[TokenCursor]):
+    """The way of one rank through the plan.
 
     Args:
         dataset: what is planned.
@@ -39,15 +39,15 @@ class TokenWalk:
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self.dataset, self._unchanged, self._world = dataset, dataset, dataset.worker_config.world_size
-        self._make_executor, self._ahead, self._skip = executor, ahead, frozenset(skip)
+        super().__init__(TokenCursor(), dataset.worker_config.world_size, skip)
+        self.dataset: TokenDataset = dataset
+        self._unchanged, self._make_executor, self._ahead = dataset, executor, ahead
         self._executor: Executor | None = None
         self._tickets: deque[int] = deque()
         self._jobs: Iterator[TokenJob] = iter(())
         self._at: TokenCursor | None = None  # the cursor at which the first of _tickets will be asked for
         self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
         self.counts = Counts()
-        self.cursor = TokenCursor()
 
     def start_loop(self) -> None:
         if self._loop_is_over():
@@ -57,21 +57,6 @@ class TokenWalk:
                 if self.dataset.is_endless
                 else TokenCursor(at_end.pass_number + 1)
             )
-
-    @property
-    def knows_end(self) -> bool:
-        return True
-
-    @property
-    def step(self) -> tuple[int, int]:
-        return self.cursor.pass_number, self.cursor.position
-
-    def is_over(self) -> bool:
-        self.cursor = self._behind_skipped(self.cursor)
-        return self._loop_is_over()
-
-    def follow(self, step: tuple[int, int] | None) -> None:
-        pass  # each rank knows for itself
 
     def take(self) -> Result | None:
         reads = self.dataset.worker_config.reads
@@ -87,15 +72,13 @@ class TokenWalk:
             self._executor.cancel()
             self._tickets.clear()
             self._jobs = self._jobs_from(self.cursor)
-        while len(self._tickets) <= self._ahead and (job := next(self._jobs, None)) is not None:
+        ahead = self._executor.ahead(self._ahead)
+        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
             self._tickets.append(self._executor.submit(job))
         self._at = None  # until the result is there: after an error the next call starts over
         result = self._executor.result(self._tickets.popleft())
         self._at = self._behind_skipped(self.dataset.step(self.cursor))
         return result
-
-    def advance(self) -> None:
-        self.cursor = self.dataset.step(self.cursor)
 
     def state(self) -> State:
         return to_token_state(self.cursor, self.dataset.identity, self.dataset.rebase)
@@ -138,14 +121,6 @@ class TokenWalk:
             return self.dataset.pass_is_over(self.cursor)
         length = self.dataset.loop_length
         return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
-
-    def _behind_skipped(self, cursor: TokenCursor) -> TokenCursor:
-        """The first place from ``cursor`` on that is not to be passed over."""
-        while (cursor.pass_number, cursor.position // self._world) in self._skip:
-            if self.dataset.pass_is_over(cursor):
-                break
-            cursor = self.dataset.step(cursor)
-        return cursor
 
     def _count_step(self) -> None:
         """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.pipeline import Address, Result
 
-__all__ = ["State", "Walk", "no_such_step"]
+__all__ = ["PlanWalk", "State", "Walk", "no_such_step"]
 
 #: Plain data: dicts, lists, strings and integers.
 State = dict[str, Any]
@@ -59,6 +60,80 @@ class Walk(Protocol):
 
     def close(self) -> None:
         """Stop the workers. ``take`` starts new ones."""
+
+
+class _Cursor(Protocol):
+    @property
+    def pass_number(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+
+C = TypeVar("C", bound=_Cursor)
+
+
+class _Plan(Protocol[C]):
+    """What is walked through."""
+
+    def step(self, cursor: C) -> C:
+        """The cursor after one more micro-batch on every rank."""
+
+    def pass_is_over(self, cursor: C) -> bool:
+        """Whether no step of the cursor's pass is left."""
+
+
+class PlanWalk(ABC, Generic[C]):
+    """What those walks have in common in which every rank knows the whole plan, so that ranks need not talk.
+
+    Args:
+        cursor: where it begins.
+        world: number of ranks.
+        skip: ``(pass, step)`` of steps that are passed over.
+
+    Attributes:
+        dataset: what is planned.
+        cursor: where this rank is.
+    """
+
+    dataset: _Plan[C]
+
+    def __init__(self, cursor: C, world: int, skip: Collection[tuple[int, int]]):
+        self.cursor = cursor
+        self._world, self._skip = world, frozenset(skip)
+
+    @property
+    def knows_end(self) -> bool:
+        return True
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self.cursor.position
+
+    def is_over(self) -> bool:
+        self.cursor = self._behind_skipped(self.cursor)
+        return self._loop_is_over()
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        pass  # each rank knows for itself
+
+    def advance(self) -> None:
+        self.cursor = self.dataset.step(self.cursor)
+
+    @abstractmethod
+    def _loop_is_over(self) -> bool:
+        """Whether the ``for`` loop that is running ends here."""
+
+    def _is_skipped(self, pass_number: int, position: int) -> bool:
+        return (pass_number, position // self._world) in self._skip
+
+    def _behind_skipped(self, cursor: C) -> C:
+        """The first place from ``cursor`` on that is not to be passed over."""
+        while self._skip and self._is_skipped(cursor.pass_number, cursor.position):
+            if self.dataset.pass_is_over(cursor):
+                break
+            cursor = self.dataset.step(cursor)
+        return cursor
 
 
 def no_such_step(pass_number: int, step: int) -> UsageError:

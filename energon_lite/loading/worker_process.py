@@ -14,8 +14,9 @@ import select
 import shutil
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds between two looks at whether the parent is still there.
 _PARENT_CHECK = 2.0
+#: Seconds that answers wait for each other, at most.
+_TOGETHER = 1e-3
 #: Seconds that a trainer, whose pipes have closed, may take to be gone.
 _LAST_BREATH = 10.0
 
@@ -45,16 +48,18 @@ class Request:
     """What the trainer sends.
 
     Args:
-        ticket: number of the job.
-        job: to be run.
+        jobs: to be run, each with its ticket.
         released: segments that the trainer has no more use for.
         observe: note each step before it is taken; a worker died, or hung, in this job before.
     """
 
-    ticket: int
-    job: Job
+    jobs: Sequence[tuple[int, Job]]
     released: Sequence[int]
     observe: bool = False
+
+
+#: A ticket, whether all went well, and what the result is made of, or the error.
+Answer = tuple[int, bool, Any]
 
 
 def serve(
@@ -99,8 +104,8 @@ def serve(
             request = Request(*fields)
             writer.release(request.released)
             with observed(pipeline, notes, request.observe):
-                message = _run(pipeline, request)
-            send(connection, message, writer)
+                for message in _run(pipeline, request.jobs):
+                    send(connection, message, writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
     if not notes.dismissed:
@@ -139,23 +144,51 @@ def _clean_up_after_trainer() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(pipeline: Pipeline, request: Request) -> Message:
+def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:
+    """Answers as they come; those that take next to no time together, since the trainer wakes up for each message."""
+    answers: list[Answer] = []
+    began = time.monotonic()
+    for ticket, job in jobs:
+        answers.append(_answer(pipeline, ticket, job))
+        seconds = time.monotonic() - began
+        if seconds > _TOGETHER or ticket == jobs[-1][0]:
+            yield _pack_answers(answers, seconds)
+            answers, began = [], time.monotonic()
+
+
+def _answer(pipeline: Pipeline, ticket: int, job: Job) -> Answer:
     try:
-        result = pipeline.run(request.job)
-        return pack((request.ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)))
+        result = pipeline.run(job)
+        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
     except BaseException as error:
-        return _pack_error(request.ticket, error)
+        return ticket, False, error
 
 
-def _pack_error(ticket: int, error: BaseException) -> Message:
+def _pack_answers(answers: Sequence[Answer], seconds: float) -> Message:
+    """A message of all of them; what cannot be sent becomes an error."""
+    sent = [(ticket, ok, value if ok else _sendable(value)) for ticket, ok, value in answers]
+    try:
+        return pack((sent, seconds))
+    except Exception:
+        return pack(([_packed_alone(answer) for answer in sent], seconds))
+
+
+def _packed_alone(answer: Answer) -> Answer:
+    try:
+        pack(answer)
+        return answer
+    except Exception as error:
+        return answer[0], False, _sendable(error)
+
+
+def _sendable(error: BaseException) -> BaseException:
     """An error that can be sent: the exception itself if it survives pickling, else its text."""
     error.__cause__ = error.__context__ = None
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if not isinstance(error, EnergonLiteError):
         logger.error("a worker ends the iteration:\n%s", text)
-    sent: Any = error
     try:
         pickle.loads(pickle.dumps(error))
+        return error
     except Exception:
-        sent = FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")
-    return pack((ticket, False, sent))
+        return FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")

@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 MAX_DEATHS = 3
 #: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
 _START_SECONDS = 120.0
+#: Jobs that a worker has: one to work on, one to go on with. Of very short ones so many at most, that give results of
+#: so many bytes, as many as take so many seconds: to wake a sleeping process up takes longer than to copy such a batch.
+_DEPTH, _MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 2, 32, 16 << 20, 4e-3
+#: Seconds that a job may take as long as nobody knows better: the first ones, and those after a death, go one by one.
+_UNKNOWN = 1.0
 #: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
 _SMALL_JOB = 32 << 10
 
@@ -71,6 +76,9 @@ class Executor(Protocol):
     def load(self) -> Load:
         """What is in hand now."""
 
+    def ahead(self, jobs: int) -> int:
+        """Jobs that should be submitted before their turn, where so many were wished for: more if they are tiny."""
+
     def cancel(self) -> None:
         """Forget all jobs whose results were not asked for."""
 
@@ -97,6 +105,9 @@ class InlineExecutor:
     def load(self) -> Load:
         return Load(pending=len(self._jobs))
 
+    def ahead(self, jobs: int) -> int:
+        return jobs
+
     def cancel(self) -> None:
         self._jobs.clear()
 
@@ -112,6 +123,7 @@ class _Worker:
     segments: SegmentReader
     notes: Notes
     tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
+    together: bool = False  # several of them were sent at once
     since: float = 0.0  # when it began the oldest of them, or later
 
     @property
@@ -148,6 +160,7 @@ class WorkerPool:
         self._pipeline, self._options = pipeline, options or PoolOptions()
         self._sizes: dict[int, int] = {}  # of results that wait for their turn
         self._largest = 0
+        self._seconds = _UNKNOWN  # that a job takes, lately
         self._poll = select.poll()
         self._context = multiprocessing.get_context(self._options.start_method)
         if self._options.start_method == "forkserver":
@@ -168,7 +181,8 @@ class WorkerPool:
         self._tickets += 1
         self._jobs[self._tickets] = job
         self._waiting.append(self._tickets)
-        self._dispatch()
+        if self._depth == _DEPTH or not all(worker.tickets for worker in self._workers):
+            self._dispatch()  # else many are sent together, when a result is asked for
         return self._tickets
 
     def result(self, ticket: int) -> Result:
@@ -178,11 +192,12 @@ class WorkerPool:
         if ticket in self._waiting and self._waiting[0] != ticket:
             self._waiting.remove(ticket)
             self._waiting.appendleft(ticket)
+        self._dispatch()
         while ticket not in self._done:
-            self._dispatch()
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
                 deadline = self._too_slow(ticket)
+            self._dispatch()
         outcome = self._done.pop(ticket)
         self._sizes.pop(ticket, None)
         if isinstance(outcome, BaseException):
@@ -193,6 +208,9 @@ class WorkerPool:
         while self._collect(0.0):
             pass  # answers that have come are taken; to look must not begin any work
         return Load(len(self._done), len(self._jobs), sum(self._sizes.values()))
+
+    def ahead(self, jobs: int) -> int:
+        return jobs if self._depth == _DEPTH else max(jobs, 2 * self._depth * len(self._workers))
 
     def cancel(self) -> None:
         # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
@@ -248,30 +266,59 @@ class WorkerPool:
             self._poll.unregister(handle)
         worker.close()
 
+    @property
+    def _depth(self) -> int:
+        """Jobs that a worker may have: one to work on and one to go on with; more where waking it up costs more."""
+        small = _SMALL_RESULTS // (1 + self._largest * len(self._workers))
+        return max(_DEPTH, min(_MAX_DEPTH, int(_WORTH_WAKING / self._seconds), small))
+
     def _dispatch(self) -> None:
-        """Send waiting jobs: each worker has one to work on and one to go on with."""
-        for depth in (0, 1):
+        """Send waiting jobs, to idle workers first."""
+        depth = self._depth
+        for most in (0, depth // 2):
             for worker in self._workers:
-                while self._waiting and len(worker.tickets) <= depth and self._has_room(self._waiting[0]):
-                    ticket = self._waiting[0]
-                    request = Request(
-                        ticket, self._jobs[ticket], worker.segments.take_released(), ticket in self._deaths
-                    )
-                    message = pack((request.ticket, request.job, request.released, request.observe))
-                    if worker.tickets and message.size > _SMALL_JOB:
-                        break
-                    self._waiting.popleft()
-                    worker.since = worker.since if worker.tickets else time.monotonic()
-                    worker.tickets.append(ticket)
-                    try:
-                        send(worker.connection, message)
-                    except OSError:
-                        self._replace(worker)
+                if self._waiting and len(worker.tickets) <= most:
+                    wanted = 1 if depth == _DEPTH else depth - len(worker.tickets)
+                    if not self._send(worker, self._next_jobs(wanted)):
                         return
 
-    def _has_room(self, ticket: int) -> bool:
-        """Whether the result of one more job may be expected."""
-        at_work = sum(len(worker.tickets) for worker in self._workers)
+    def _next_jobs(self, wanted: int) -> list[int]:
+        """Tickets that are sent together, taken from those that wait. One in which a worker died goes alone."""
+        found: list[int] = []
+        while self._waiting and len(found) < wanted and self._has_room(self._waiting[0], len(found)):
+            if found and self._waiting[0] in self._deaths:
+                break
+            found.append(self._waiting.popleft())
+            if found[0] in self._deaths:
+                break
+        return found
+
+    def _send(self, worker: _Worker, tickets: list[int]) -> bool:
+        """Send jobs, if there are any and they are not too large for a worker that is busy. False: it is dead."""
+        while tickets:
+            jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
+            request = Request(jobs, worker.segments.take_released(), tickets[0] in self._deaths)
+            message = pack((request.jobs, request.released, request.observe))
+            if message.size <= _SMALL_JOB or (len(tickets) == 1 and not worker.tickets):
+                break
+            self._waiting.extendleft(reversed(tickets[1:] or tickets))
+            worker.segments.put_back(request.released)
+            tickets = tickets[:1] if len(tickets) > 1 else []
+        if not tickets:
+            return True
+        worker.since = worker.since if worker.tickets else time.monotonic()
+        worker.together = len(tickets) > 1
+        worker.tickets.extend(tickets)
+        try:
+            send(worker.connection, message)
+        except OSError:
+            self._replace(worker)
+            return False
+        return True
+
+    def _has_room(self, ticket: int, taken: int) -> bool:
+        """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
+        at_work = sum(len(worker.tickets) for worker in self._workers) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
         return needed or expected <= self._options.max_bytes_in_flight
@@ -292,17 +339,22 @@ class WorkerPool:
 
     def _take_answer(self, worker: _Worker) -> None:
         began = time.monotonic()
-        (ticket, ok, value), size = receive(worker.connection, worker.segments)
-        worker.tickets.remove(ticket)
+        (answers, seconds), size = receive(worker.connection, worker.segments)
+        size, seconds = size // len(answers), seconds / len(answers)
+        for _ in answers:
+            self._seconds += 0.2 * (seconds - self._seconds)
         worker.since = time.monotonic()
-        if self._jobs.pop(ticket, None) is None:
-            return
-        outcome = Result(*value) if ok else value
-        if self._options.trace and isinstance(outcome, Result):
-            note_transfer(outcome, began, time.monotonic())
-        self._done[ticket] = outcome
-        self._sizes[ticket] = size
-        self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
+        for ticket, ok, value in answers:
+            worker.tickets.remove(ticket)
+            self._deaths.pop(ticket, None)
+            if self._jobs.pop(ticket, None) is None:
+                continue
+            outcome = Result(*value) if ok else value
+            if self._options.trace and isinstance(outcome, Result):
+                note_transfer(outcome, began, worker.since)
+            self._done[ticket] = outcome
+            self._sizes[ticket] = size
+            self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
 
     def _replace(self, worker: _Worker, *, hung: bool = False) -> None:
         """A worker died, or is killed because it hangs: start another one and run its jobs again."""
@@ -314,8 +366,11 @@ class WorkerPool:
             worker.process.join()
         end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
         self.total_deaths += 1
+        self._seconds = _UNKNOWN
         lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
-        if lost:
+        if worker.together and len(lost) > 1 and lost[0] not in self._deaths:
+            self._deaths.update(dict.fromkeys(lost, 0))  # nobody knows which it was; each goes alone from now on
+        elif lost:
             running = lost[0]
             self._deaths[running] = self._deaths.get(running, 0) + 1
             if self._deaths[running] >= MAX_DEATHS:

@@ -12,10 +12,8 @@ import numpy as np
 
 from energon_lite.errors import (
     EmptyDatasetError,
-    MissingShardError,
     NotPreparedError,
     ShardChangedError,
-    nearest,
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.sources.columns import Column, find_column, fingerprint_of, unknown_shards
@@ -23,7 +21,7 @@ from energon_lite.sources.index_cache import find_index, find_or_make_index
 from energon_lite.sources.kept_samples import FewLeftOut, KeptSamples, ManyLeftOut
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
-from energon_lite.sources.remote import is_remote, local_meta, shard_sizes
+from energon_lite.sources.remote import is_remote, local_meta
 from energon_lite.sources.run_reader import RunReader
 from energon_lite.sources.run_shelf import Runs
 from energon_lite.sources.sample_choice import (
@@ -32,15 +30,14 @@ from energon_lite.sources.sample_choice import (
     excluded_positions,
     without_skips,
 )
-from energon_lite.sources.shard_store import RangeReader, ShardIdentity, ShardStore, changed_shard, shared_store
+from energon_lite.sources.shard_checks import check_files, check_known, split_words
+from energon_lite.sources.shard_store import RangeReader, ShardIdentity, ShardStore, shared_store
 from energon_lite.sources.tar_scan import Int64
 
 __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
 
 #: Bytes between two wanted parts that are rather read than skipped: about what a disk streams during one seek.
 _GAP = 1 << 20
-#: Shards that are asked for their size when a data set is opened, at most.
-_SIZES_CHECKED = 1000
 
 
 class RawSample(NamedTuple):
@@ -181,9 +178,9 @@ class WebdatasetSource:
         meta = local_meta(root)
         counts = read_info(meta)
         chosen = list(counts if shards is None else shards)
-        _check_known(root, chosen, counts, split_part)
+        check_known(root, chosen, counts, split_part)
         index, index_path = _remote_index(root, meta, counts) if is_remote(root) else find_or_make_index(root, counts)
-        _check_files(root, chosen, index)
+        check_files(root, chosen, index)
         excluded = excluded_positions(index, chosen, excluded_samples)
         source = cls(
             index,
@@ -198,19 +195,19 @@ class WebdatasetSource:
         )
         if not len(source) and source.skipped:
             raise EmptyDatasetError(
-                f"all {source.skipped} samples in {_split_words(split_part)} were skipped when they were measured",
+                f"all {source.skipped} samples in {split_words(split_part)} were skipped when they were measured",
                 where=root,
                 fix="see what the task encoder skips, or read the data set without use_measured_skips",
             )
         if not len(source) and subset is not None:
             raise EmptyDatasetError(
-                f"the subset ({subset}) of the {_count(index, chosen)} samples in {_split_words(split_part)} is empty",
+                f"the subset ({subset}) of the {_count(index, chosen)} samples in {split_words(split_part)} is empty",
                 where=f"{root}, subset at {subset.origin}" if subset.origin else root,
                 fix="make its range wider, or leave the data set out",
             )
         if not len(source):
             raise EmptyDatasetError(
-                f"there are no samples in {_split_words(split_part)}",
+                f"there are no samples in {split_words(split_part)}",
                 where=root,
                 fix="check split_parts and exclude in .nv-meta/split.yaml",
             )
@@ -406,66 +403,6 @@ def _remote_index(root: str, meta: str, counts: dict[str, int]) -> tuple[PackedI
             fix="run `energon-lite prepare` on a local copy, and upload all of .nv-meta with the shards",
         )
     return found
-
-
-def _split_words(split_part: str) -> str:
-    return f"split {split_part!r}" if split_part else "the data set"
-
-
-def _check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_part: str) -> None:
-    if not shards:
-        raise EmptyDatasetError(
-            f"there are no shards in {_split_words(split_part)}",
-            where=root,
-            fix="check split_parts and exclude in .nv-meta/split.yaml, or give --split-ratio another division",
-        )
-    for name in shards:
-        if name not in counts:
-            close = nearest(name, counts)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise MissingShardError(
-                f"{_split_words(split_part)} lists shard {name!r}, which the data set does not have",
-                where=root,
-                fix=f"{hint}correct .nv-meta/split.yaml, or run `energon-lite prepare --force-overwrite {root}`",
-            )
-
-
-def _check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
-    """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read)."""
-    there = shard_sizes(root) if is_remote(root) else None
-    if there is None and len(shards) > _SIZES_CHECKED:
-        _check_there(root, shards)
-    sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))
-    for name in shards[:: -(-len(shards) // _SIZES_CHECKED)] if there is None else shards:
-        path = os.path.join(root, name)
-        try:
-            size = os.stat(path).st_size if there is None else there[name]
-        except (FileNotFoundError, KeyError):
-            raise _missing(root, name) from None
-        if size != sizes[name]:
-            raise changed_shard(path, sizes[name], size)
-
-
-def _check_there(root: str, shards: Sequence[str]) -> None:
-    """Every shard is there: listing a folder takes a request or two, where asking for each file takes thousands."""
-    listed: dict[str, set[str]] = {}
-    for name in shards:
-        folder, _, file = name.rpartition("/")
-        if folder not in listed:
-            try:
-                listed[folder] = set(os.listdir(os.path.join(root, folder)))
-            except (FileNotFoundError, NotADirectoryError):
-                listed[folder] = set()
-        if file not in listed[folder]:
-            raise _missing(root, name)
-
-
-def _missing(root: str, shard: str) -> MissingShardError:
-    return MissingShardError(
-        "a shard of the data set does not exist",
-        where=os.path.join(root, shard),
-        fix=f"put it back, or leave it out with `energon-lite prepare --force-overwrite {root}`",
-    )
 
 
 def _count(index: PackedIndex, shards: Sequence[str]) -> int:

@@ -93,4 +93,5 @@ def test_workers_that_the_system_ends_for_their_memory_are_replaced(leaf_of: Any
         expected = [batch.__key__ for _, batch in zip(range(12), alone, strict=False)]
     with _loader(leaf_of(50), Limited(tmp_path)) as loader:
         assert [batch.__key__ for _, batch in zip(range(12), loader, strict=False)] == expected
-        assert loader.stats()["worker_deaths"] == len(list(tmp_path.iterdir())) >= 4
+        deaths, ends = loader.stats()["worker_deaths"], len(list(tmp_path.iterdir()))
+        assert 4 <= deaths <= ends <= deaths + 2  # either worker may be dying just now
