@@ -280,7 +280,7 @@ class WorkerPool:
                 if self._waiting and len(worker.tickets) <= most:
                     wanted = 1 if depth == _DEPTH else depth - len(worker.tickets)
                     if not self._send(worker, self._next_jobs(wanted)):
-                        return
+                        return self._dispatch()  # the jobs wait again, and there is another worker in its place
 
     def _next_jobs(self, wanted: int) -> list[int]:
         """Tickets that are sent together, taken from those that wait. One in which a worker died goes alone."""
