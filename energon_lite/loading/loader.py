@@ -48,7 +48,7 @@ class DataLoader:
 
     Args:
         dataset: from ``get_train_dataset`` or ``get_val_dataset``.
-        prefetch_factor: batches that each worker is ahead.
+        prefetch_factor: batches that each worker is ahead; more if they are tiny.
         start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
             this process, for light work that does not hold Python's lock for long.
         watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
