@@ -139,6 +139,10 @@ class PartColumns:
             number, place = divmod(index, length)
             run = runs.get(number) or self._bring(shelf, number)
             if run is None or (names is not None and run.names is not names):
+                for taken, row in zip(indices, rows, strict=False):  # they will be wanted one by one
+                    number, place = divmod(taken, length)
+                    if number in runs:
+                        runs[number].rows[place] = row
                 return None
             names = run.names
             row = run.rows[place]

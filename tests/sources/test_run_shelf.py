@@ -90,6 +90,19 @@ def test_every_epoch_reads_a_run_once(folder: Path, monkeypatch: pytest.MonkeyPa
     assert len(calls) <= 6
 
 
+def test_where_runs_are_not_alike_nothing_is_read_twice(
+    write_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [(f"k{n}", {"txt" if n < 8 else "md": b"x" * 200}) for n in range(16)]
+    reader = PartColumns(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER, 1 << 20)), None)
+    calls = reads_of(monkeypatch)
+    assert reader.read([0, 1, 9, 2]) is None
+    calls.clear()
+    for index in (0, 1, 9, 2):
+        assert reader.sample(index).key == f"k{index}"
+    assert not calls
+
+
 def test_what_was_handed_out_is_not_kept(folder: Path) -> None:
     import gc
     import sys
