@@ -55,7 +55,7 @@ class PlannedWalk(PlanWalk[Cursor]):
             return Result(None)
         if self.feed is None:
             self.feed = Feed(self.dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
-        return self.feed.take(self.cursor, following=self._behind_skipped(self.dataset.step(self.cursor)))
+        return self.feed.take(self.cursor, following=self._behind_skipped(self._after(self.cursor)))
 
     def state(self) -> State:
         return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)

@@ -77,7 +77,7 @@ class TokenWalk(PlanWalk[TokenCursor]):
             self._tickets.append(self._executor.submit(job))
         self._at = None  # until the result is there: after an error the next call starts over
         result = self._executor.result(self._tickets.popleft())
-        self._at = self._behind_skipped(self.dataset.step(self.cursor))
+        self._at = self._behind_skipped(self._after(self.cursor))
         return result
 
     def state(self) -> State:

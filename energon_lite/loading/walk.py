@@ -101,6 +101,7 @@ class PlanWalk(ABC, Generic[C]):
     def __init__(self, cursor: C, world: int, skip: Collection[tuple[int, int]]):
         self.cursor = cursor
         self._world, self._skip = world, frozenset(skip)
+        self._stepped = cursor, cursor
 
     @property
     def knows_end(self) -> bool:
@@ -118,7 +119,15 @@ class PlanWalk(ABC, Generic[C]):
         pass  # each rank knows for itself
 
     def advance(self) -> None:
-        self.cursor = self.dataset.step(self.cursor)
+        self.cursor = self._after(self.cursor)
+
+    def _after(self, cursor: C) -> C:
+        """The cursor behind one; of the last one it is known."""
+        before, after = self._stepped
+        if before is not cursor or after is cursor:
+            after = self.dataset.step(cursor)
+            self._stepped = cursor, after
+        return after
 
     @abstractmethod
     def _loop_is_over(self) -> bool:

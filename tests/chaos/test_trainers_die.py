@@ -100,11 +100,11 @@ def test_a_trainer_killed_again_and_again_sees_what_it_should(
 
 
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, random, signal, sys, threading, time
 import torch, torch.distributed as dist
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 
-path, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, folder, steps, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 dist.init_process_group("gloo")
 rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 config = WorkerConfig.default_worker_config(num_workers=1)
@@ -115,6 +115,9 @@ if os.path.exists(state):
     step = saved["step"]
     loader.restore_state_global(saved["loader"])
 dist.barrier()
+if attempt < kills:  # both ranks at about the same moment
+    moment = random.Random(attempt).uniform(0.0, 0.3)
+    threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
 with loader, open(os.path.join(folder, f"log-{rank}"), "a") as log:
     log.write("\\n")
     for batch in loader:
@@ -126,32 +129,34 @@ with loader, open(os.path.join(folder, f"log-{rank}"), "a") as log:
             if rank == 0:
                 torch.save({"step": step, "loader": whole}, state + ".new")
                 os.replace(state + ".new", state)
-        if step == 5 * (attempt + 1) + attempt and attempt < 2 and rank == attempt:
-            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the run, another rank each time
+        time.sleep(0.01)
         dist.barrier()
-        if step == steps:
+        if step >= steps and attempt >= kills:
             break
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.nightly
-def test_torchrun_restarts_a_killed_rank_and_nothing_is_lost(leaf_of: Any, tmp_path: Path) -> None:
-    program = tmp_path / "trainer.py"
+@pytest.mark.parametrize("kills", [50])
+def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tmp_path: Path, kills: int) -> None:
+    program, steps = tmp_path / "trainer.py", 40
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=5"]
-    command += [str(program), str(leaf_of(50, "a")), str(tmp_path), "16"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--monitor-interval=0.1", f"--max-restarts={kills + 5}"]
+    command += [str(program), str(leaf_of(50, "a")), str(tmp_path), str(steps), str(kills)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
-    config = [WorkerConfig(rank=rank, world_size=2) for rank in range(2)]
     for rank in range(2):
-        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config[rank])
-        expected = [tuple(batch.__key__) for _, batch in zip(range(16), get_savable_loader(dataset), strict=False)]
         logged = _logged(tmp_path / f"log-{rank}")
-        assert len(logged) > 16, "nothing was done twice: no rank was restarted"
-        assert {step for step, _ in logged} == set(range(1, 17))
+        last = max(step for step, _ in logged)
+        config = WorkerConfig(rank=rank, world_size=2)
+        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config)
+        expected = [tuple(batch.__key__) for _, batch in zip(range(last), get_savable_loader(dataset), strict=False)]
+        assert len(logged) > last, "nothing was done twice: no rank was restarted"
+        assert {step for step, _ in logged} == set(range(1, last + 1))
         assert all(keys == expected[step - 1] for step, keys in logged)
 
 
