@@ -134,15 +134,15 @@ class PartColumns:
     def _from_shelf(self, reading: Runs, indices: Sequence[int]) -> Columns | None:
         """Rows of runs that are read as a whole; None: a run cannot be, or runs are not alike."""
         shelf, length = shelf_of_this_thread(reading.memory), reading.length
-        runs, names, rows = shelf.runs(self._owner), None, []
+        runs, names, rows = shelf.runs(self._owner), None, list[Row]()
         for index in indices:
             number, place = divmod(index, length)
             run = runs.get(number) or self._bring(shelf, number)
             if run is None or (names is not None and run.names is not names):
-                for taken, row in zip(indices, rows, strict=False):  # they will be wanted one by one
+                for taken, back in zip(indices, rows, strict=False):  # they will be wanted one by one
                     number, place = divmod(taken, length)
                     if number in runs:
-                        runs[number].rows[place] = row
+                        runs[number].rows[place] = back
                 return None
             names = run.names
             row = run.rows[place]
