@@ -39,7 +39,7 @@ MAX_DEATHS = 3
 _START_SECONDS = 120.0
 #: Jobs that a worker has: one to work on, one to go on with. Of very short ones so many at most, that give results of
 #: so many bytes, as many as take so many seconds: to wake a sleeping process up takes longer than to copy such a batch.
-_DEPTH, _MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 2, 32, 16 << 20, 4e-3
+_DEPTH, _MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 2, 16, 1 << 20, 4e-3
 #: Seconds that a job may take as long as nobody knows better: the first ones, and those after a death, go one by one.
 _UNKNOWN = 1.0
 #: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
