@@ -123,7 +123,7 @@ class _Worker:
     segments: SegmentReader
     notes: Notes
     tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
-    together: bool = False  # several of them were sent at once
+    together: bool = False  # some of them were sent at once, so that it is not known which one it works on
     since: float = 0.0  # when it began the oldest of them, or later
 
     @property
@@ -307,7 +307,7 @@ class WorkerPool:
         if not tickets:
             return True
         worker.since = worker.since if worker.tickets else time.monotonic()
-        worker.together = len(tickets) > 1
+        worker.together = len(tickets) > 1 or (worker.together and bool(worker.tickets))
         worker.tickets.extend(tickets)
         try:
             send(worker.connection, message)
