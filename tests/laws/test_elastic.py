@@ -136,12 +136,14 @@ def test_cut_anywhere_and_resumed_twice(
 
 
 @pytest.mark.nightly
-@settings(max_examples=2200)
-@given(kind=st.sampled_from(sorted(KINDS)), chain=chains, again=resumed, steps=st.integers(0, 4))
-def test_cut_anywhere_and_resumed_twice_very_often(
-    cluster: Any, write_blend: Any, kind: str, chain: Any, again: Any, steps: int
-) -> None:
-    _check(cluster, write_blend, kind, chain, again, steps)
+@pytest.mark.parametrize("part", range(22))
+def test_cut_anywhere_and_resumed_twice_very_often(cluster: Any, write_blend: Any, part: int) -> None:
+    @settings(max_examples=100)
+    @given(kind=st.sampled_from(sorted(KINDS)), chain=chains, again=resumed, steps=st.integers(0, 4))
+    def holds(kind: str, chain: Any, again: Any, steps: int) -> None:
+        _check(cluster, write_blend, kind, chain, again, steps)
+
+    holds()
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

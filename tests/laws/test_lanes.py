@@ -11,10 +11,11 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
+    FatalSampleError,
     StateMismatchError,
     TopologyError,
     WorkerConfig,
@@ -77,7 +78,11 @@ def _check_chain(
     worlds = _worlds(lanes)
     chain = [(worlds[choice % len(worlds)], workers, steps) for choice, workers, steps in parts]
     with cluster(build, 1, 0) as alone:
-        expected = _plain(alone.steps(sum(world * steps for world, _, steps in chain)))
+        try:
+            expected = _plain(alone.steps(sum(world * steps for world, _, steps in chain)))
+        except FatalSampleError as error:  # chunks that are too small for a batch, say
+            assume("did not give a single batch" not in str(error))
+            raise
     found: list[Any] = []
     states: Any = None
     for world, workers, steps in chain:
