@@ -60,7 +60,7 @@ class Report:
         Raises:
             FatalSampleError: too many failures in a row.
         """
-        if _all_delivered(outcomes):
+        if _are_one(outcomes) or _KINDS.isdisjoint(map(type, outcomes)):
             self._in_a_row = 0 if outcomes else self._in_a_row
             return
         for outcome in outcomes:
@@ -81,11 +81,11 @@ class Report:
         """
         self.batches += batches
         self.tokens += tokens
-        if _all_delivered(outcomes):
-            if _are_one(outcomes):
-                self._delivered[outcomes[0]] += len(outcomes)
-            else:
-                self._delivered.update(outcomes)
+        if _are_one(outcomes):
+            self._delivered[outcomes[0]] += len(outcomes)
+            return
+        if _KINDS.isdisjoint(map(type, outcomes)):
+            self._delivered.update(outcomes)
             return
         lost = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         self._delivered.update(outcome for outcome in outcomes if not isinstance(outcome, (Failure, Mark)))
@@ -193,7 +193,3 @@ class Report:
 def _are_one(outcomes: Sequence[Outcome]) -> bool:
     """Whether they are all the same leaf."""
     return bool(outcomes) and type(outcomes[0]) is int and outcomes.count(outcomes[0]) == len(outcomes)
-
-
-def _all_delivered(outcomes: Sequence[Outcome]) -> bool:
-    return _are_one(outcomes) or _KINDS.isdisjoint(map(type, outcomes))

@@ -270,7 +270,8 @@ class WorkerPool:
     def _depth(self) -> int:
         """Jobs that a worker may have: one to work on and one to go on with; more where waking it up costs more."""
         small = _SMALL_RESULTS // (1 + self._largest * len(self._workers))
-        return max(_DEPTH, min(_MAX_DEPTH, int(_WORTH_WAKING / self._seconds), small))
+        short = _MAX_DEPTH if self._seconds * _MAX_DEPTH <= _WORTH_WAKING else int(_WORTH_WAKING / self._seconds)
+        return max(_DEPTH, min(short, small))
 
     def _dispatch(self) -> None:
         """Send waiting jobs, to idle workers first."""
