@@ -102,6 +102,8 @@ def _group(device: str, timeout: float) -> Iterator[ProcessGroup | None]:
     """A group of all ranks on the CPU, beside the default one, which is made if there is none."""
     import torch.distributed as dist
 
+    from energon_lite.parallel.process_group import end_process_group
+
     limit = timedelta(seconds=timeout)
     made = not dist.is_initialized()
     if made:
@@ -110,4 +112,4 @@ def _group(device: str, timeout: float) -> Iterator[ProcessGroup | None]:
         yield dist.new_group(backend="gloo", timeout=limit)
     finally:
         if made:
-            dist.destroy_process_group()
+            end_process_group()

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from energon_lite.errors import TopologyError
+from energon_lite.parallel.process_group import end_process_group
 from energon_lite.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
 
 #: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
@@ -149,8 +150,8 @@ class ParallelMesh:
 
     def close(self) -> None:
         """Leave the process group, if it was made for this mesh."""
-        if self.owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.owns_group:
+            end_process_group()
 
     def __str__(self) -> str:
         return f"{self.world_size} ranks: " + ", ".join(f"{axis} {self.size(axis)}" for axis in AXES)
