@@ -19,14 +19,15 @@ from energon_lite.errors import UsageError
 from energon_lite.order.epoch_keys import EpochPermutations, epoch_keys
 from energon_lite.order.feistel import quotient
 from energon_lite.order.hashing import hash_ints, mix64_array
-from energon_lite.order.permutation import MAX_LENGTH, permute_array, unpermute_array
+from energon_lite.order.permutation import MAX_LENGTH
+from energon_lite.order.windows import runs_in_windows
 
 __all__ = ["LeafOrder", "Leaves"]
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-_RUNS, _WINDOWS, _DRAWS = (np.uint64(hash_ints(tag)) for tag in (1, 2, 3))
+_DRAWS = np.uint64(hash_ints(3))
 
 
 @dataclass(frozen=True)
@@ -126,33 +127,9 @@ class Leaves:
             place = self._permutations.lookup(leaf, cycle, place)
         else:
             keys = epoch_keys(self._keys[leaf], cycle)
-            place = _shuffle_runs(_mix_windows(place, cycle_length, keys, self.window), cycle_length, keys, self.run)
+            place = runs_in_windows(place, cycle_length, keys, self.run, self.window)
         if self._only_plain:
             return place, cycle
         length, copies = self._lengths[leaf], self._copies[leaf]
         copy = place // length
         return place - copy * length, cycle * copies + copy
-
-
-def _mix_windows(place: Ints, n: Ints, keys: Keys, window: int) -> Ints:
-    """Permute the places inside each window of ``window``; the last window may be shorter."""
-    if window <= 1:
-        return place
-    number = place // window
-    start = number * window
-    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
-    return start + permute_array(place - start, np.minimum(window, n - start), window_keys)
-
-
-def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
-    """Permute runs of ``run`` neighbours. The last run may be shorter, and stands wherever the permutation puts it."""
-    count = -(-n // run)
-    run_keys = mix64_array(keys ^ _RUNS)
-    short = n - (count - 1) * run
-    short_start = unpermute_array(count - 1, count, run_keys) * run
-    inside = (place >= short_start) & (place < short_start + short)
-    # Places after the short run are read as if it had the full length.
-    shifted = np.where(place >= short_start + short, place + (run - short), place)
-    slot = shifted // run
-    offset = np.where(inside, place - short_start, shifted - slot * run)
-    return permute_array(np.where(inside, short_start // run, slot), count, run_keys) * run + offset

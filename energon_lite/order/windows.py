@@ -1,0 +1,125 @@
+"""Runs of neighbours that stay together, and the windows in which they are mixed.
+
+An epoch of ``n`` samples is cut into runs of ``run`` neighbours, which are permuted; the resulting sequence is cut into
+windows of ``window`` places, and the places inside each window are permuted. All keys come from that of the epoch.
+
+Most requests are for many neighbouring places of few epochs. Then what belongs to an epoch or to a window is computed
+once for it, and each run is looked up once, not once for each of its samples. Others are computed place by place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.order.hashing import hash_ints, mix64, mix64_array
+from energon_lite.order.permutation import permute_array, unpermute, unpermute_array
+
+__all__ = ["runs_in_windows"]
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+_RUNS, _WINDOWS = (np.uint64(hash_ints(tag)) for tag in (1, 2))
+#: Places that must have an epoch, or a window, in common, on the average, to be worth numpy calls of their own.
+_EPOCH, _WINDOW = 700, 128
+#: That there are many epochs shows in the first few places already.
+_FIRST = 64
+
+
+def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
+    """The samples at places of epochs.
+
+    Args:
+        place: ``[k]``, from 0 to ``n - 1``.
+        n: ``[k]`` samples in the epoch.
+        keys: ``[k]`` of the epochs; places with the same key have the same ``n``.
+        run: samples that stay together.
+        window: places that are mixed.
+
+    Returns:
+        ``[k]`` int64.
+    """
+    groups = _groups(keys)
+    if groups is None:
+        return _shuffle_runs(_mix_windows(place, n, keys, window), n, keys, run)
+    out = np.empty_like(place)
+    for key, here in groups:
+        length = int(n[here][0])
+        mixed = _mix_windows_of_one(place[here], length, key, window)
+        out[here] = _shuffle_runs_of_one(mixed, length, key, run)
+    return out
+
+
+def _groups(keys: Keys) -> list[tuple[int, Ints | slice]] | None:
+    """Each different key, and where it is; None: there are too many of them."""
+    if not len(keys):
+        return None
+    if (keys == keys[0]).all():
+        return [(int(keys[0]), slice(None))]
+    most = len(keys) // _EPOCH
+    if len(set(keys[:_FIRST].tolist())) > most or len(different := set(keys.tolist())) > most:
+        return None
+    return [(key, np.flatnonzero(keys == np.uint64(key))) for key in different]
+
+
+# -- place by place ---------------------------------------------------------------------------------------------------
+
+
+def _mix_windows(place: Ints, n: Ints, keys: Keys, window: int) -> Ints:
+    """Permute the places inside each window; the last window may be shorter."""
+    if window <= 1:
+        return place
+    number = place // window
+    start = number * window
+    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
+    return start + permute_array(place - start, np.minimum(window, n - start), window_keys)
+
+
+def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
+    """Permute the runs. The last one may be shorter, and stands wherever the permutation puts it."""
+    count = -(-n // run)
+    run_keys = mix64_array(keys ^ _RUNS)
+    slot, offset = _slots(place, n, unpermute_array(count - 1, count, run_keys), run)
+    return permute_array(slot, count, run_keys) * run + offset
+
+
+def _slots(place: Ints, n: Ints | int, last: Ints | int, run: int) -> tuple[Ints, Ints]:
+    """The slot that a place is in, and where in it, if the last run of ``n`` samples stands in slot ``last``."""
+    short, start = (n - 1) % run + 1, last * run
+    # Places after the short run are read as if it had the full length.
+    shifted = np.where(place >= start + short, place + (run - short), place)
+    slot = shifted // run
+    return slot, shifted - slot * run
+
+
+# -- one epoch --------------------------------------------------------------------------------------------------------
+
+
+def _mix_windows_of_one(place: Ints, n: int, key: int, window: int) -> Ints:
+    """:func:`_mix_windows` of one epoch."""
+    if window <= 1:
+        return place
+    number = place // window
+    windows = range(int(number.min()), int(number.max()) + 1)
+    if len(windows) * _WINDOW > len(place):
+        return _mix_windows(place, np.full(len(place), n), np.full(len(place), key, dtype=np.uint64), window)
+    out = np.empty_like(place)
+    for one in windows:
+        start = one * window
+        here = np.flatnonzero(number == one) if len(windows) > 1 else slice(None)
+        window_key = mix64(key ^ int(_WINDOWS) ^ mix64(one))
+        out[here] = permute_array(place[here] - start, min(window, n - start), window_key) + start
+    return out
+
+
+def _shuffle_runs_of_one(place: Ints, n: int, key: int, run: int) -> Ints:
+    """:func:`_shuffle_runs` of one epoch."""
+    count = -(-n // run)
+    run_key = mix64(key ^ int(_RUNS))
+    slot, offset = _slots(place, n, unpermute(count - 1, count, run_key), run)
+    first, last = int(slot.min()), int(slot.max())
+    if last - first >= len(slot):
+        return permute_array(slot, count, run_key) * run + offset
+    runs = permute_array(np.arange(first, last + 1), count, run_key)
+    return (runs * run).take(slot - first) + offset
