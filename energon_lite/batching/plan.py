@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from energon_lite.batching.address_list import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 
@@ -56,7 +57,7 @@ class FixedPlan:
         length = bounds[1] - bounds[0]
         return length // self.rows if self.drop_last else -(-length // self.rows)
 
-    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[list[tuple[int, int, int]]]:
+    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[AddressList]:
         """For each micro-batch of ``numbers`` its addresses ``(leaf, index, epoch)``. One look-up for all of them."""
         if not len(numbers):
             return []
@@ -66,5 +67,7 @@ class FixedPlan:
         sizes = np.full(len(starts), self.rows) if bounds is None else np.minimum(self.rows, bounds[1] - starts)
         edges = np.r_[0, np.cumsum(sizes)]
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
-        rows = self.order.lookup(np.repeat(starts, sizes) + inside).rows()
-        return [rows[begin:end] for begin, end in pairwise(edges.tolist())]
+        found = self.order.lookup(np.repeat(starts, sizes) + inside)
+        leaf, index, epoch = (column.tolist() for column in found.columns())
+        places = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
+        return [AddressList(leaf[here], index[here], epoch[here]) for here in places]

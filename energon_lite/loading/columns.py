@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.collate import collate_entry
 from energon_lite.samples import BASE_FIELDS, Sample
 from energon_lite.sources.decoding import SampleDecoder
@@ -20,7 +21,7 @@ from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source_list import SourceList
 from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder
 
-__all__ = ["ColumnBatches", "LeafColumns", "has_default_hooks"]
+__all__ = ["ColumnBatches", "LeafColumns", "columns_of", "has_default_hooks"]
 
 
 class LeafColumns:
@@ -107,7 +108,7 @@ class ColumnBatches:
             return None  # whatever it is, the per-sample path finds it again and says which sample it was
 
     def _batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
-        numbers, indices, _ = zip(*addresses, strict=True)
+        numbers, indices = columns_of(addresses)
         first = self.leaves[numbers[0]]
         if first is None:
             return None
@@ -123,7 +124,7 @@ class ColumnBatches:
             if merged is None:
                 return None
             keys, sources, fields, subflavors = merged
-        kind = first.sample_type
+        kind: Any = first.sample_type  # its fields hold columns here
         entries = {name: collate_entry(name, column) for name, column in fields.items()}
         for field in first.absent:
             entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys])
@@ -168,6 +169,14 @@ class ColumnBatches:
             [paths[at] for at in back], indices, [shards[at] for at in back], keys, [names[at] for at in back]
         )
         return keys, sources, {n: [c[at] for at in back] for n, c in fields.items()}, [subflavors[at] for at in back]
+
+
+def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Sequence[int]]:
+    """The leaves and the indices of addresses."""
+    if isinstance(addresses, AddressList):
+        return addresses.leaves, addresses.indices
+    leaf, index, _ = zip(*addresses, strict=True)
+    return leaf, index
 
 
 def _is_plain(kind: type[Sample]) -> bool:

@@ -19,7 +19,7 @@ from types import GeneratorType
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
-from energon_lite.loading.columns import ColumnBatches, LeafColumns, has_default_hooks
+from energon_lite.loading.columns import ColumnBatches, LeafColumns, columns_of, has_default_hooks
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.part_columns import PartColumns
@@ -213,7 +213,7 @@ class Pipeline:
         if self._columns is not None:
             batch = self._columns.batch(job.addresses, _key(job))
             if batch is not None:
-                return Result(batch, [address[0] for address in job.addresses])
+                return Result(batch, [*columns_of(job.addresses)[0]])
         tolerance = self.encoder.failure_tolerance
         attempt = 0
         while True:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
-from energon_lite.sources.run_shelf import Row, Run, Runs, RunShelf, Scratch, Usage, shelf_of_this_thread
+from energon_lite.sources.run_shelf import Row, Runs, RunShelf, Scratch, Usage, shelf_of_this_thread
 from energon_lite.sources.shard_store import LocalFile
 from energon_lite.sources.webdataset import RawSample, WebdatasetSource
 
@@ -117,61 +117,74 @@ class PartColumns:
         """One sample, as :meth:`WebdatasetSource.read` reads it: the same, or the same error."""
         source = self.source
         if self._runs is not None:
-            number, place = divmod(index, self._runs.length)
-            shelf = shelf_of_this_thread(self._runs.memory)
-            run = shelf.runs(self._owner).get(number) or self._bring(shelf, number)
-            row = None if run is None else run.rows[place] or self._again(shelf, run, number, place)
-            if run is not None and row is not None:
-                run.rows[place] = None
-                key, shard, *data = row
-                files = tuple([f"{key}.{name}" for name in run.names])
+            shelf, (number, place) = shelf_of_this_thread(self._runs.memory), divmod(index, self._runs.length)
+            rows = shelf.runs(self._owner).get(number)
+            if rows is None or (row := rows[place]) is None:
+                row = self._fetch(shelf, number, place)
+            else:
+                rows[place] = None
+            if row is not None:
+                names, key, shard, *data = row
+                files = tuple([f"{key}.{name}" for name in names])
                 where = SourceInfo(dataset_path=source.path, index=index, shard_name=shard, file_names=files)
-                return RawSample(key, dict(zip(run.names, data, strict=True)), where)
+                return RawSample(key, dict(zip(names, data, strict=True)), where)
         return source.read(index, self.parts)
 
     # -- runs as a whole ------------------------------------------------------------------------------------------
 
     def _from_shelf(self, reading: Runs, indices: Sequence[int]) -> Columns | None:
-        """Rows of runs that are read as a whole; None: a run cannot be, or runs are not alike."""
+        """Rows of runs that are read as a whole; None: a run cannot be, or samples are not alike."""
         shelf, length = shelf_of_this_thread(reading.memory), reading.length
-        runs, names, rows = shelf.runs(self._owner), None, list[Row]()
+        runs, found = shelf.runs(self._owner), list[Row]()
+        # For small samples, this loop is where much of the time goes.
         for index in indices:
-            number, place = divmod(index, length)
-            run = runs.get(number) or self._bring(shelf, number)
-            if run is None or (names is not None and run.names is not names):
-                for taken, back in zip(indices, rows, strict=False):  # they will be wanted one by one
-                    number, place = divmod(taken, length)
-                    if number in runs:
-                        runs[number].rows[place] = back
-                return None
-            names = run.names
-            row = run.rows[place]
-            if row is None:
-                row = self._again(shelf, run, number, place) or self._alone(index)
+            number, place = index // length, index % length
+            rows = runs.get(number)
+            if rows is None or (row := rows[place]) is None:
+                row = self._fetch(shelf, number, place)
+                if row is None:
+                    self._put_back(runs, length, indices, found)
+                    return None
             else:
-                run.rows[place] = None
-            rows.append(row)
-        keys, shards, *parts = map(list, zip(*rows, strict=True))
-        return Columns(keys, shards, names or (), dict(zip(names or (), parts, strict=True)))
+                rows[place] = None
+            found.append(row)
+        columns = zip(*found, strict=False)
+        names = next(columns)
+        if names.count(names[0]) != len(names):
+            self._put_back(runs, length, indices, found)
+            return None
+        keys, shards, *parts = map(list, columns)
+        return Columns(keys, shards, names[0], dict(zip(names[0], parts, strict=True)))
 
-    def _again(self, shelf: RunShelf, run: Run, number: int, place: int) -> Row | None:
-        """A row that was handed out before, if this is the next epoch of its run; None: read it by itself."""
-        if 2 * run.rows.count(None) <= len(run.rows):
+    def _put_back(
+        self, runs: dict[int, list[Row | None]], length: int, indices: Sequence[int], rows: list[Row]
+    ) -> None:
+        """The samples that were taken, the first of ``indices``, will be wanted one by one."""
+        for index, row in zip(indices, rows, strict=False):
+            if index // length in runs:
+                runs[index // length][index % length] = row
+
+    def _fetch(self, shelf: RunShelf, number: int, place: int) -> Row | None:
+        """A row that is not on the shelf; None: its run cannot be read as a whole."""
+        rows = shelf.runs(self._owner).get(number)
+        if rows is not None:
+            # It was handed out before. If most of the run was, this is the next epoch of it.
+            if self._runs is not None and 2 * rows.count(None) <= len(rows):
+                return self._alone(number * self._runs.length + place)
+            shelf.drop(self._owner, number)
+        rows = self._bring(shelf, number)
+        if rows is None:
             return None
-        shelf.drop(self._owner, number)
-        again = self._bring(shelf, number)
-        if again is None:
-            return None
-        row, again.rows[place] = again.rows[place], None
+        row, rows[place] = rows[place], None
         return row
 
     def _alone(self, index: int) -> Row:
         """A row, read by itself."""
         found = self._one_by_one([index])
         assert found is not None  # one sample is like itself
-        return (*found.keys, *found.shards, *(data for [data] in found.parts.values()))
+        return (found.names, *found.keys, *found.shards, *(data for [data] in found.parts.values()))
 
-    def _bring(self, shelf: RunShelf, number: int) -> Run | None:
+    def _bring(self, shelf: RunShelf, number: int) -> list[Row | None] | None:
         """Read a run; None: it is too large, samples are not alike, or most of it is not wanted."""
         if number in self._unfit or self._runs is None:
             return None
@@ -180,28 +193,28 @@ class PartColumns:
             return None
         length = self._runs.length
         try:
-            run, size = self._read_whole(shelf.scratch, number * length, min((number + 1) * length, len(self.source)))
+            rows, size = self._read_whole(shelf.scratch, number * length, min((number + 1) * length, len(self.source)))
         except (EnergonLiteError, OSError):
-            run, size = None, 0  # what is wrong may be wrong with some of the samples only
-        if run is None:
+            rows, size = None, 0  # what is wrong may be wrong with some of the samples only
+        if rows is None:
             while len(self._unfit) >= _REMEMBERED:
                 self._unfit.pop(next(iter(self._unfit)))
             self._unfit[number] = None
             return None
-        shelf.put(self._owner, number, run, size)
-        return run
+        shelf.put(self._owner, number, rows, size, self._usage)
+        return rows
 
-    def _read_whole(self, scratch: Scratch, first: int, stop: int) -> tuple[Run | None, int]:
+    def _read_whole(self, scratch: Scratch, first: int, stop: int) -> tuple[list[Row | None] | None, int]:
         """The samples ``first..stop-1``, and how many bytes were read; None: they are not to be read as a whole."""
         names, rows, total = None, list[Row | None](), 0
         for piece in self._pieces(first, stop):
             found = self._look_up_neighbours(piece)
             if found is None or (names is not None and found.names is not names):
                 return None, 0
-            names, starts, stops = found.names, found.starts.T.tolist(), (found.starts + found.sizes).T.tolist()
+            names, starts, stops = found.names, found.starts, found.starts + found.sizes
             # Neighbours lie one behind the other.
-            begin = min((column[0] for column in starts), default=0)
-            size = max((column[-1] for column in stops), default=0) - begin
+            begin = min(starts[0].tolist(), default=0)
+            size = max(stops[-1].tolist(), default=0) - begin
             total += size
             if total > len(scratch) or int(found.sizes.sum()) * _SPARSE < size:
                 return None, 0
@@ -210,12 +223,12 @@ class PartColumns:
             if memory is None:
                 return None, 0
             parts = [
-                [memory[low - begin : high - begin] for low, high in zip(lows, highs, strict=True)]
-                for lows, highs in zip(starts, stops, strict=True)
+                [memory[low:high] for low, high in zip(lows, highs, strict=True)]
+                for lows, highs in zip((starts - begin).T.tolist(), (stops - begin).T.tolist(), strict=True)
             ]
             shard_name = self.source.shard_names[piece.place]
-            rows += zip(found.keys, repeat(shard_name, piece.length), *parts, strict=True)
-        return Run(names or (), rows, self._usage), total
+            rows += zip(repeat(names, piece.length), found.keys, repeat(shard_name, piece.length), *parts, strict=True)
+        return rows, total
 
     def _pieces(self, first: int, stop: int) -> Iterator[_Piece]:
         """Where the samples ``first..stop-1`` are, as stretches of neighbours in a shard."""

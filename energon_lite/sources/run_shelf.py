@@ -14,9 +14,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Row", "Run", "RunShelf", "Runs", "Scratch", "ScratchReader", "Usage", "shelf_of_this_thread"]
+__all__ = ["Row", "RunShelf", "Runs", "Scratch", "ScratchReader", "Usage", "shelf_of_this_thread"]
 
-#: A sample: its key, the name of its shard, and the bytes of its parts.
+#: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
 Row = tuple[Any, ...]
 
 
@@ -45,17 +45,10 @@ class ScratchReader(Protocol):
         """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
 
 
-class Run(NamedTuple):
-    """The samples of a run.
+class _Kept(NamedTuple):
+    """What is known of a run on a shelf, besides its rows."""
 
-    Attributes:
-        names: of the parts in each row.
-        rows: by place in the run; None where a sample was handed out.
-        usage: is told when the run gives way.
-    """
-
-    names: tuple[str, ...]
-    rows: list[Row | None]
+    size: int
     usage: Usage
 
 
@@ -125,28 +118,34 @@ class RunShelf:
     def __init__(self, size: int):
         self.size = size
         self.scratch = Scratch(max(mmap.PAGESIZE, size // 8))
-        self._owners: dict[int, dict[int, Run]] = {}
-        #: Bytes by owner and number of the run; the oldest stands first.
-        self._sizes: dict[tuple[int, int], int] = {}
+        self._owners: dict[int, dict[int, list[Row | None]]] = {}
+        #: By owner and number of the run; the oldest stands first.
+        self._kept: dict[tuple[int, int], _Kept] = {}
         self._total = 0
 
-    def runs(self, owner: int) -> dict[int, Run]:
-        """The runs of an owner that are here, by number; only to be looked at."""
+    def runs(self, owner: int) -> dict[int, list[Row | None]]:
+        """The runs of an owner that are here, by number: the rows of their samples, None for those that were handed
+        out. Who hands a row out, or gives it back, writes that down; nothing else is to be changed."""
         return self._owners.setdefault(owner, {})
 
-    def put(self, owner: int, number: int, run: Run, size: int) -> None:
-        """Keep a run that has ``size`` bytes, which is not here yet."""
-        while self._sizes and self._total + size > self.size:
-            self.drop(*next(iter(self._sizes)))
-        self.runs(owner)[number] = run
-        self._sizes[owner, number] = size
+    def put(self, owner: int, number: int, rows: list[Row | None], size: int, usage: Usage) -> None:
+        """Keep a run that is not here yet.
+
+        Args:
+            size: bytes that were read for it.
+            usage: is told when the run gives way.
+        """
+        while self._kept and self._total + size > self.size:
+            self.drop(*next(iter(self._kept)))
+        self.runs(owner)[number] = rows
+        self._kept[owner, number] = _Kept(size, usage)
         self._total += size
 
     def drop(self, owner: int, number: int) -> None:
         """Forget a run that is here."""
-        run = self._owners[owner].pop(number)
-        run.usage.count(run.rows)
-        self._total -= self._sizes.pop((owner, number))
+        size, usage = self._kept.pop((owner, number))
+        usage.count(self._owners[owner].pop(number))
+        self._total -= size
 
 
 _threads = threading.local()

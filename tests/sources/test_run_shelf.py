@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import MissingShardError
 from energon_lite.sources import run_shelf
 from energon_lite.sources.part_columns import PartColumns
-from energon_lite.sources.run_shelf import Run, Runs, RunShelf, Scratch, Usage
+from energon_lite.sources.run_shelf import Runs, RunShelf, Scratch, Usage
 from energon_lite.sources.webdataset import WebdatasetSource
 
 FOREVER = 10**9
@@ -153,7 +153,7 @@ def test_the_newest_runs_that_fit_are_kept(size: int, puts: list[tuple[int, int,
         if number in shelf.runs(owner):
             shelf.drop(owner, number)
             kept = [one for one in kept if one[:2] != (owner, number)]
-        shelf.put(owner, number, Run((), [None], usage), bytes_)
+        shelf.put(owner, number, [None], bytes_, usage)
         kept.append((owner, number, bytes_))
         while len(kept) > 1 and sum(one[2] for one in kept) > size:
             kept.pop(0)
