@@ -13,6 +13,9 @@ from energon_lite.samples import pad_stack
 
 __all__ = ["batch_list", "batch_pad_stack", "batch_stack", "collate_entry", "empty_like", "generic_batch"]
 
+#: What is as common as it is easy to tell.
+_SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
+
 
 def batch_stack(values: Sequence[Any]) -> torch.Tensor:
     """Stack tensors (or numbers) of equal shape: n x ``[...]`` -> ``[n, ...]``."""
@@ -43,6 +46,8 @@ def generic_batch(values: Sequence[Any]) -> Any:
         values: encoded samples of one type, at least one.
     """
     first = values[0]
+    if type(first) in _SCALARS:
+        return list(values)
     if isinstance(first, torch.Tensor):
         same_rank = all(isinstance(value, torch.Tensor) and value.dim() == first.dim() for value in values)
         return batch_pad_stack(values) if same_rank else list(values)
