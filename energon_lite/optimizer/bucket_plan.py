@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -80,6 +81,14 @@ class BucketPlan(NamedTuple):
     decayed: int
     size: int
     share: slice
+
+    def clear_padding(self, flat: torch.Tensor) -> torch.Tensor:
+        """Write zeros where ``flat``, which is laid out like the bucket, is of no parameter; returns it."""
+        edges = [*chain.from_iterable((slot.start, slot.stop) for slot in self.slots), self.size]
+        for stop, start in zip(edges[1::2], edges[2::2], strict=True):
+            if stop < start:
+                flat[stop:start].zero_()
+        return flat
 
 
 def plan_buckets(named: Sequence[Named], bucket_size: int, ranks: int, rank: int) -> list[BucketPlan]:

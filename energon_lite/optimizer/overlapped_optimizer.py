@@ -40,7 +40,7 @@ from energon_lite.optimizer.parameter_hooks import hook_parameters
 from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.parallel.pieces import Piece, carry_state
 
-_IN_FLIGHT = 2  # reductions under way before their memory is waited for: one on the wire, one behind it
+_IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
 
 
 class PartitionedParameter:
@@ -100,8 +100,8 @@ class Bucket:
     """
 
     def __init__(self, plan: BucketPlan, kind: Kind, values: Tensor, grads: Tensor | None, config: OptimizerConfig):
-        self.slots, self.kind, self.values, self.grads, self.share = plan.slots, kind, values, grads, plan.share
-        self.in_place = grads is not None
+        self.plan, self.slots, self.share = plan, plan.slots, plan.share
+        self.kind, self.values, self.grads, self.in_place = kind, values, grads, grads is not None
         for slot in self.slots:
             slot.of(values).copy_(slot.parameter.data)
             slot.parameter.data = slot.of(values)
@@ -300,9 +300,8 @@ class OverlappedDistributedOptimizer:
 
     def _reduce(self, bucket: Bucket) -> None:
         grads = self._borrow(bucket) if bucket.grads is None else bucket.grads
-        for slot in bucket.slots:
-            if slot.parameter not in bucket.filled:
-                slot.of(grads).zero_()
+        for slot in [slot for slot in bucket.slots if slot.parameter not in bucket.filled]:
+            slot.of(grads).zero_()
         work = None
         if self._group is not None:
             whole = grads[: bucket.values.numel()]
@@ -324,14 +323,14 @@ class OverlappedDistributedOptimizer:
         bucket.collected += 1
 
     def _borrow(self, bucket: Bucket) -> Tensor:
-        """Zeros for a bucket's gradients, in memory that buckets use in turn."""
+        """Memory for a bucket's gradients, which buckets use in turn; only its padding is zero."""
         dtype = bucket.kind.grad_dtype
         while not self._free[dtype] and len(self._in_flight) >= _IN_FLIGHT:
             self._collect()
-        if self._free[dtype]:
-            return self._free[dtype].pop().zero_()
-        largest = max(other.values.numel() for other in self._queue if other.kind.grad_dtype == dtype)
-        return torch.zeros(largest, dtype=dtype, device=bucket.values.device)
+        if not self._free[dtype]:
+            largest = max(other.values.numel() for other in self._queue if other.kind.grad_dtype == dtype)
+            self._free[dtype].append(torch.empty(largest, dtype=dtype, device=bucket.values.device))
+        return bucket.plan.clear_padding(self._free[dtype].pop())
 
     def _sum_slices(self) -> None:
         """Add up gradients that are partial sums along further axes: one collective per axis, on the slices alone."""

@@ -56,6 +56,17 @@ def test_slices_of_all_ranks_are_equal_and_are_the_bucket(shapes: Shapes, bucket
         assert {share.stop - share.start for share in shares} == {plans[0].size // ranks}
 
 
+@given(SHAPES, st.integers(1, 2000), st.integers(1, 12))
+def test_padding_is_all_that_is_of_no_parameter(shapes: Shapes, bucket_size: int, ranks: int) -> None:
+    for plan in plan_buckets(named(shapes), bucket_size, ranks, 0):
+        flat = torch.full((plan.size + 5,), torch.nan)  # borrowed memory may be longer
+        for slot in plan.slots:
+            slot.of(flat).fill_(1.0)
+        plan.clear_padding(flat)
+        assert flat[: plan.size].sum() == sum(slot.parameter.numel() for slot in plan.slots)
+        assert flat[plan.size :].isnan().all()
+
+
 @given(SHAPES, st.integers(1, 2000))
 def test_matrices_are_one_run_and_nothing_else_is_in_it(shapes: Shapes, bucket_size: int) -> None:
     for plan in plan_buckets(named(shapes), bucket_size, 2, 0):
