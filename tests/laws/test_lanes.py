@@ -95,49 +95,31 @@ def _check_chain(
     assert found == expected
 
 
+CASE: dict[str, st.SearchStrategy[Any]] = {
+    "content": contents,
+    "chunk": chunk_sizes,
+    "lanes": lane_counts,
+    "parts": segments,
+    "size": sizes,
+    "remainder": st.sampled_from(["keep", "keep", "drop"]),
+}
+
+
 @settings(max_examples=150)
-@given(
-    content=contents,
-    chunk=chunk_sizes,
-    lanes=lane_counts,
-    parts=segments,
-    size=sizes,
-    remainder=st.sampled_from(["keep", "keep", "drop"]),
-)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any,
-    leaf_of: Any,
-    content: Content,
-    chunk: int,
-    lanes: int,
-    parts: list[tuple[int, int, int]],
-    size: int,
-    remainder: str,
-) -> None:
-    _check_chain(cluster, leaf_of(size, "a"), content, chunk, lanes, parts, remainder)
+@given(**CASE)
+def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of: Any, size: int, **case: Any) -> None:
+    _check_chain(cluster, leaf_of(size, "a"), **case)
 
 
 @pytest.mark.nightly
-@settings(max_examples=2000)
-@given(
-    content=contents,
-    chunk=chunk_sizes,
-    lanes=lane_counts,
-    parts=segments,
-    size=sizes,
-    remainder=st.sampled_from(["keep", "keep", "drop"]),
-)
-def test_many_chains_of_topologies(
-    cluster: Any,
-    leaf_of: Any,
-    content: Content,
-    chunk: int,
-    lanes: int,
-    parts: list[tuple[int, int, int]],
-    size: int,
-    remainder: str,
-) -> None:
-    _check_chain(cluster, leaf_of(size, "a"), content, chunk, lanes, parts, remainder)
+@pytest.mark.parametrize("part", range(20))
+def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> None:
+    @settings(max_examples=100)
+    @given(**CASE)
+    def holds(size: int, **case: Any) -> None:
+        _check_chain(cluster, leaf_of(size, "a"), **case)
+
+    holds()
 
 
 @settings(max_examples=40)
