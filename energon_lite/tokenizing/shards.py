@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.sources.atomic_file import replacing, write_bytes
+from energon_lite.tokenizing.array_tar import ArrayTar, npy
 from energon_lite.tokenizing.records import Block, Record, read_block
 from energon_lite.tokenizing.tasks import Example, Task, TextTokenizer, examples_of
 
@@ -113,13 +112,15 @@ def write_shard(root: str, work: str, number: int, block: Block, task: Task, tok
     counts = ShardCounts()
     lengths: list[int] = []
     with replacing(os.path.join(root, shard_name(number))) as temporary:
-        with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+        with open(temporary, "wb") as file:
+            tar = ArrayTar(file)
             for key, example in _examples(block, task, tokenizer, counts):
-                _add(tar, f"{key}.{TOKENS_PART}", example.tokens)
+                tar.add(f"{key}.{TOKENS_PART}", example.tokens)
                 if example.mask is not None:
-                    _add(tar, f"{key}.{MASK_PART}", example.mask)
+                    tar.add(f"{key}.{MASK_PART}", example.mask)
                 lengths.append(len(example.tokens))
-    write_bytes(_lengths_path(work, number), _npy(np.array(lengths, dtype=np.int64)))
+            tar.finish()
+    write_bytes(_lengths_path(work, number), npy(np.array(lengths, dtype=np.int64)))
     write_bytes(counts_path(work, number), json.dumps(asdict(counts)).encode())
     return counts
 
@@ -154,16 +155,3 @@ def _leave_out(record: Record, problem: str, counts: ShardCounts) -> None:
 
 def _lengths_path(folder: str, number: int) -> str:
     return os.path.join(folder, f"tokens-{number:06d}.lengths.npy")
-
-
-def _npy(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
-    return stream.getvalue()
-
-
-def _add(tar: tarfile.TarFile, name: str, array: NDArray[Any]) -> None:
-    data = _npy(array)
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
