@@ -118,11 +118,7 @@ class PartColumns:
         source = self.source
         if self._runs is not None:
             shelf, (number, place) = shelf_of_this_thread(self._runs.memory), divmod(index, self._runs.length)
-            rows = shelf.runs(self._owner).get(number)
-            if rows is None or (row := rows[place]) is None:
-                row = self._fetch(shelf, number, place)
-            else:
-                rows[place] = None
+            row = self._take(shelf, number, place)
             if row is not None:
                 names, key, shard, *data = row
                 files = tuple([f"{key}.{name}" for name in names])
@@ -136,12 +132,12 @@ class PartColumns:
         """Rows of runs that are read as a whole; None: a run cannot be, or samples are not alike."""
         shelf, length = shelf_of_this_thread(reading.memory), reading.length
         runs, found = shelf.runs(self._owner), list[Row]()
-        # For small samples, this loop is where much of the time goes.
+        # For small samples, this loop is where much of the time goes; so it does not call _take for each.
         for index in indices:
             number, place = index // length, index % length
             rows = runs.get(number)
             if rows is None or (row := rows[place]) is None:
-                row = self._fetch(shelf, number, place)
+                row = self._take(shelf, number, place)
                 if row is None:
                     self._put_back(runs, length, indices, found)
                     return None
@@ -164,15 +160,16 @@ class PartColumns:
             if index // length in runs:
                 runs[index // length][index % length] = row
 
-    def _fetch(self, shelf: RunShelf, number: int, place: int) -> Row | None:
-        """A row that is not on the shelf; None: its run cannot be read as a whole."""
+    def _take(self, shelf: RunShelf, number: int, place: int) -> Row | None:
+        """A row to be handed out; None: its run cannot be read as a whole."""
         rows = shelf.runs(self._owner).get(number)
-        if rows is not None:
+        if rows is not None and rows[place] is None:
             # It was handed out before. If most of the run was, this is the next epoch of it.
             if self._runs is not None and 2 * rows.count(None) <= len(rows):
                 return self._alone(number * self._runs.length + place)
             shelf.drop(self._owner, number)
-        rows = self._bring(shelf, number)
+            rows = None
+        rows = self._bring(shelf, number) if rows is None else rows
         if rows is None:
             return None
         row, rows[place] = rows[place], None
