@@ -33,7 +33,7 @@ def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> 
     Args:
         place: ``[k]``, from 0 to ``n - 1``.
         n: ``[k]`` samples in the epoch.
-        keys: ``[k]`` of the epochs; places with the same key have the same ``n``.
+        keys: ``[k]`` of the epochs.
         run: samples that stay together.
         window: places that are mixed.
 
@@ -41,7 +41,8 @@ def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> 
         ``[k]`` int64.
     """
     groups = _groups(keys)
-    if groups is None:
+    # Leaves of different lengths may have been given one key.
+    if groups is None or any((n[here] != n[here][0]).any() for _, here in groups):
         return _shuffle_runs(_mix_windows(place, n, keys, window), n, keys, run)
     out = np.empty_like(place)
     for key, here in groups:
