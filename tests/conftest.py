@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps
 
 settings.register_profile(
     "default",

@@ -24,7 +24,13 @@ from energon_lite.sources.prepare import PrepareReport, check_not_prepared, inde
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.sources.shard_scans import scan_share
-from energon_lite.sources.splits import divide_by_patterns, divide_by_ratio, parse_pattern, parse_ratio
+from energon_lite.sources.splits import (
+    divide_by_patterns,
+    divide_by_ratio,
+    meant_to_be_empty,
+    parse_pattern,
+    parse_ratio,
+)
 
 __all__ = ["command"]
 
@@ -125,15 +131,25 @@ def command(
         from energon_lite.cli import prepare_dialogue as dialogue
 
         dialogue.show_scan(scan)
+        without_shards: tuple[str, ...] = ()
         if patterns:
             splits = divide_by_patterns(scan.shard_names, patterns)
         else:
-            splits = divide_by_ratio(scan.shard_names, split_ratio or dialogue.ask_split_ratio(), shuffle=shuffle_tars)
+            ratio = split_ratio or dialogue.ask_split_ratio()
+            splits = divide_by_ratio(scan.shard_names, ratio, shuffle=shuffle_tars)
+            without_shards = meant_to_be_empty(ratio)
         document = None
         if not skip_dataset_yaml:
             dialogue.show_samples(scan)
             document = _dataset_document(scan, sample_type, fields, non_interactive)
-    report = write_prepared(scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite)
+    report = write_prepared(
+        scan,
+        splits,
+        dataset_document=document,
+        dataset_yaml_name=dataset_yaml_name,
+        sqlite=sqlite,
+        may_be_empty=without_shards,
+    )
     _show_report(report, splits=True)
     _store_lengths(root, length_field, num_workers, progress)
     _show_next_step(report, dataset_yaml_name)

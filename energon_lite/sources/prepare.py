@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,14 @@ from energon_lite.sources.sample_document import sample_document
 from energon_lite.sources.scan_pool import ScanResult
 from energon_lite.sources.shard_pieces import is_unfinished, mark_unfinished, remove_pieces
 from energon_lite.sources.shard_scans import scan_share
-from energon_lite.sources.splits import collapse_names, divide_by_patterns, divide_by_ratio, parse_pattern, split_notes
+from energon_lite.sources.splits import (
+    collapse_names,
+    divide_by_patterns,
+    divide_by_ratio,
+    meant_to_be_empty,
+    parse_pattern,
+    split_notes,
+)
 from energon_lite.sources.sqlite_index import build_sqlite_index, find_duplicate_key
 from energon_lite.sources.tar_scan import ShardScan
 
@@ -81,6 +88,7 @@ def write_prepared(
     dataset_document: Mapping[str, Any] | None = None,
     dataset_yaml_name: str = nv_meta.DATASET_YAML,
     sqlite: bool = True,
+    may_be_empty: Collection[str] = (),
 ) -> PrepareReport:
     """Write ``.nv-meta``. What an earlier preparation left there is replaced; exclusions in ``split.yaml`` are kept.
 
@@ -90,6 +98,7 @@ def write_prepared(
         dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
         dataset_yaml_name: its name.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
+        may_be_empty: splits without shards that are no surprise.
     """
     root = scan.root
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
@@ -98,7 +107,7 @@ def write_prepared(
     # last: Energon takes a folder with a database but without .info.json for something else altogether.
     for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
         remove_if_there(nv_meta.meta_path(root, name))
-    warnings = [*scan.notes, *split_notes(splits, scan.shard_names)]
+    warnings = [*scan.notes, *split_notes(splits, scan.shard_names, may_be_empty)]
     written = _write_indexes(scan)
     kept = _earlier_exclusions(root)
     if kept:
@@ -324,7 +333,12 @@ def prepare_dataset(
             splits = divide_by_patterns(scan.shard_names, list(pairs))
         document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
         report = write_prepared(
-            scan, splits, dataset_document=document, dataset_yaml_name=dataset_yaml_name, sqlite=sqlite
+            scan,
+            splits,
+            dataset_document=document,
+            dataset_yaml_name=dataset_yaml_name,
+            sqlite=sqlite,
+            may_be_empty=() if split_ratio is None else meant_to_be_empty(split_ratio),
         )
     for warning in report.warnings:
         _log.warning("%s: %s", root, warning)

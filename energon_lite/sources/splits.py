@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
 from energon_lite.errors import UsageError
 
-__all__ = ["collapse_names", "divide_by_patterns", "divide_by_ratio", "parse_pattern", "parse_ratio", "split_notes"]
+__all__ = [
+    "collapse_names",
+    "divide_by_patterns",
+    "divide_by_ratio",
+    "meant_to_be_empty",
+    "parse_pattern",
+    "parse_ratio",
+    "split_notes",
+]
 
 RATIO_SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"([0-9]+)")
@@ -68,6 +76,16 @@ def divide_by_ratio(
     return splits
 
 
+def meant_to_be_empty(ratio: str | Sequence[float]) -> tuple[str, ...]:
+    """The splits that a ratio gives no share.
+
+    Example:
+        >>> meant_to_be_empty("9,1,0")
+        ('test',)
+    """
+    return tuple(name for name, share in zip(RATIO_SPLITS, parse_ratio(ratio), strict=True) if not share)
+
+
 def parse_pattern(text: str) -> tuple[str, str]:
     """``"name:regex"`` as (name, regex).
 
@@ -119,10 +137,12 @@ def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]
     return {split: [name for name in shards if name in found] for split, found in chosen.items()}
 
 
-def split_notes(splits: Mapping[str, Sequence[str]], shards: Sequence[str]) -> list[str]:
+def split_notes(
+    splits: Mapping[str, Sequence[str]], shards: Sequence[str], may_be_empty: Collection[str] = ()
+) -> list[str]:
     """What is odd about a division, in words: splits without shards, shards in two splits or in none."""
     notes = []
-    empty = [name for name, chosen in splits.items() if not chosen]
+    empty = [name for name, chosen in splits.items() if not chosen and name not in may_be_empty]
     if empty:
         notes.append(
             f"split {', '.join(map(repr, empty))} got no shard, because {len(shards)} whole shards are divided: write "

@@ -172,10 +172,10 @@ def tokenize_files(
             where=root,
             fix="name the fields that the records have (--prompt-field, --response-field, --text-field)",
         )
-    finished = {"settings": settings, "counts": asdict(counts)}
-    write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
     _write_lengths(root, work)
+    finished = {"settings": settings, "counts": asdict(counts)}  # written last: who finds it leaves all as it is
+    write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
     shutil.rmtree(work)
     return report
 
@@ -256,12 +256,12 @@ def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: b
                 fix="call with the same ones to go on, or with --force-overwrite to begin anew",
             )
         begun = None
-    if begun is None and (nv_meta.is_prepared(root) or _shards_in(root)):
-        if not force_overwrite:
+    if begun is None:
+        if not force_overwrite and (nv_meta.is_prepared(root) or _shards_in(root)):
             raise UsageError(
                 "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
             )
-        for path in (*_shards_in(root), os.path.join(root, DONE_FILE)):
+        for path in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # what says that they are whole goes first
             remove_if_there(path)
         shutil.rmtree(work, ignore_errors=True)
     os.makedirs(work, exist_ok=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kill_steps import killed_at_every_step
 
 from energon_lite.sources import atomic_file, sqlite_index
 from energon_lite.sources.atomic_file import remove_leftovers, temporary_path
@@ -28,47 +28,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def run_and_kill_at(step: int, work: Callable[[], object]) -> bool:
-    """Do ``work`` in a child that is killed when it takes its ``step``-th step; whether it was."""
-    child = os.fork()
-    if not child:
-        left = step
-
-        def count(function: Callable[..., object]) -> Callable[..., object]:
-            def counted(*arguments: object, **options: object) -> object:
-                nonlocal left
-                if not left:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-                return function(*arguments, **options)
-
-            return counted
-
-        try:
-            for name in ("replace", "unlink", "fsync", "rmdir"):
-                setattr(os, name, count(getattr(os, name)))
-            for name in ("_sample_rows", "_part_rows"):
-                setattr(sqlite_index, name, count(getattr(sqlite_index, name)))
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
-
-
-def killed_at_every_step(folder: Path, before: Callable[[], object], work: Callable[[], object]) -> Iterator[int]:
-    """After each kill, what is there; until the work is done before its ``step``-th step."""
-    step, killed = 0, True
-    while killed:
-        before()
-        killed = run_and_kill_at(step, work)
+def killed_while(
+    folder: Path, work: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> Iterator[bool]:
+    """After each kill, what is there."""
+    for killed in killed_at_every_step(work, before, [(sqlite_index, "_sample_rows"), (sqlite_index, "_part_rows")]):
         # Energon takes this for a folder of other files, which it refuses to load and to prepare.
         meta = folder / ".nv-meta"
         assert not (meta / "index.sqlite").exists() or (meta / ".info.json").exists()
-        yield step
-        step += 1
+        yield killed
 
 
 def test_a_first_preparation(ten: Path) -> None:
@@ -82,8 +50,8 @@ def test_a_first_preparation(ten: Path) -> None:
         shutil.rmtree(ten / ".nv-meta")
 
     steps = partial = 0
-    for step in killed_at_every_step(ten, clean, lambda: prepare_dataset(ten, **OPTIONS)):
-        steps, partial = step, partial + (contents(ten) != expected)
+    for killed in killed_while(ten, lambda: prepare_dataset(ten, **OPTIONS), clean):
+        steps, partial = steps + killed, partial + (contents(ten) != expected)
         if contents(ten) != expected:
             prepare_dataset(ten, **OPTIONS)  # without force_overwrite, as one would run it again
             assert contents(ten) == expected
@@ -108,7 +76,7 @@ def test_a_preparation_over_another(ten: Path, make_tar: Callable[..., Path]) ->
                 (ten / name).write_bytes(data)
 
     states = set()
-    for _ in killed_at_every_step(ten, restore, lambda: prepare_dataset(ten, **again)):
+    for _ in killed_while(ten, lambda: prepare_dataset(ten, **again), restore):
         found = contents(ten)
         states.add((found.get(".nv-meta/.info.json"), found.get(".nv-meta/split.yaml")))
         if found != expected:
@@ -121,7 +89,7 @@ def test_a_preparation_over_another(ten: Path, make_tar: Callable[..., Path]) ->
 def test_indexing_again(ten: Path) -> None:
     prepare_dataset(ten, **OPTIONS)
     expected = contents(ten)
-    for _ in killed_at_every_step(ten, lambda: None, lambda: index_again(str(ten), workers=1)):
+    for _ in killed_while(ten, lambda: index_again(str(ten), workers=1)):
         assert len(WebdatasetSource.open(ten)) == 10
         index_again(str(ten), workers=1)
         assert contents(ten) == expected

@@ -12,6 +12,7 @@ from energon_lite.sources.splits import (
     collapse_names,
     divide_by_patterns,
     divide_by_ratio,
+    meant_to_be_empty,
     parse_pattern,
     parse_ratio,
     split_notes,
@@ -97,6 +98,12 @@ def test_notes() -> None:
         "splits 'train' and 'val' share 1 shard(s)",
         "1 shard(s) belong to no split",
     ]
+
+
+@pytest.mark.parametrize(("ratio", "count", "noted"), [("1,0,0", 3, False), ("8,1,1", 2, True), ("9,1,0", 1, True)])
+def test_only_a_split_that_was_to_get_shards_is_noted_when_it_gets_none(ratio: str, count: int, noted: bool) -> None:
+    shards = TEN[:count]
+    assert bool(split_notes(divide_by_ratio(shards, ratio), shards, meant_to_be_empty(ratio))) == noted
 
 
 @pytest.mark.parametrize(

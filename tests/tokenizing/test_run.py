@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kill_steps import killed_at, killed_at_every_step
 
 from energon_lite import ConfigError, EmptyDatasetError, UsageError, WorkerConfig, get_loader, get_val_dataset
 from energon_lite.cli.main import main
 from energon_lite.sources.ranks import Ranks
+from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, tokenize_files
 from energon_lite.tokenizing.tasks import Task
@@ -125,6 +128,67 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
         kills += 1
     assert process.exitcode == 0 and kills >= 3, kills
     assert _bytes(tmp_path) == reference
+
+
+def test_killed_at_every_step_it_goes_on_to_the_same_end(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(folder: Path) -> Any:
+        return _make(chats, tokenizer_folder, folder, records_per_shard=100)
+
+    def lengths(folder: Path) -> list[int]:
+        return list(WebdatasetSource.open(folder).column("length"))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+    report = make(undisturbed)
+    expected = (_bytes(undisturbed), lengths(undisturbed), report.counts)
+    kills = 0
+    for killed in killed_at_every_step(lambda: make(folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
+        kills += killed
+        report = make(folder)
+        assert (_bytes(folder), lengths(folder), report.counts) == expected
+    assert kills > 20
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
+
+    def make(folder: Path, length: int, **settings: Any) -> Any:
+        inputs = [Input((str(chats),), Task(max_length=length))]
+        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=100, workers=1, **settings)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
+    make(old, 8)
+    make(new, 30)
+    expected = {8: _bytes(old), 30: _bytes(new)}
+    assert expected[8] != expected[30]
+    if not whole:
+        shutil.rmtree(old)
+        assert killed_at(15, lambda: make(old, 8)) and (old / "tokens-000000.tar").exists()
+
+    def again() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(old, folder)
+
+    refused = 0
+    for _ in killed_at_every_step(lambda: make(folder, 30, force_overwrite=True), again):
+        for length in expected:
+            shutil.rmtree(probe, ignore_errors=True)
+            shutil.copytree(folder, probe)
+            try:
+                make(probe, length)
+            except UsageError:
+                refused += 1
+            else:
+                assert _bytes(probe) == expected[length]
+        make(folder, 30, force_overwrite=True)
+        assert _bytes(folder) == expected[30]
+    assert refused > 5
 
 
 def test_other_settings_are_not_mixed_in(

@@ -1,0 +1,66 @@
+"""SIGKILL at every single step of a piece of work, one after the other: no luck, no clock.
+
+A step is what others can see on the disk: a rename, a removal, a flush, a new folder, or a call of any function a
+test adds to these.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+#: Functions of ``os`` that change what is on the disk, or promise that it is there.
+STEPS = ("replace", "rename", "unlink", "remove", "fsync", "mkdir", "rmdir")
+
+
+def killed_at_every_step(
+    work: Callable[[], object], before: Callable[[], object] = lambda: None, more: Sequence[tuple[Any, str]] = ()
+) -> Iterator[bool]:
+    """Do ``work`` in children, each killed one step later than the one before, until one does it all.
+
+    Args:
+        work: what is done, in one process (its own children would not be killed with it).
+        before: called before each.
+        more: further functions whose calls are steps, as (module, name).
+
+    Yields:
+        Whether the child was killed; False once, at the end.
+    """
+    step, killed = 0, True
+    while killed:
+        before()
+        killed = killed_at(step, work, more)
+        yield killed
+        step += 1
+
+
+def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, str]] = ()) -> bool:
+    """Do ``work`` in a child that is killed when it begins its ``step``-th step (from 0); whether it was."""
+    child = os.fork()
+    if not child:
+        left = step
+
+        def count(function: Callable[..., object]) -> Callable[..., object]:
+            def counted(*arguments: object, **options: object) -> object:
+                nonlocal left
+                if not left:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return function(*arguments, **options)
+
+            return counted
+
+        try:
+            for owner, name in [*((os, name) for name in STEPS), *more]:
+                setattr(owner, name, count(getattr(owner, name)))
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    return status != 0
