@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kill_steps import killed_at_every_step
 
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.config.metadataset import LeafSpec
@@ -23,7 +25,7 @@ from energon_lite.loading.measure_report import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
 from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.sample_length import SampleLength
-from energon_lite.sources.columns import column_path, stored_columns
+from energon_lite.sources.columns import column_path, stored_columns, write_column
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.webdataset import WebdatasetSource
 
@@ -294,6 +296,33 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
             if status == 0:
                 break
         assert columns_without_rests(folder) == expected
+
+
+def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over columns of another measurement, which stay whole until the new ones are."""
+    monkeypatch.setattr("energon_lite.sources.measure_journal.CHUNK", 16)
+    monkeypatch.setattr(measuring, "CHUNK", 16)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+    run(data)
+    expected = columns(data)
+    folder = data / ".nv-meta/energon_lite.columns"
+    names = [path.stem for path in folder.iterdir()]
+    new = {name: list(WebdatasetSource.open(data).column(name)) for name in names}
+    old = {name: [0] * len(values) for name, values in new.items()}
+
+    def over_others() -> None:
+        shutil.rmtree(folder)
+        for name, values in old.items():
+            write_column(data, name, np.array(values, np.int32))
+
+    seen = set()
+    for _ in killed_at_every_step(lambda: run(data), over_others):
+        found = {name: list(WebdatasetSource.open(data).column(name)) for name in names}
+        assert all(values in (old[name], new[name]) for name, values in found.items())
+        seen.add(tuple(found[name] == new[name] for name in names))
+        run(data)
+        assert columns(data) == expected
+    assert {(False, False), (True, True)} <= seen
 
 
 def columns_without_rests(folder: Path) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kill_steps import killed_at_every_step
 
 from energon_lite.errors import UsageError
 from energon_lite.order import arrays, build_blend_index, shuffle_ahead
@@ -113,6 +115,24 @@ def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
     build_blend_index([3, 1], N, tmp_path / "y", workers=1)
     assert _bytes(tmp_path / "x") == _bytes(tmp_path / "y")
+
+
+def test_killed_at_every_step_the_next_build_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+    build_blend_index([3, 1], N, tmp_path / "undisturbed", workers=1)
+    folder = tmp_path / "x"
+
+    def build() -> None:
+        build_blend_index([3, 1], N, folder, workers=1)
+
+    kills = 0
+    for killed in killed_at_every_step(build, lambda: shutil.rmtree(folder, ignore_errors=True)):
+        kills += killed
+        if not folder.exists():
+            build()
+        assert _bytes(folder) == _bytes(tmp_path / "undisturbed")
+        assert sorted(os.listdir(tmp_path)) == ["undisturbed", "x"]
+    assert kills > 3
 
 
 def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kill_steps import killed_at_every_step
 
 from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatError
 from energon_lite.sources import index_cache
@@ -53,6 +54,27 @@ def test_is_made_in_the_users_cache_where_the_data_cannot_be_written(
     assert os.path.exists(cached) and not os.path.exists(beside)
     made = os.stat(cached).st_ino
     assert last_key(foreign) == "9" and os.stat(cached).st_ino == made
+
+
+def test_killed_at_every_step_of_making_it(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+    meta = foreign / ".nv-meta"
+    before = {path.name for path in meta.iterdir()}
+    assert last_key(foreign) == "9"
+    after = {path.name: path.read_bytes() for path in meta.iterdir()}
+
+    def clean() -> None:
+        for path in meta.iterdir():
+            if path.name not in before:
+                path.unlink()
+
+    kills = 0
+    for killed in killed_at_every_step(lambda: last_key(foreign), clean):
+        kills += killed
+        assert last_key(foreign) == "9"
+        left = {path.name: path.read_bytes() for path in meta.iterdir()}
+        assert {name: data for name, data in left.items() if not name.endswith((".tmp", ".lock"))} == after
+    assert kills >= 2
 
 
 def test_nowhere_to_write(foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
