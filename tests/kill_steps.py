@@ -37,25 +37,30 @@ def killed_at_every_step(
         step += 1
 
 
+def die_at(step: int, more: Sequence[tuple[Any, str]] = ()) -> None:
+    """Let this process kill itself when it begins its ``step``-th step from now."""
+    left = step
+
+    def count(function: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **options: object) -> object:
+            nonlocal left
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return function(*arguments, **options)
+
+        return counted
+
+    for owner, name in [*((os, name) for name in STEPS), *more]:
+        setattr(owner, name, count(getattr(owner, name)))
+
+
 def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, str]] = ()) -> bool:
     """Do ``work`` in a child that is killed when it begins its ``step``-th step (from 0); whether it was."""
     child = os.fork()
     if not child:
-        left = step
-
-        def count(function: Callable[..., object]) -> Callable[..., object]:
-            def counted(*arguments: object, **options: object) -> object:
-                nonlocal left
-                if not left:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-                return function(*arguments, **options)
-
-            return counted
-
         try:
-            for owner, name in [*((os, name) for name in STEPS), *more]:
-                setattr(owner, name, count(getattr(owner, name)))
+            die_at(step, more)
             work()
             os._exit(0)
         except BaseException:

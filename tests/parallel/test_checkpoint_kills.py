@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from copying_store import CopyingStore
+from kill_steps import die_at
 from rank_processes import RankFailure, RunRanks
 from test_checkpoint_layouts import Part
 from test_parity import Layout
@@ -129,6 +132,38 @@ def check(run_ranks: RunRanks, root: str, log: Path, trials: int, seed: int) -> 
 
     known = int(log.read_text().split()[-1])
     assert run_ranks(1, last)[0] in (known, known + 1)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_at_every_step_of_saving_loses_no_whole_checkpoint(
+    run_ranks: RunRanks, tmp_path: Path, victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of three, of which two are kept: it writes, and removes the first."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+    root, layout = str(tmp_path / "run"), Layout(dp=2)
+
+    def save(rank: int, step: int) -> None:
+        part = Part(layout, seed=99, num_layers=1)
+        for number in (1, 2, 3):
+            fill(part, number)
+            dist.barrier()
+            if number == 3 and rank == victim:
+                die_at(step)
+            save_checkpoint(root, number, part.model, part.optimizer, part.mesh, {"step": number}, keep=2)
+
+    found = []
+    for step in itertools.count():
+        shutil.rmtree(root, ignore_errors=True)
+        try:
+            run_ranks(2, lambda rank, step=step: save(rank, step))
+        except RankFailure as failure:
+            assert "died without a word" in failure.by_rank[victim], failure
+        else:
+            break
+        files = CheckpointFiles(root)
+        assert all(files.damage(name) is None for name in files.names())
+        found += run_ranks(2, lambda rank: go_on(Part(layout, num_layers=1), root))[:1]
+    assert found == sorted(found) and found[0] == 2 and (victim or found[-1] == 3), found
 
 
 def root_of(kind: str, tmp_path: Path) -> str:
