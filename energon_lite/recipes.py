@@ -96,8 +96,8 @@ def get_train_dataset(
     """A shuffled, blended, endless data set for training.
 
     Args:
-        path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a metadataset ``.yaml``, or a metadataset
-            as a dict.
+        path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a ``.jsonl`` file, a metadataset ``.yaml``,
+            or one as a dict.
         split_part: the split to read, where the YAML does not say otherwise.
         worker_config: who this process is.
         batch_size: samples in a micro-batch; None: single samples, not batched.

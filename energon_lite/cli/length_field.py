@@ -7,7 +7,8 @@ import shlex
 from energon_lite.cli.measure import show_report
 from energon_lite.cli.measure_progress import measure_progress
 from energon_lite.loading.part_lengths import measure_parts
-from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.index_cache import shard_counts
+from energon_lite.sources.jsonl import is_jsonl
 from energon_lite.sources.ranks import Ranks
 
 __all__ = ["store_lengths"]
@@ -15,7 +16,8 @@ __all__ = ["store_lengths"]
 
 def store_lengths(root: str, field: str, workers: int | None, progress: bool) -> None:
     """Store the column ``length`` of a folder that has just been prepared, and say what it holds."""
-    again = ["energon-lite", "prepare", root, "--tar-index-only", "--length-field", field]
-    with measure_progress(root, sum(read_info(root).values()), progress) as tick:
+    only = [] if is_jsonl(root) else ["--tar-index-only"]
+    again = ["energon-lite", "prepare", root, *only, "--length-field", field]
+    with measure_progress(root, sum(shard_counts(root).values()), progress) as tick:
         report = measure_parts(root, field, command=shlex.join(again), workers=workers, progress=tick)
     show_report(report, Ranks())

@@ -14,17 +14,18 @@ import click
 from energon_lite.cli.measure_progress import measure_progress
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
-from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError
-from energon_lite.loading.leaves import find_leaves, open_whole
+from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole
 from energon_lite.loading.measure_report import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
 from energon_lite.loading.measuring_pipeline import MeasuringPipeline
 from energon_lite.loading.sample_length import SampleLength
 from energon_lite.sources.columns import check_column_name
-from energon_lite.sources.nv_meta import meta_path, read_info
+from energon_lite.sources.index_cache import shard_counts
+from energon_lite.sources.jsonl import is_jsonl
+from energon_lite.sources.nv_meta import meta_path
 from energon_lite.sources.ranks import Ranks
 
 __all__ = ["command"]
@@ -108,7 +109,7 @@ def command(
             **_reading(spec, trust_code),
         }
         maker = Maker(settings, code_hash(encoder), written_as, any_code=same_encoder)
-        samples = sum(count for shard, count in read_info(folder).items() if shard in shards)
+        samples = sum(count for shard, count in shard_counts(folder).items() if shard in shards)
         with measure_progress(folder, samples if not ranks.rank else -(-samples // ranks.world_size), progress) as tick:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length),
@@ -154,9 +155,10 @@ def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
 
 def _shards(specs: Sequence[LeafSpec]) -> list[str]:
     chosen: dict[str, None] = {}
-    counts = read_info(specs[0].path)
+    counts = shard_counts(specs[0].path)
     for spec in specs:
-        split = load_split_config(meta_path(spec.path, spec.split_config)) if spec.split_part else None
+        whole = not spec.split_part or is_jsonl(spec.path)
+        split = None if whole else load_split_config(meta_path(spec.path, spec.split_config))
         chosen.update(dict.fromkeys(counts if split is None else split.shards(spec.split_part)))
     for shard in chosen:
         if shard not in counts:
@@ -170,7 +172,7 @@ def _shards(specs: Sequence[LeafSpec]) -> list[str]:
 
 def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
     """How samples are made of parts, as plain data."""
-    config = load_dataset_config(meta_path(spec.path, spec.dataset_config), trust_code=trust_code)
+    config = dataset_config_of(spec, trust_code)
     plain = dataclasses.asdict(config)
     del plain["origin"]
     plain["subflavors"] = config.subflavors | spec.subflavors

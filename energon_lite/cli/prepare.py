@@ -20,7 +20,15 @@ from energon_lite.cli.scan_progress import scan_progress
 from energon_lite.errors import UsageError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans
-from energon_lite.sources.prepare import PrepareReport, check_not_prepared, index_again, share_report, write_prepared
+from energon_lite.sources.jsonl import is_jsonl
+from energon_lite.sources.prepare import (
+    PrepareReport,
+    check_not_prepared,
+    index_again,
+    prepare_jsonl,
+    share_report,
+    write_prepared,
+)
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.sources.shard_scans import scan_share
@@ -85,7 +93,7 @@ def command(
     rescan: bool,
     ranks: Ranks,
 ) -> None:
-    """Prepare the data set in the folder PATH.
+    """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
 
     Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
     sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
@@ -100,6 +108,20 @@ def command(
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     root = os.path.abspath(os.path.expanduser(path))
+    if is_jsonl(root):
+        choices = {
+            "--split-ratio": split_ratio,
+            "--split-parts": split_parts,
+            "--exclude": exclude,
+            "--shuffle-tars": shuffle_tars,
+            "--sample-type": sample_type,
+            "--field-map": field_map,
+        }
+        _refuse_choices(root, [name for name, value in choices.items() if value])
+        if not ranks.rank:
+            _prepare_jsonl(root)
+            _store_lengths(root, length_field, num_workers, progress)
+        return
     if tar_index_only:
         if ranks.world_size > 1:
             raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
@@ -153,6 +175,22 @@ def command(
     _show_report(report, splits=True)
     _store_lengths(root, length_field, num_workers, progress)
     _show_next_step(report, dataset_yaml_name)
+
+
+def _refuse_choices(path: str, refused: list[str]) -> None:
+    if refused:
+        raise UsageError(
+            f"{', '.join(refused)}: a JSONL file is one shard of crude samples, without splits",
+            where=path,
+            fix="leave that out; a `subset` in a metadataset takes a part of the file",
+        )
+
+
+def _prepare_jsonl(path: str) -> None:
+    index = prepare_jsonl(path)
+    for note in index.notes.get(os.path.basename(path), ()):
+        click.secho(f"Note: {note}", fg="yellow", err=True)
+    click.echo(f"{path}: {len(index):,} samples; wrote {os.path.basename(path)}.idx and energon_lite's own index")
 
 
 def _check_options(

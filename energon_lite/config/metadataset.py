@@ -327,13 +327,6 @@ def _locate(reference: Reference, folder: str) -> str:
     """The absolute path of what a reference means; a URL as it is."""
     node = reference.path
     text = node.string("the path of a data set's folder or of a metadataset")
-    if text.endswith(".jsonl"):
-        raise node.error(
-            "JSONL data sets are not supported yet",
-            expected="the folder of a prepared data set, or a metadataset (.yaml)",
-            found=node.describe(),
-            fix="write the samples into tar shards, and run energon-lite prepare",
-        )
     if is_url(text):
         if is_metadataset(text):
             raise node.error(
@@ -344,18 +337,18 @@ def _locate(reference: Reference, folder: str) -> str:
             )
         return text
     path = os.path.abspath(os.path.join(folder, text))
-    if os.path.isdir(path) or (is_metadataset(path) and os.path.isfile(path)):
+    if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
         return path
     if os.path.isfile(path):
         raise node.error(
             "this file is neither a data set nor a metadataset",
-            expected="the folder of a prepared data set, or a metadataset (.yaml)",
+            expected="the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)",
             found=f"the file {path}",
             fix=f"name the folder that holds the shards: {os.path.dirname(text) or '.'}",
         )
     raise node.error(
         "the path does not exist",
-        expected="the folder of a prepared data set, or a metadataset (.yaml)",
+        expected="the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)",
         found=f"no such file or folder: {path}",
         fix=missing_file_fix(path, "correct the path (a relative one counts from this document's folder)"),
     )

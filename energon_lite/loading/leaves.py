@@ -17,15 +17,17 @@ from energon_lite.loading.identity import LeafIdentity
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import FieldMap, compile_field_map
-from energon_lite.sources.nv_meta import read_info
+from energon_lite.sources.jsonl import is_jsonl
+from energon_lite.sources.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.sources.remote import local_meta
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.trusted_code import load_function
 from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import Cooker, TaskEncoder
 
-__all__ = ["PathOrDict", "find_leaves", "open_leaves", "open_source", "open_whole"]
+__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +49,6 @@ def find_leaves(
         specs = list(load_metadataset(path, split_part=split_part))
     else:
         folder = os.fspath(path)  # type: ignore[arg-type]
-        if folder.endswith(".jsonl"):
-            raise UsageError("JSONL data sets are not supported yet", where=folder, fix="write tar shards")
         folder = folder if "://" in folder else os.path.abspath(folder)
         specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
     return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
@@ -103,6 +103,8 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    if is_jsonl(spec.path):  # it has no splits: each is the whole file
+        return WebdatasetSource.open(spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips)
     meta = local_meta(spec.path)
     read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
     split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
@@ -134,15 +136,16 @@ def _tell_skips(source: WebdatasetSource, skips: str, encoder: TaskEncoder) -> N
 def _sample_loader(
     spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[SampleLoader, Cooker | None]:
-    folder = os.path.join(local_meta(spec.path), ".nv-meta")
-    config = load_dataset_config(os.path.join(folder, spec.dataset_config), trust_code=trust_code)
+    folder = os.path.join(local_meta(spec.path), META_FOLDER)
+    config = dataset_config_of(spec, trust_code)
     subflavors = config.subflavors | spec.subflavors
     loader = SampleLoader(
         sample_type=_sample_type(config),
         field_map=_field_map(config, source),
         part_filter=_part_filter(config, source, folder),
         subflavors=subflavors,
-        decoder=encoder.decoder,
+        # A line is an object whatever the decoder makes of other parts, as in Energon.
+        decoder=SampleDecoder() if encoder.decoder is None and is_jsonl(spec.path) else encoder.decoder,
         sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
     )
     if config.kind != "crude" or not encoder.cookers:
@@ -156,6 +159,17 @@ def _sample_loader(
             fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     return loader, cooker
+
+
+def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
+    """How the samples of a leaf are made of their parts; those of a JSONL file are crude.
+
+    Raises:
+        ConfigError, TrustError: as :func:`~energon_lite.config.dataset.load_dataset_config`.
+    """
+    if is_jsonl(spec.path):
+        return DatasetConfig("crude", origin=spec.path)
+    return load_dataset_config(meta_path(local_meta(spec.path), spec.dataset_config), trust_code=trust_code)
 
 
 def _part_filter(config: DatasetConfig, source: WebdatasetSource, folder: str) -> frozenset[str] | None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.sources.column_file import ColumnFile, write_column_file
-from energon_lite.sources.index_cache import find_or_make_index, index_places
-from energon_lite.sources.nv_meta import meta_path, read_info
+from energon_lite.sources.index_cache import index_places, open_index
+from energon_lite.sources.nv_meta import meta_path
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
 
@@ -260,7 +260,7 @@ def write_column(
         'data/coco/.nv-meta/energon_lite.columns/length.col'
     """
     folder = os.path.abspath(os.fspath(root))
-    index, _ = find_or_make_index(folder, read_info(folder))
+    index, _ = open_index(folder)
     values = np.asarray(values)
     if values.shape != (len(index),) or values.dtype.kind not in "iufb":
         raise UsageError(

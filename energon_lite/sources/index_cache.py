@@ -3,7 +3,8 @@
 ``energon-lite prepare`` writes it into ``.nv-meta``. A folder that was prepared by Energon has none, or has an old one;
 then it is made from the tars when the data set is opened, and kept in ``.nv-meta`` or, where that cannot be written, in
 the user's cache (``$ENERGON_LITE_CACHE``, else ``~/.cache/energon_lite``). Many processes may do this at once: one
-makes it, the others wait for it.
+makes it, the others wait for it. A JSONL file needs no preparing at all: its index is made like that, and made again
+when the file has changed.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError
+from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
 from energon_lite.sources.atomic_file import remove_if_there
-from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_uuid
+from energon_lite.sources.jsonl import check_there, is_jsonl, scan_jsonl
+from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one"]
+__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one", "open_index", "shard_counts"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,29 @@ def index_places(root: str) -> tuple[str, str]:
     return meta_path(root, PACKED_INDEX), os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 
 
+def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
+    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is mapped from.
+
+    Args:
+        root: the folder or file.
+        counts: samples by shard, if the caller has read them.
+
+    Raises:
+        NotPreparedError: there is no such folder or file, or the folder was not prepared.
+        DatasetError: as :func:`find_or_make_index`, :func:`~energon_lite.sources.jsonl.scan_jsonl`.
+    """
+    return _jsonl_index(root) if is_jsonl(root) else find_or_make_index(root, counts or read_info(root))
+
+
+def shard_counts(root: str) -> dict[str, int]:
+    """Samples per shard of a local data set, in order.
+
+    Raises:
+        NotPreparedError, DatasetError: as :func:`open_index`.
+    """
+    return dict(open_index(root)[0].shard_counts) if is_jsonl(root) else read_info(root)
+
+
 def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str]:
     """The packed index of the data set ``root``, and the file it is mapped from.
 
@@ -55,19 +80,53 @@ def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[Pack
     if found is not None:
         return found
     uuid = read_uuid(root)
-    places = index_places(root)
+    return _make_somewhere(
+        root, lambda path: _open_if_valid(path, shard_counts, uuid), lambda: _make(root, shard_counts, uuid)
+    )
+
+
+def _jsonl_index(path: str) -> tuple[PackedIndex, str]:
+    check_there(path)
+
+    def valid(place: str) -> PackedIndex | None:
+        index = _open_if_sound(place)
+        if index is None:
+            return None
+        try:
+            now = os.stat(path)
+        except OSError:
+            return None  # reading it will say what is wrong
+        then = index.shard_names, int(index.shards[0, 0]), int(index.shard_times[0])
+        return index if then == ((os.path.basename(path),), now.st_size, now.st_mtime_ns) else None
+
+    def make() -> PackedIndex:
+        scan = scan_jsonl(path)
+        for note in scan.notes:
+            _log.warning("%s: %s", path, note)
+        return PackedIndex.from_scans([scan])
+
+    for place in index_places(path):
+        index = valid(place)
+        if index is not None:
+            return index, place
+    return _make_somewhere(path, valid, make)
+
+
+def _make_somewhere(
+    root: str, valid: Callable[[str], PackedIndex | None], make: Callable[[], PackedIndex]
+) -> tuple[PackedIndex, str]:
+    """Make the index in the first place that can be written, unless another process does or did."""
     failures = []
-    for path in places:
+    for path in index_places(root):
         try:
             with only_one(path):
-                # Another process may have made it while this one waited.
-                index = _open_if_valid(path, shard_counts, uuid)
+                index = valid(path)  # another process may have made it while this one waited
                 if index is None:
-                    _make(root, shard_counts, uuid).write(path)
+                    make().write(path)
                     index = PackedIndex.open(path)
                 return index, path
         except OSError as error:
-            if isinstance(error, MissingShardError):
+            if isinstance(error, EnergonLiteError):
                 raise
             failures.append(f"{os.path.dirname(path)} ({error.strerror or error})")
     raise DataIndexError(
@@ -87,13 +146,19 @@ def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex,
     return None
 
 
-def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex | None:
+def _open_if_sound(path: str) -> PackedIndex | None:
     try:
-        index = PackedIndex.open(path)
+        return PackedIndex.open(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except DataIndexError as error:
         _log.warning("%s (it will be made again)", error)
+        return None
+
+
+def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex | None:
+    index = _open_if_sound(path)
+    if index is None:
         return None
     # The order of shards counts as well: sample numbers depend on it.
     if index.uuid != uuid or list(index.shard_counts.items()) != list(shard_counts.items()):

@@ -11,6 +11,8 @@ file                          contents
 ``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.sources.packed_index`)
 ``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers
 ============================  =========================================================================================
+
+A JSONL file has no folder of its own. What is kept about ``chats.jsonl`` is called ``chats.jsonl.<file>`` instead.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import yaml
 
 from energon_lite.errors import DataIndexError, NotPreparedError
 from energon_lite.sources.atomic_file import write_bytes
+from energon_lite.sources.jsonl import is_jsonl
 from energon_lite.sources.tar_scan import ShardScan
 
 __all__ = [
@@ -60,8 +63,8 @@ PACKED_INDEX = "energon_lite.idx"
 
 
 def meta_path(root: str, name: str) -> str:
-    """Path of a file in the ``.nv-meta`` folder of the data set ``root``."""
-    return os.path.join(root, META_FOLDER, name)
+    """Path of a file in the ``.nv-meta`` folder of the data set ``root``, or beside it if that is a JSONL file."""
+    return f"{root}.{name}" if is_jsonl(root) else os.path.join(root, META_FOLDER, name)
 
 
 def is_prepared(root: str) -> bool:

@@ -28,6 +28,9 @@ from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans, scan_dataset
+from energon_lite.sources.index_cache import open_index
+from energon_lite.sources.jsonl import write_line_index
+from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import sample_document
 from energon_lite.sources.scan_pool import ScanResult
@@ -49,6 +52,7 @@ __all__ = [
     "check_not_prepared",
     "index_again",
     "prepare_dataset",
+    "prepare_jsonl",
     "share_report",
     "write_prepared",
 ]
@@ -145,6 +149,23 @@ def _write_indexes(scan: DatasetScan) -> list[str]:
     uuid_path = nv_meta.write_uuid(scan.root, scan.index.uuid)
     scan.index.write(path)
     return [uuid_path, path]
+
+
+def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
+    """Index a JSONL file ahead of its first use, here and for Energon (``<path>.idx``); returns the index.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        DatasetError: it cannot be read, is being written to, or the index cannot be written anywhere.
+
+    Example:
+        >>> len(prepare_jsonl("data/chats.jsonl"))
+        200
+    """
+    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    index, _ = open_index(file)
+    write_line_index(file, index.scan(0))
+    return index
 
 
 @contextmanager

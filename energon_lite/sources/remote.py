@@ -16,6 +16,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, NotPreparedError
 from energon_lite.sources.atomic_file import replacing, write_bytes
 from energon_lite.sources.index_cache import cache_folder, only_one
+from energon_lite.sources.jsonl import is_jsonl
 from energon_lite.sources.nv_meta import META_FOLDER
 
 __all__ = ["is_remote", "local_meta", "read_range", "shard_sizes"]
@@ -43,6 +44,12 @@ def local_meta(path: str) -> str:
     """
     if not is_remote(path):
         return path
+    if is_jsonl(path):
+        raise NotPreparedError(
+            "JSONL files are read from local disks only",
+            where=path,
+            fix="copy it, or write its samples into tar shards",
+        )
     name = hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
     folder = os.path.join(root, META_FOLDER)

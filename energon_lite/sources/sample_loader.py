@@ -10,6 +10,7 @@ from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import FieldMap
+from energon_lite.sources.jsonl import folder_of_shards
 from energon_lite.sources.webdataset import RawSample
 
 __all__ = ["SampleLoader"]
@@ -82,5 +83,5 @@ class SampleLoader:
 
 
 def _located(error: DecodeError | FieldAccessError, raw: RawSample) -> SampleError:
-    place = f"sample {raw.key!r} in {raw.source.dataset_path}/{raw.source.shard_name}"
+    place = f"sample {raw.key!r} in {folder_of_shards(raw.source.dataset_path)}/{raw.source.shard_name}"
     return type(error)(error.what, where=place, fix=error.fix)

@@ -17,9 +17,9 @@ from energon_lite.errors import (
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.sources.columns import Column, find_column, fingerprint_of, unknown_shards
-from energon_lite.sources.index_cache import find_index, find_or_make_index
+from energon_lite.sources.index_cache import find_index, open_index, shard_counts
+from energon_lite.sources.jsonl import folder_of_shards, is_jsonl
 from energon_lite.sources.kept_samples import FewLeftOut, KeptSamples, ManyLeftOut
-from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.remote import is_remote, local_meta
 from energon_lite.sources.run_reader import RunReader
@@ -72,7 +72,7 @@ class WebdatasetSource:
     the index and, in one process, the open files.
 
     Attributes:
-        path: the folder, absolute, or its URL.
+        path: the folder, absolute, or its URL; or the JSONL file.
         run_reader: how samples are fetched from slow storage; None: one positioned read for each, when it is wanted.
         runs: how micro-batches read neighbours together, else; None: one by one.
         index: the packed index.
@@ -112,7 +112,7 @@ class WebdatasetSource:
         self._shards = [numbers[name] for name in shards]
         table = index.shards.tolist()
         self._first = [table[number][3] for number in self._shards]
-        self._paths = [os.path.join(path, name) for name in shards]
+        self._paths = [os.path.join(folder_of_shards(path), name) for name in shards]
         self._identities = [ShardIdentity(table[number][0], table[number][1]) for number in self._shards]
         counts = [table[number + 1][3] - table[number][3] for number in self._shards]
         self._starts = [0]
@@ -151,12 +151,12 @@ class WebdatasetSource:
         skips: str | None = None,
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
-        """Open a prepared folder; every shard is checked to be there with the size it was indexed with.
+        """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
 
         Of more than 1,000 shards, sizes of 1,000 are checked now, and those of the others when they are first read.
 
         Args:
-            path: the folder that holds ``.nv-meta``, or a URL that fsspec knows.
+            path: the folder that holds ``.nv-meta``, or a URL that fsspec knows; or a local JSONL file.
             shards: names of the wanted shards relative to the folder, in the wanted order; None for all.
             excluded_samples: (shard, key) of samples to leave out.
             split_part: the name of the split, for messages.
@@ -176,11 +176,11 @@ class WebdatasetSource:
         """
         root = _plain_path(path)
         meta = local_meta(root)
-        counts = read_info(meta)
+        counts = shard_counts(meta)
         chosen = list(counts if shards is None else shards)
         check_known(root, chosen, counts, split_part)
-        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else find_or_make_index(root, counts)
-        check_files(root, chosen, index)
+        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else open_index(root, counts)
+        check_files(folder_of_shards(root), chosen, index)
         excluded = excluded_positions(index, chosen, excluded_samples)
         source = cls(
             index,
@@ -207,9 +207,11 @@ class WebdatasetSource:
             )
         if not len(source):
             raise EmptyDatasetError(
-                f"there are no samples in {split_words(split_part)}",
+                f"there are no samples in {split_words('' if is_jsonl(root) else split_part)}",
                 where=root,
-                fix="check split_parts and exclude in .nv-meta/split.yaml",
+                fix="a line of the file is a sample; there is none"
+                if is_jsonl(root)
+                else "check split_parts and exclude in .nv-meta/split.yaml",
             )
         return source
 

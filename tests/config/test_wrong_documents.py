@@ -67,9 +67,9 @@ METADATASETS: dict[str, Row] = {
         3, 11, "splits.train.path", "neither a data set nor a metadataset",
         "name the folder that holds the shards: digits",
     ),
-    "path is jsonl": (
+    "path is jsonl that is not there": (
         "splits:\n  train:\n    path: texts.jsonl\n",
-        3, 11, "splits.train.path", "JSONL data sets are not supported yet", "energon-lite prepare",
+        3, 11, "splits.train.path", "a JSONL file (.jsonl)", "correct the path",
     ),
     "path is a metadataset behind a URL": (
         "splits:\n  train:\n    path: s3://bucket/blend.yaml\n",

@@ -1,0 +1,178 @@
+"""JSONL files as data sets: as Energon reads them, alone and in blends, and with all that shards can."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import (
+    BestFit,
+    Capacity,
+    Cooker,
+    TaskEncoder,
+    TextSample,
+    UsageError,
+    WorkerConfig,
+    basic_sample_keys,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from energon_lite.cli.main import main
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def write(path: Path, count: int, name: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = [{"text": f"{name} {number}", "tokens": [number] * (number % 9 + 1)} for number in range(count)]
+    path.write_text("\n".join(json.dumps(record) + "\n" * (record["tokens"][0] % 3) for record in records))
+    return path
+
+
+def run(*arguments: Any) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@stateless
+def cook(sample: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=sample["json"]["text"])
+
+
+class Texts(TaskEncoder):
+    cookers = [Cooker(cook)]
+
+
+class Tokens(TaskEncoder):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"tokens": np.array(sample["json"]["tokens"])}
+
+
+@pytest.mark.parametrize("prepared_by", ["energon", "us"])
+@pytest.mark.parametrize("decode", [True, False])
+def test_both_libraries_read_the_same(tmp_path: Path, tools: Any, prepared_by: str, decode: bool) -> None:
+    path = write(tmp_path / "chats.jsonl", 25)
+    (tools.energon_prepare if prepared_by == "energon" else tools.lite_prepare)(path)
+    theirs = tools.energon_samples(path, "train", decode=decode, subflavors={"kind": "chat"})
+    assert len(theirs) == 25
+    tools.assert_same(tools.lite_samples(path, "train", subflavors={"kind": "chat"}), theirs)
+
+
+def test_in_a_metadataset(tmp_path: Path, tools: Any) -> None:
+    """With subflavors and a subset; any split of a file is the whole file."""
+    path = write(tmp_path / "data/chats.jsonl", 40)
+    tools.lite_prepare(path)
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"val": {"path": "data/chats.jsonl", "subflavors": {"kind": "chat"}, "subset": {"range": [8, 20]}}},
+    }
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(json.dumps(document))
+    ours = tools.lite_samples(blend, "val")
+    tools.assert_same(ours, tools.energon_samples(blend, "val"))
+    assert [sample["__key__"] for sample in ours] == [str(number) for number in range(8, 20)]
+    assert ours[0]["__subflavors__"] == {"kind": "chat"}
+
+
+def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, str], Path]) -> None:
+    write(tmp_path / "a.jsonl", 30, "a")
+    write(tmp_path / "b/b.jsonl", 20, "b")
+    c = str(leaf_of(10, "c"))
+    blend = tmp_path / "blend.yaml"
+    leaves = [{"path": path, "repetitions": times} for path, times in (("a.jsonl", 1), ("b/b.jsonl", 2), (c, 3))]
+    blend.write_text(json.dumps({"splits": {"train": {"blend_epochized": leaves}}}))
+
+    def loader(workers: int) -> Any:
+        dataset = get_train_dataset(
+            blend, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Texts(),
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers), repeat=False,
+        )  # fmt: skip
+        return get_savable_loader(dataset)
+
+    with loader(0) as whole:
+        batches = [list(batch.text) for batch in whole]
+    assert Counter(itertools.chain(*batches)) == (
+        Counter({f"a {n}": 1 for n in range(30)} | {f"b {n}": 2 for n in range(20)} | {f"c-{n}": 3 for n in range(10)})
+    )
+    with loader(2) as first:
+        begun = [list(batch.text) for batch in itertools.islice(first, 9)]
+        state = first.save_state_rank()
+    with loader(1) as second:
+        second.restore_state_rank(state)
+        assert begun + [list(batch.text) for batch in second] == batches
+
+
+def test_a_state_of_other_lines_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", 30)
+
+    def loader() -> Any:
+        return get_savable_loader(get_val_dataset(path, batch_size=2, task_encoder=Texts(), worker_config=ALONE))
+
+    with loader() as first:
+        next(iter(first))
+        state = first.save_state_rank()
+    write(path, 31)
+    with pytest.raises(Exception, match=r"a\.jsonl"):
+        with loader() as second:
+            second.restore_state_rank(state)
+
+
+def test_a_line_that_is_broken_is_skipped_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", 5)
+    with path.open("ab") as file:
+        file.write(b'\n{"text": "cut o')
+    quarantine = tmp_path / "bad.jsonl"
+    with get_savable_loader(
+        get_val_dataset(path, batch_size=3, task_encoder=Texts(), worker_config=ALONE), quarantine=quarantine
+    ) as loader:
+        assert [batch.text for batch in loader] == [["text 0", "text 1", "text 2"], ["text 3", "text 4"]]
+    (line,) = [json.loads(text) for text in quarantine.read_text().splitlines()]
+    assert line["key"] == "5" and "a.jsonl" in json.dumps(line) and "a.jsonl/a.jsonl" not in json.dumps(line)
+
+
+def test_lengths_are_measured_and_planned_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", 50)
+    (tmp_path / "of_jsonl.py").write_text(
+        "import numpy as np\nfrom energon_lite import TaskEncoder\n\n\nclass Tokens(TaskEncoder):\n"
+        "    def encode_sample(self, sample):\n        return {'tokens': np.array(sample['json']['tokens'])}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    output = run("measure", path, "--task-encoder", "of_jsonl:Tokens", "--num-workers", "1", "--no-progress")
+    sys.modules.pop("of_jsonl", None)
+    assert "50 samples in 1 shards" in output
+    dataset = get_train_dataset(
+        path, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+        batching=BestFit(Capacity(12)), task_encoder=Tokens(), worker_config=ALONE,
+    )  # fmt: skip
+    batches = [[len(tokens) for tokens in batch["tokens"]] for batch in get_loader(dataset)]
+    assert all(sum(batch) <= 12 for batch in batches)
+    assert Counter(itertools.chain(*batches)) == Counter(number % 9 + 1 for number in range(50))
+    assert "a.jsonl" in run("info", path) and "50" in run("info", path)
+
+
+def test_prepared_by_command(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", 12)
+    with path.open("a") as file:
+        file.write("\n[1, 2]\n")
+    output = run("prepare", path, "--length-field", "json.tokens", "--no-progress")
+    assert "13 samples" in output and "1 line(s) are no JSON objects" in output
+    assert sorted(found.name for found in tmp_path.iterdir()) == [
+        "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, ["prepare", str(path), "--split-ratio", "8,1,1", "--non-interactive"])
+    assert isinstance(result.exception, UsageError) or "--split-ratio: a JSONL file" in result.output
