@@ -15,6 +15,7 @@ from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pac
 from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
 from energon_lite.batching.sorted_window import SortedWindow
 from energon_lite.batching.strategy import from_dict as strategy_from_dict
+from energon_lite.error_handlers import log_exception, reraise_exception
 from energon_lite.errors import (
     ConfigError,
     DatasetError,
@@ -153,10 +154,12 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
     "learning_rate_scale",
+    "log_exception",
     "next_token_pairs",
     "pack_sequences",
     "pad_sequences",
     "rebase_state",
+    "reraise_exception",
     "segment_mask",
     "stateless",
     "strategy_from_dict",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
-from energon_lite.errors import UsageError, nearest
+from energon_lite.errors import UsageError
 from energon_lite.loading.assembly import Chunking, assembled, content_decides, refuse_chunking
 from energon_lite.loading.identity import Identity, LeafIdentity
+from energon_lite.loading.keywords import check_keywords, loader_arguments
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.pipeline import Leaf
@@ -37,8 +36,6 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
-logger = logging.getLogger(__name__)
-
 #: Keeps the hashes for different purposes apart.
 _BLEND = 22
 
@@ -47,20 +44,6 @@ _VAL_RUN = 64
 
 #: So many samples are refused: positions have to stay below 2**62 for a few thousand epochs at least.
 _LONGEST_EPOCH = 2.0**50
-
-#: Keywords of Energon that tune machinery which does not exist here.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "cache_pool",
-        "checkpoint_every_min_n_samples",
-        "checkpoint_every_sec",
-        "gc_collect_every_n_steps",
-        "gc_freeze_at_start",
-        "n_checkpoints",
-        "parallel_shard_iters",
-        "watchdog_initial_timeout_seconds",
-    }
-)
 
 
 def get_train_dataset(
@@ -302,7 +285,7 @@ def get_val_datasets(
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
     """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
-    return DataLoader(dataset, **_loader_arguments(kwargs))
+    return DataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
 
 
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
@@ -319,7 +302,7 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
         >>> loader = get_savable_loader(dataset)
         >>> state = loader.save_state_rank()
     """
-    return SavableDataLoader(dataset, **_loader_arguments(kwargs))
+    return SavableDataLoader(dataset, **loader_arguments(dataset, kwargs, get_savable_loader))
 
 
 # -- steps ----------------------------------------------------------------------------------------------------------
@@ -422,7 +405,7 @@ def _checked(
 ) -> TaskEncoder:
     encoder = DefaultTaskEncoder() if encoder is None else encoder
     check_hooks(encoder, packing_buffer_size=packing_buffer_size)
-    _check_keywords(kwargs, function.__name__, _names_of(function))
+    check_keywords(kwargs, function)
     return encoder
 
 
@@ -431,27 +414,3 @@ def _skips(use_measured_skips: bool | str) -> str | None:
     if isinstance(use_measured_skips, str):
         return use_measured_skips
     return SKIP if use_measured_skips else None
-
-
-def _names_of(function: Any) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "kwargs"]
-
-
-def _loader_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in _names_of(DataLoader) if name != "dataset"]
-    if kwargs.get("worker_config") is not None:
-        raise UsageError("worker_config belongs to the data set", fix="give it to get_train_dataset or get_val_dataset")
-    _check_keywords({k: v for k, v in kwargs.items() if k not in (*names, "worker_config")}, "a loader", names)
-    return {name: value for name, value in kwargs.items() if name in names}
-
-
-def _check_keywords(kwargs: Mapping[str, Any], function: str, names: Sequence[str]) -> None:
-    for name in kwargs:
-        if name in _WITHOUT_EFFECT:
-            logger.debug("%s=... is accepted for Energon's sake and has no effect", name)
-            continue
-        guess = nearest(name, names)
-        raise UsageError(
-            f"{function} has no argument {name!r}",
-            fix=f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(names),
-        )

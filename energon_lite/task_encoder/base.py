@@ -19,10 +19,11 @@ results there are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, cast
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from energon_lite.batching.collate import empty_like, generic_batch
 from energon_lite.errors import UsageError
@@ -31,11 +32,19 @@ from energon_lite.task_encoder.context import current_context
 from energon_lite.task_encoder.cooking import Cooker
 from energon_lite.task_encoder.stateless import stateless
 
-__all__ = ["TaskEncoder", "fields_of", "fill"]
+__all__ = ["BatchT", "EncodedT", "RawBatchT", "SampleT", "TaskEncoder", "fields_of", "fill"]
+
+SampleT = TypeVar("SampleT", default=Any)
+EncodedT = TypeVar("EncodedT", default=Any)
+RawBatchT = TypeVar("RawBatchT", default=Any)
+BatchT = TypeVar("BatchT", default=Any)
 
 
-class TaskEncoder:
+class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     """Override what your task needs; what is not overridden costs nothing.
+
+    For type checkers it can be told what samples, encoded samples, raw batches and batches are, as in
+    ``TaskEncoder[CaptioningSample, Encoded, RawBatch, Batch]``. Nothing else depends on it.
 
     Attributes:
         decoder: how parts become values; None gives hooks the raw bytes.
@@ -53,14 +62,14 @@ class TaskEncoder:
     failure_tolerance: int = 100
 
     @stateless
-    def cook_crude_sample(self, sample: Any, cooker: Cooker) -> Any:
+    def cook_crude_sample(self, sample: Any, cooker: Cooker) -> SampleT:
         """Make a sample out of a crude one; the default calls the cooker's function."""
-        return cooker.cook(sample)
+        return cast(SampleT, cooker.cook(sample))
 
     @stateless
-    def encode_sample(self, sample: Any) -> Any:
+    def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
         """Turn one sample into what shall go into a batch. May raise SkipSample, and may be a generator."""
-        return sample
+        return cast(EncodedT, sample)
 
     @stateless
     def preencode_sample(self, sample: Any) -> Any:
@@ -95,7 +104,7 @@ class TaskEncoder:
         raise NotImplementedError("packing needs a pack_selected_samples of yours")
 
     @stateless
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+    def batch_group_criterion(self, sample: EncodedT) -> tuple[Hashable, int | None]:
         """Say which samples may share a batch. Overriding it makes a batch of each group's samples.
 
         Returns:
@@ -105,23 +114,23 @@ class TaskEncoder:
         return None, None
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[EncodedT]) -> RawBatchT | Iterator[RawBatchT]:
         """Turn encoded samples (at least one) into a batch. May be a generator, but not with groups."""
-        return self._batch(samples, None)
+        return cast(RawBatchT, self._batch(samples, None))
 
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
         """Last touch on a batch, in the worker. May be a generator."""
-        return batch
+        return cast(BatchT, batch)
 
-    def empty_batch(self, like: Any, rows: int) -> Any:
+    def empty_batch(self, like: BatchT, rows: int) -> BatchT:
         """A batch without samples, for ranks that have none left at the end of a finite pass.
 
         Args:
             like: what ``encode_batch`` returned for ``rows`` samples of the same data.
             rows: see above.
         """
-        return empty_like(like, rows)
+        return cast(BatchT, empty_like(like, rows))
 
     @property
     def rng(self) -> np.random.Generator:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Generic, cast
 
-from energon_lite.task_encoder.base import TaskEncoder, fill
+from energon_lite.task_encoder.base import BatchT, EncodedT, RawBatchT, SampleT, TaskEncoder, fill
 from energon_lite.task_encoder.stateless import stateless
 
 __all__ = ["DefaultTaskEncoder"]
 
 
-class DefaultTaskEncoder(TaskEncoder):
+class DefaultTaskEncoder(
+    TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
+):
     """Copies fields by name into the given types; batches by padding and stacking tensors, listing everything else.
 
     Args:
@@ -31,13 +34,14 @@ class DefaultTaskEncoder(TaskEncoder):
         self.batch_type = batch_type
 
     @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return sample if self.encoded_sample_type is None else fill(self.encoded_sample_type, sample)
+    def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
+        made = sample if self.encoded_sample_type is None else fill(self.encoded_sample_type, sample)
+        return cast(EncodedT, made)
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
-        return self._batch(samples, self.raw_batch_type)
+    def batch(self, samples: list[EncodedT]) -> RawBatchT | Iterator[RawBatchT]:
+        return cast(RawBatchT, self._batch(samples, self.raw_batch_type))
 
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
-        return batch if self.batch_type is None else fill(self.batch_type, batch)
+    def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
+        return cast(BatchT, batch if self.batch_type is None else fill(self.batch_type, batch))

@@ -23,6 +23,8 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
+    log_exception,
+    reraise_exception,
 )
 
 sizes = st.integers(1, 120)
@@ -289,6 +291,19 @@ def test_the_users_error_handler_may_end_the_run(leaf_of: Any) -> None:
     dataset = get_val_dataset(leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=config)
     with pytest.raises(ValueError, match="cannot read 7"):
         list(get_loader(dataset))
+
+
+def test_handlers_that_come_with_the_library(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def loader(handler: Any) -> Any:
+        config = WorkerConfig(rank=0, world_size=1, global_error_handler=handler)
+        return get_loader(get_val_dataset(leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=config))
+
+    with pytest.raises(ValueError, match="cannot read 7"):
+        list(loader(reraise_exception))
+    caplog.clear()
+    list(loader(log_exception))
+    told = [record.message for record in caplog.records if "failed: " in record.message and "[7]" in record.message]
+    assert len(told) == 1 and ".tar" in told[0] and "cannot read 7" in caplog.text and "cannot read 17" in caplog.text
 
 
 def test_skips_are_summed_up_at_close(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:

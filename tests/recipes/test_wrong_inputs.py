@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from energon_lite import (
+    CaptioningSample,
+    DefaultTaskEncoder,
     EnergonLiteError,
     FatalSampleError,
     TaskEncoder,
@@ -188,6 +191,14 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "class, not instance": (lambda path: _call(path, task_encoder=TaskEncoder), ["task_encoder is a type"]),
     "rank out of range": (lambda path: WorkerConfig(rank=4, world_size=4), ["rank 4 of 4"]),
     "negative workers": (lambda path: WorkerConfig(rank=0, world_size=4, num_workers=-1), ["num_workers is -1"]),
+    "worker_config of a loader": (
+        lambda path: get_loader(_call(path), worker_config=WorkerConfig(rank=0, world_size=1, num_workers=3)),
+        ["worker_config belongs to the data set"],
+    ),
+    "what the decoder is told": (
+        lambda path: _call(path, image_decode="pil"),
+        ["no argument 'image_decode'", "decoder = SampleDecoder("],
+    ),
     "loader of a path": (lambda path: get_loader(path), ["a loader of a"]),  # type: ignore[arg-type]
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
     "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
@@ -357,3 +368,22 @@ def test_energons_other_keywords_are_accepted(images: Path) -> None:
     get_savable_loader(
         dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
     )
+    get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
+
+
+def test_an_error_handler_that_energon_ignores_is_ignored_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _call(images, handler=print)
+    assert "handler" in caplog.text and "global_error_handler" in caplog.text
+
+
+@pytest.mark.parametrize("base", [TaskEncoder, DefaultTaskEncoder])
+def test_an_encoder_may_name_its_types(images: Path, base: Any) -> None:
+    class Captions(base[CaptioningSample, dict[str, Any], dict[str, Any], list[str]]):  # type: ignore[misc]
+        def encode_sample(self, sample: CaptioningSample) -> dict[str, Any]:
+            return {"caption": sample.caption}
+
+        def encode_batch(self, batch: dict[str, Any]) -> list[str]:
+            return list(batch["caption"])
+
+    batch = next(iter(get_loader(_call(images, task_encoder=Captions()))))
+    assert len(batch) == 2 and all(isinstance(caption, str) for caption in batch)
