@@ -40,6 +40,8 @@ test: venv
 	@$(BIN)/lint-imports --no-logo
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -n 2 -q
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		echo "== pytest on the GPU"; $(BIN)/python -m pytest -q -m gpu; fi
 
 demo: venv
 	@$(BIN)/python -m examples.demo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Sequence
@@ -27,6 +28,14 @@ settings.register_profile(
 )
 settings.register_profile("nightly", parent=settings.get_profile("default"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ranks of tests outnumber the GPUs of most machines: only ``pytest -m gpu`` sees any."""
+    chosen = re.findall(r"(not +)?\bgpu\b", config.option.markexpr or "")
+    if "" not in chosen:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 Parts = dict[str, bytes]
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from energon_lite.checkpointing.files import CheckpointFiles, FileSum, SummingWriter
 from energon_lite.checkpointing.reader import (
@@ -305,10 +304,6 @@ def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         former = into.parts if isinstance(into, PartOfTensor) else {}
         parts = {offset: _copy(part, former.get(offset)) for offset, part in tensor.parts.items()}
         return PartOfTensor(tensor.shape, parts, tensor.dtype)
-    if isinstance(tensor, DTensor):
-        local = _copy(tensor.to_local(), into.to_local() if isinstance(into, DTensor) else None)
-        shape, stride = tensor.shape, tensor.stride()
-        return DTensor.from_local(local, tensor.device_mesh, tensor.placements, shape=shape, stride=stride)
     if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
         into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return into.copy_(tensor.detach())
@@ -329,16 +324,12 @@ def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tup
 
 
 def _global_tensor(local: torch.Tensor, parameter: nn.Parameter, mesh: ParallelMesh) -> torch.Tensor:
-    """This rank's part as a part of the whole: a DTensor over the mesh that shares memory with ``local``."""
-    if mesh.device_mesh is None:
-        return local
+    """This rank's part as a part of the whole, in the same memory. Copies of a part are written once."""
     layout = layout_of(parameter)
-    cut = Replicate() if layout.sharded_dim is None else Shard(layout.sharded_dim)
-    # The other axes need not be named: copies of a part are written once, and stages have parameters of other names.
-    peers = mesh.device_mesh["tp"]
-    shape = torch.Size(layout.full_shape)
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, peers, [cut], shape=shape, stride=stride)
+    first = [0] * local.dim()
+    if layout.sharded_dim is not None:
+        first[layout.sharded_dim] = mesh.rank("tp") * local.shape[layout.sharded_dim]
+    return PartOfTensor(layout.full_shape, {torch.Size(first): local}, local.dtype)
 
 
 def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:

@@ -35,9 +35,9 @@ def rank_in(group: ProcessGroup | None) -> int:
 
 
 def device_of(group: ProcessGroup | None) -> torch.device:
-    """Where tensors must be for this group's collectives."""
-    backend = str(dist.get_backend(group))
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+    """Where tensors must be for this group's collectives: on the CPU if it can, for that waits for no GPU."""
+    backends = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+    return torch.device("cpu") if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
 
 
 def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) -> Any:

@@ -233,8 +233,14 @@ def _start_process_group() -> tuple[torch.device, bool]:
     """Make the process group if torchrun wants one and nobody has; return this process' device, and whether it did."""
     on_gpu = torch.cuda.is_available()
     if on_gpu and dist.is_initialized():
-        on_gpu = dist.get_backend() == "nccl"
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+        on_gpu = "nccl" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl", torch's default
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if on_gpu else 0
+    if on_gpu and number >= there:
+        raise TopologyError(
+            f"rank {number} of this machine has no GPU: there are {there}",
+            fix=f"start at most {there} (--nproc-per-node), or set CUDA_VISIBLE_DEVICES= to train on the CPU",
+        )
+    device = torch.device("cuda", number) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     start = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1

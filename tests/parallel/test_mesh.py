@@ -10,7 +10,8 @@ import torch.distributed as dist
 from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
-from energon_lite.parallel.mesh import build_mesh
+from energon_lite.loading.collectives import device_of
+from energon_lite.parallel.mesh import _start_process_group, build_mesh
 from energon_lite.parallel.rank_grid import AXES, RankGrid, fit_sizes
 
 
@@ -121,3 +122,30 @@ def test_nobody_waits_for_a_peer_for_longer_than_he_was_told(run_ranks: RunRanks
         return time.monotonic() - began
 
     assert run_ranks(4, wait)[0] < 20.0, "half a minute is what the group was made with"
+
+
+def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(TopologyError, match="rank 2 of this machine has no GPU: there are 2") as caught:
+        build_mesh()
+    assert "--nproc-per-node" in str(caught.value) and "CUDA_VISIBLE_DEVICES=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [("cuda:nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), ("cpu:gloo,cuda:gloo", "cpu"), ("cpu:gloo", "cpu")],
+)
+def test_the_device_is_the_one_the_group_talks_over(
+    monkeypatch: pytest.MonkeyPatch, backends: str, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: backends)
+    found, started = _start_process_group()
+    assert (found.type, started) == (device, False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert device_of(None).type == ("cuda" if backends == "cuda:nccl" else "cpu")

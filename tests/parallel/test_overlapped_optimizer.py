@@ -89,9 +89,13 @@ def test_run_is_that_of_one_process(run_ranks: RunRanks, world: int) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("bucket_size", [1, 60, None])
+@pytest.mark.parametrize("reduce", ["last", "every"])
 @pytest.mark.parametrize("world", range(1, 9))
-def test_every_run_is_that_of_one_process(run_ranks: RunRanks, world: int) -> None:
-    run_cases(world, ALL_CASES, run_ranks)
+def test_every_run_is_that_of_one_process(
+    run_ranks: RunRanks, world: int, reduce: str, bucket_size: int | None
+) -> None:
+    run_cases(world, [case for case in ALL_CASES if case[1:3] == (reduce, bucket_size)], run_ranks)
 
 
 @pytest.mark.parametrize("reduce", ["last", "every"])
