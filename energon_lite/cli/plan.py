@@ -69,8 +69,8 @@ _HEADER = (
 def command(path: str, capacity: int, strategies: tuple[str, ...], **options: Any) -> None:
     """Compare strategies of batching on the lengths in PATH.
 
-    PATH is a .npy array of integers, a text file with one length a line, a prepared data set with a column of lengths
-    (energon-lite measure), or a metadataset of such, each sample of which is taken once.
+    PATH is a .npy array of integers, a text file with one length a line, a prepared data set or a .jsonl file with a
+    column of lengths (energon-lite measure), or a metadataset of such, each sample of which is taken once.
 
     \b
     fill          tokens, of what all micro-batches could hold
@@ -129,7 +129,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
         UsageError: not a list of lengths.
         DatasetError: not a prepared data set, or one without the column.
     """
-    if os.path.isfile(path) and not path.endswith((".yaml", ".yml")):
+    if os.path.isfile(path) and not path.endswith((".yaml", ".yml", ".jsonl")):
         return _read_file(path)
     import numpy as np
 

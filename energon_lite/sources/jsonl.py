@@ -18,9 +18,8 @@ from energon_lite.sources.atomic_file import write_bytes
 from energon_lite.sources.tar_headers import BLOCK
 from energon_lite.sources.tar_scan import Int64, ShardScan, head_checksum
 
-__all__ = ["PART", "SUFFIX", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
+__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
 
-SUFFIX = ".jsonl"
 #: The name of the one part of each sample.
 PART = "json"
 _CHUNK = 16 << 20
@@ -30,7 +29,7 @@ _LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 
 def is_jsonl(path: str) -> bool:
     """True for the path of a JSONL file."""
-    return path.endswith(SUFFIX)
+    return path.endswith(".jsonl")
 
 
 def folder_of_shards(root: str) -> str:

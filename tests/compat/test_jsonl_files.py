@@ -162,6 +162,7 @@ def test_lengths_are_measured_and_planned_by(tmp_path: Path, monkeypatch: pytest
     batches = [[len(tokens) for tokens in batch["tokens"]] for batch in get_loader(dataset)]
     assert all(sum(batch) <= 12 for batch in batches)
     assert Counter(itertools.chain(*batches)) == Counter(number % 9 + 1 for number in range(50))
+    assert "best_fit" in run("plan", path, "--capacity", 12)
     assert "a.jsonl" in run("info", path) and "50" in run("info", path)
 
 

@@ -36,7 +36,7 @@ def test_a_name_of_no_device_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")
 def test_copies_are_right_while_the_device_is_busy() -> None:
     copy = DeviceCopy("cuda")
     busy = torch.randn(4096, 4096, device="cuda")

@@ -226,7 +226,7 @@ def test_no_such_device(leaf_of: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_on_a_gpu(leaf_of: Callable[..., Any], workers: int) -> None:
     class Tensors(TaskEncoder):

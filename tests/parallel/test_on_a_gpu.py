@@ -12,7 +12,7 @@ from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: 
 
 from energon_lite.training import Trainer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 
 
 def losses(output: Path) -> list[float]:
