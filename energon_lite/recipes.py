@@ -74,6 +74,7 @@ def get_train_dataset(
     micro_batches_per_step: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
+    sample_type: type | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """A shuffled, blended, endless data set for training.
@@ -122,6 +123,7 @@ def get_train_dataset(
             other data sets, with another order, of those in which anything is left out.
         read_ahead: how slow storage is read; None: local folders directly, URLs with the defaults of
             :class:`~energon_lite.ReadAhead`. Never changes a batch.
+        sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
         kwargs: Energon's other keywords are accepted where they have nothing to act on here.
 
     Raises:
@@ -140,7 +142,7 @@ def get_train_dataset(
         batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field, micro_batches_per_step
     )
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips))
+    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips), sample_type)
     both = max_samples_per_sequence and shuffle_buffer_size  # one of them alone has no effect
     read_in_runs(
         [leaf.source for leaf in leaves],
@@ -226,6 +228,7 @@ def get_val_dataset(
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
+    sample_type: type | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
@@ -244,7 +247,8 @@ def get_val_dataset(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
+    reading: dict[str, Any] = {"skips": use_measured_skips, "read_ahead": read_ahead, "sample_type": sample_type}
+    opened = partial(_opened, encoder=encoder, trust_code=trust_code, **reading)
     return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
 
 
@@ -271,6 +275,7 @@ def get_val_datasets(
     plan_chunk: int | None = None,
     use_measured_skips: bool | str = False,
     read_ahead: ReadAhead | None = None,
+    sample_type: type | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
@@ -278,7 +283,8 @@ def get_val_datasets(
     chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
     tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
     specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    opened = partial(_opened, encoder=encoder, trust_code=trust_code, skips=use_measured_skips, read_ahead=read_ahead)
+    reading: dict[str, Any] = {"skips": use_measured_skips, "read_ahead": read_ahead, "sample_type": sample_type}
+    opened = partial(_opened, encoder=encoder, trust_code=trust_code, **reading)
     common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
     return [(_val_dataset([spec], *common), spec) for spec in specs]
 
@@ -354,9 +360,10 @@ def _opened(
     trust_code: bool,
     skips: bool | str,
     read_ahead: ReadAhead | None,
+    sample_type: type | None,
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
     """The leaves for validation."""
-    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(skips))
+    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(skips), sample_type)
     read_in_runs([leaf.source for leaf in leaves], read_ahead, run=_VAL_RUN, window=_VAL_RUN)
     return leaves, identities
 

@@ -16,7 +16,7 @@ from energon_lite.errors import ConfigError, UsageError
 from energon_lite.loading.identity import LeafIdentity
 from energon_lite.loading.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
-from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import FieldMap, compile_field_map
 from energon_lite.sources.jsonl import is_jsonl
@@ -55,7 +55,11 @@ def find_leaves(
 
 
 def open_leaves(
-    specs: Sequence[LeafSpec], encoder: TaskEncoder, trust_code: bool, skips: str | None = None
+    specs: Sequence[LeafSpec],
+    encoder: TaskEncoder,
+    trust_code: bool,
+    skips: str | None = None,
+    sample_type: type | None = None,
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
     """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go.
 
@@ -65,10 +69,11 @@ def open_leaves(
         trust_code: see :func:`~energon_lite.get_train_dataset`.
         skips: column by which samples are left out; None: none are. It makes another data set of a leaf, with another
             key, where it leaves out anything.
+        sample_type: what the samples must be; None: anything.
 
     Raises:
         ConfigError, DatasetError: something is wrong with a leaf's files.
-        UsageError: the encoder has cookers, but none for a leaf.
+        UsageError: the encoder has cookers, but none for a leaf; or the samples of a leaf are others.
     """
     seen: Counter[str] = Counter()
     leaves, identities = [], []
@@ -77,6 +82,7 @@ def open_leaves(
         if skips is not None:
             _tell_skips(source, skips, encoder)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+        _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
         seen[source.fingerprint] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
@@ -159,6 +165,15 @@ def _sample_loader(
             fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     return loader, cooker
+
+
+def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None:
+    if wanted is not None and not issubclass(found, wanted):
+        raise UsageError(
+            f"the samples of the data set are {found.__name__}, not {wanted.__name__}",
+            where=spec.path,
+            fix=f"correct its {spec.dataset_config}, or give sample_type={found.__name__}",
+        )
 
 
 def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:

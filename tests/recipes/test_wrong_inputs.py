@@ -19,13 +19,16 @@ from energon_lite import (
     DefaultTaskEncoder,
     EnergonLiteError,
     FatalSampleError,
+    Sample,
     TaskEncoder,
+    TextSample,
     WorkerConfig,
     cooker,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
 )
 from energon_lite.task_encoder import Cooker
 
@@ -194,6 +197,10 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "worker_config of a loader": (
         lambda path: get_loader(_call(path), worker_config=WorkerConfig(rank=0, world_size=1, num_workers=3)),
         ["worker_config belongs to the data set"],
+    ),
+    "samples of another type": (
+        lambda path: _call(path, sample_type=TextSample),
+        ["are CaptioningSample, not TextSample", "sample_type=CaptioningSample"],
     ),
     "what the decoder is told": (
         lambda path: _call(path, image_decode="pil"),
@@ -369,6 +376,14 @@ def test_energons_other_keywords_are_accepted(images: Path) -> None:
         dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
     )
     get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
+
+
+@pytest.mark.parametrize("wanted", [CaptioningSample, Sample, None])
+def test_samples_of_the_wanted_type(images: Path, wanted: type | None) -> None:
+    common: dict[str, Any] = {"batch_size": 2, "worker_config": ALONE, "sample_type": wanted}
+    datasets = [get_train_dataset(images, **common), get_val_dataset(images, **common)]
+    datasets += [dataset for dataset, _ in get_val_datasets(images, **common)]
+    assert all(isinstance(next(iter(get_loader(dataset))), CaptioningSample) for dataset in datasets)
 
 
 def test_an_error_handler_that_energon_ignores_is_ignored_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
