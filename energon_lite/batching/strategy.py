@@ -18,10 +18,22 @@ from energon_lite.batching.sorted_window import SortedWindow
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["CHUNK", "STRATEGIES", "Strategy", "describe", "from_dict", "packing_capacity", "plan_in_chunks", "to_dict"]
+__all__ = [
+    "CHUNK",
+    "PLAN_VERSION",
+    "STRATEGIES",
+    "Strategy",
+    "describe",
+    "from_dict",
+    "packing_capacity",
+    "plan_in_chunks",
+    "to_dict",
+]
 
 #: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
 CHUNK = 1 << 17
+#: Raised when the same lengths would give other micro-batches than before; written into states, which are then refused.
+PLAN_VERSION = 2
 
 
 class Strategy(Protocol):

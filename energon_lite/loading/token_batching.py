@@ -13,7 +13,7 @@ import yaml
 
 from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.chunks import ChunkPlan
-from energon_lite.batching.strategy import CHUNK, STRATEGIES, Strategy, from_dict, to_dict
+from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
 from energon_lite.errors import ConfigError, DataIndexError, TopologyError, UsageError
 from energon_lite.loading.assembly import Chunking, chunked
@@ -133,6 +133,7 @@ def encoded_token_dataset(
         bundling=TokenBundling(batching.strategy, batching.length_field),
         settings={
             "batching": to_dict(batching.strategy),
+            "plan_version": PLAN_VERSION,
             "length_field": batching.length_field,
             "plan_chunk": batching.plan_chunk,
         },
@@ -185,6 +186,7 @@ def token_dataset(
     settings = {
         **identity.settings,
         "batching": to_dict(batching.strategy),
+        "plan_version": PLAN_VERSION,
         "length_column": batching.length_column,
         "plan_chunk": batching.plan_chunk,
         **({} if batching.step is None else {"micro_batches_per_step": batching.step}),

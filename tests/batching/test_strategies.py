@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints
+from energon_lite.batching.metrics import measure_plan
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
 from energon_lite.batching.strategy import Strategy, from_dict, plan_in_chunks, to_dict
 from energon_lite.errors import UsageError
@@ -200,8 +201,8 @@ GOLDEN = {
     "sorted_window": "da8b43117993a09e3b7ad4c77b404f0ab7a47d7f4c1dd2669da9892daa8efa99",
     "length_difference": "63330292c820ee0db4533d00bfedf8180f623711782195daa233cd6a0e8bd774",
     "max_length": "9a63d2a4a9ceca73c31008537813246c56199e24c0735e3dae0f1bc87540798a",
-    "best_fit": "1d9582704706a4e27ad3313182a569622d7bc2dc847345a565ee415159853b15",
-    "best_fit cost": "ec52241c6bc1810ca151b4c71add1fd4ccc9f5fa2d9a57ba53023cddaaff13f4",
+    "best_fit": "ce85d3a4625604633dbdf9826a1d386f407acc2b4b5653b5e5a6995120fa4c7b",
+    "best_fit cost": "7fadd744e2a372b1c3809a77ca6721448e90fe47d81cb1246a7851b55849477f",
     "bfd": "8b5084c9752813b38d339d753f06bb5c40ec5a0fb7d9bec5c6cb0a35694a6d3e",
     "concat_split": "351df55902e4bfc73af4c3488b446466f570e2480df0365953bfaff2168b84ac",
 }
@@ -216,6 +217,22 @@ GOLDEN_DOCUMENTS: dict[str, dict[str, Any]] = {
     "bfd": {"strategy": "bfd", "capacity": 500, "chunk": 1000},
     "concat_split": {"strategy": "concat_split", "tokens": 500},
 }
+
+
+@settings(max_examples=12)
+@given(
+    st.floats(0.3, 1.0),
+    st.sampled_from([5, 8, 15, 40]),
+    st.integers(0, 99),
+)
+def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: int, seed: int) -> None:
+    """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
+    lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1
+    capacity = fill * int(lengths.mean())
+    plan = from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
+    found = measure_plan(plan, ranks=8)
+    assert abs(found.length_correlation) < 0.02
+    assert found.fill > (0.99 if fill >= 15 else 0.97)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
