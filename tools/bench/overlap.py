@@ -8,7 +8,8 @@ cores are enough. By default a micro-batch computes for one and a half times as 
 How to read it: "bound" is the longer of computation alone (one rank, no network) and communication alone (the reduce-
 scatters and all-gathers of a step, one after the other, nothing else), each measured here. "hidden" is what a way to do
 it saves of what the bound would save, both against "no overlap": the same collectives, all of them while nobody
-computes. 100 % cannot be reached: gradients of the first layer come when nothing is left to compute.
+computes. 100 % cannot be reached: gradients of the first layer come when nothing is left to compute. Who reduces behind
+every micro-batch has more to hide: "of its own" is the same against a step that reduces as often while nobody computes.
 
     sudo python tools/bench/overlap.py [--rate 400mbit] [--rounds 3] [--accumulation 1 4 16]
 """
@@ -42,11 +43,16 @@ WIDTH, LAYERS = 512, 20
 Step = Callable[[int], None]
 METHODS = {
     "no overlap": "none",
+    "no overlap, every": "each",
     "overlapped, last": "last",
     "overlapped, every": "every",
     "DDP + ZeroRedundancyOptimizer": "zero",
     "FSDP2": "fsdp",
 }
+
+
+#: What a way to do it is to be compared with, if that is not "no overlap".
+OWN_BASELINE = {"no overlap, every": "no overlap, every", "overlapped, every": "no overlap, every"}
 
 
 class Busy(torch.autograd.Function):
@@ -105,6 +111,22 @@ def ours(seconds: float, mesh: ParallelMesh, reduce: str, *, overlap: bool = Tru
     return step
 
 
+def each(seconds: float) -> Step:
+    """Reduces behind each micro-batch, while nobody computes: what ``reduce="every"`` has to hide."""
+    net, (reduce, gather) = make_net(seconds), collectives()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+
+    def step(micro_batches: int) -> None:
+        for _ in range(micro_batches):
+            backward(net)
+            reduce()
+        optimizer.step()
+        optimizer.zero_grad()
+        gather()
+
+    return step
+
+
 def zero(seconds: float) -> Step:
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
@@ -151,6 +173,8 @@ def make_step(method: str, seconds: float, mesh: ParallelMesh) -> Step:
         return zero(seconds)
     if method == "fsdp":
         return fsdp(seconds)
+    if method == "each":
+        return each(seconds)
     return ours(seconds, mesh, "last" if method == "none" else method, overlap=method != "none")
 
 
@@ -164,17 +188,30 @@ def timed(step: Step, micro_batches: int, steps: int) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def communication() -> Step:
-    """The collectives of a step alone."""
+def collectives() -> tuple[Callable[[], None], Callable[[], None]]:
+    """The reduce-scatters and the all-gathers of all buckets; each call waits for them."""
     grads, values = [[torch.ones(WIDTH * WIDTH) for _ in range(LAYERS)] for _ in range(2)]
     size, rank = WIDTH * WIDTH // 2, dist.get_rank()
     mine = slice(rank * size, (rank + 1) * size)
 
-    def step(_: int) -> None:
+    def reduce() -> None:
         for work in [dist.reduce_scatter_tensor(whole[mine], whole, async_op=True) for whole in grads]:
             work.wait()
+
+    def gather() -> None:
         for work in [dist.all_gather_into_tensor(whole, whole[mine], async_op=True) for whole in values]:
             work.wait()
+
+    return reduce, gather
+
+
+def communication() -> Step:
+    """The collectives of a step alone."""
+    reduce, gather = collectives()
+
+    def step(_: int) -> None:
+        reduce()
+        gather()
 
     return step
 
@@ -184,11 +221,11 @@ def work(rank: int, address: str, rounds: int, accumulation: list[int], seconds:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{address}:29555", rank=rank, world_size=2)
     mesh, alone = build_mesh(), ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
-    collectives = communication()
-    given = torch.tensor(seconds or 1.5 * statistics.median(timed(collectives, 1, 5)))
+    alone_on_the_wire = communication()
+    given = torch.tensor(seconds or 1.5 * statistics.median(timed(alone_on_the_wire, 1, 5)))
     dist.broadcast(given, src=0)
     seconds = float(given)
-    steps = {"computation alone": ours(seconds, alone, "last"), "communication alone": collectives}
+    steps = {"computation alone": ours(seconds, alone, "last"), "communication alone": alone_on_the_wire}
     steps |= {name: make_step(method, seconds, mesh) for name, method in METHODS.items()}
     for name in METHODS:
         steps[name](1)  # the first step learns the order
@@ -209,13 +246,14 @@ def report(found: dict[tuple[str, int], list[float]], accumulation: list[int]) -
         bound = max(statistics.median(found[name, count]) for name in alone)
         nothing = statistics.median(found["no overlap", count])
         for name in alone:
-            yield [count, name, spread(found[name, count], 3), "", ""]
-        yield [count, "bound", f"{bound:.3f}", "1.00", ""]
+            yield [count, name, spread(found[name, count], 3), "", "", ""]
+        yield [count, "bound", f"{bound:.3f}", "1.00", "", ""]
         for name in METHODS:
             times = found[name, count]
             median = statistics.median(times)
-            hidden = f"{100 * (nothing - median) / (nothing - bound):.0f} %"
-            yield [count, name, spread(times, 3), f"{median / bound:.2f}", hidden]
+            own = statistics.median(found[OWN_BASELINE.get(name, "no overlap"), count])
+            hidden = [f"{100 * (most - median) / (most - bound):.0f} %" for most in (nothing, own)]
+            yield [count, name, spread(times, 3), f"{median / bound:.2f}", *hidden]
 
 
 def main() -> None:
@@ -252,7 +290,7 @@ def main() -> None:
         found[what, count] += times
     size = WIDTH * WIDTH * LAYERS
     print(f"{machine()}; link of {arguments.rate}, {size / 1e6:.1f} million parameters in {LAYERS} buckets, float32")
-    header = ["micro-batches", "", "step, s", "of the bound", "hidden"]
+    header = ["micro-batches", "", "step, s", "of the bound", "hidden", "of its own"]
     print(table(header, list(report(found, arguments.accumulation))))
 
 
