@@ -107,6 +107,12 @@ def _write_dataset() -> Callable[..., Path]:
     return write_dataset
 
 
+@pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that was written; only a power cut does, for which files are flushed."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
 @pytest.fixture(scope="session")
 def text_yaml() -> str:
     return TEXT_YAML

@@ -37,9 +37,9 @@ class BestFit:
     Where it fits into none, another one is opened; if there are ``open_bins`` already, the fullest is emitted first.
     Samples come together because they were neighbours, and not because of their lengths, unlike in sorting and in
     best fit *decreasing*. Best fit alone tends to put the long with the short, the more so the fewer samples fill a
-    micro-batch; while it does, the one with samples like this is taken of micro-batches with about as little room, or
-    of all that have room for it. Lengths then correlate by less than 0.02, at fills of 99 % and more where about ten or
-    more samples fit into one.
+    micro-batch; while it does, the one with samples like this is taken of micro-batches with about as little room, or,
+    if that is not enough, with up to half a capacity more. Lengths as texts have them then correlate by less than 0.02,
+    at fills of 99 % and more where about ten or more samples fit into one.
 
     A micro-batch waits for its last gap to be filled no longer than ``max_age`` samples, so nothing starves.
 
@@ -129,10 +129,10 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
                 if place + 1 < len(rooms) and rooms[place + 1][0] <= most:
                     place = most_alike(mark, place, most)
             room, name = rooms.pop(place)
-            before, samples = sums[name], len(contents[name])
+            before, many = sums[name], len(contents[name])
             sums[name] = after = before + mark
             contents[name].append(number)
-            alike += after * after // (samples + 1) - before * before // samples
+            alike += after * after // (many + 1) - before * before // many
             let_pass += variance // _LET_PASS
         else:
             if len(rooms) >= open_bins:
@@ -146,8 +146,8 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
             close(name)
         if oldest not in contents:
             oldest = next(iter(contents), len(sizes))
-    for samples_left in contents.values():
-        emit(samples_left)
+    for samples in contents.values():
+        emit(samples)
     return entries, offsets
 
 

@@ -76,11 +76,8 @@ def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[Pack
         ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
             should be.
     """
-    found = find_index(root, shard_counts)
-    if found is not None:
-        return found
     uuid = read_uuid(root)
-    return _make_somewhere(
+    return _find_or_make(
         root, lambda path: _open_if_valid(path, shard_counts, uuid), lambda: _make(root, shard_counts, uuid)
     )
 
@@ -105,17 +102,16 @@ def _jsonl_index(path: str) -> tuple[PackedIndex, str]:
             _log.warning("%s: %s", path, note)
         return PackedIndex.from_scans([scan])
 
-    for place in index_places(path):
-        index = valid(place)
-        if index is not None:
-            return index, place
-    return _make_somewhere(path, valid, make)
+    return _find_or_make(path, valid, make)
 
 
-def _make_somewhere(
+def _find_or_make(
     root: str, valid: Callable[[str], PackedIndex | None], make: Callable[[], PackedIndex]
 ) -> tuple[PackedIndex, str]:
-    """Make the index in the first place that can be written, unless another process does or did."""
+    """A valid index, made if need be in the first place that can be written, unless another process does or did."""
+    found = _find(root, valid)
+    if found is not None:
+        return found
     failures = []
     for path in index_places(root):
         try:
@@ -139,8 +135,12 @@ def _make_somewhere(
 def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
     """:func:`find_or_make_index` without the making: None if there is no index, or none that fits."""
     uuid = read_uuid(root)
+    return _find(root, lambda path: _open_if_valid(path, shard_counts, uuid))
+
+
+def _find(root: str, valid: Callable[[str], PackedIndex | None]) -> tuple[PackedIndex, str] | None:
     for path in index_places(root):
-        index = _open_if_valid(path, shard_counts, uuid)
+        index = valid(path)
         if index is not None:
             return index, path
     return None

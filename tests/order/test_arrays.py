@@ -117,8 +117,8 @@ def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     assert _bytes(tmp_path / "x") == _bytes(tmp_path / "y")
 
 
-def test_killed_at_every_step_the_next_build_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+@pytest.mark.usefixtures("quick_disk")
+def test_killed_at_every_step_the_next_build_is_whole(tmp_path: Path) -> None:
     build_blend_index([3, 1], N, tmp_path / "undisturbed", workers=1)
     folder = tmp_path / "x"
 

@@ -135,11 +135,11 @@ def check(run_ranks: RunRanks, root: str, log: Path, trials: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.usefixtures("quick_disk")
 def test_a_rank_killed_at_every_step_of_saving_loses_no_whole_checkpoint(
-    run_ranks: RunRanks, tmp_path: Path, victim: int, monkeypatch: pytest.MonkeyPatch
+    run_ranks: RunRanks, tmp_path: Path, victim: int
 ) -> None:
     """The third of three, of which two are kept: it writes, and removes the first."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
     root, layout = str(tmp_path / "run"), Layout(dp=2)
 
     def save(rank: int, step: int) -> None:

@@ -56,8 +56,8 @@ def test_is_made_in_the_users_cache_where_the_data_cannot_be_written(
     assert last_key(foreign) == "9" and os.stat(cached).st_ino == made
 
 
-def test_killed_at_every_step_of_making_it(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+@pytest.mark.usefixtures("quick_disk")
+def test_killed_at_every_step_of_making_it(foreign: Path) -> None:
     meta = foreign / ".nv-meta"
     before = {path.name for path in meta.iterdir()}
     assert last_key(foreign) == "9"

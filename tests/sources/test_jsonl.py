@@ -143,8 +143,8 @@ def test_prepared(chats: Path) -> None:
     assert numbers[:2] == (0, len(lines[0]) + 1) and numbers[-1] == chats.stat().st_size
 
 
-def test_killed_at_every_step(chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
+@pytest.mark.usefixtures("quick_disk")
+def test_killed_at_every_step(chats: Path) -> None:
     expected = texts_of(chats)
 
     def clean() -> None:

@@ -18,10 +18,7 @@ from energon_lite.sources.webdataset import WebdatasetSource
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill loses nothing that was written; only a power cut does, for which files are flushed."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

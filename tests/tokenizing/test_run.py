@@ -130,16 +130,14 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
     assert _bytes(tmp_path) == reference
 
 
-def test_killed_at_every_step_it_goes_on_to_the_same_end(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick_disk")
+def test_killed_at_every_step_it_goes_on_to_the_same_end(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     def make(folder: Path) -> Any:
         return _make(chats, tokenizer_folder, folder, records_per_shard=100)
 
     def lengths(folder: Path) -> list[int]:
         return list(WebdatasetSource.open(folder).column("length"))
 
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a kill loses nothing that was written
     undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
     report = make(undisturbed)
     expected = (_bytes(undisturbed), lengths(undisturbed), report.counts)
@@ -152,8 +150,9 @@ def test_killed_at_every_step_it_goes_on_to_the_same_end(
 
 
 @pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.usefixtures("quick_disk")
 def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
 ) -> None:
     """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
 
@@ -161,7 +160,6 @@ def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
         inputs = [Input((str(chats),), Task(max_length=length))]
         return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=100, workers=1, **settings)
 
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
     make(old, 8)
     make(new, 30)
