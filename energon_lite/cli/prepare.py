@@ -32,13 +32,7 @@ from energon_lite.sources.prepare import (
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.sources.shard_scans import scan_share
-from energon_lite.sources.splits import (
-    divide_by_patterns,
-    divide_by_ratio,
-    meant_to_be_empty,
-    parse_pattern,
-    parse_ratio,
-)
+from energon_lite.sources.splits import divide, parse_pattern, parse_ratio
 
 __all__ = ["command"]
 
@@ -153,13 +147,8 @@ def command(
         from energon_lite.cli import prepare_dialogue as dialogue
 
         dialogue.show_scan(scan)
-        without_shards: tuple[str, ...] = ()
-        if patterns:
-            splits = divide_by_patterns(scan.shard_names, patterns)
-        else:
-            ratio = split_ratio or dialogue.ask_split_ratio()
-            splits = divide_by_ratio(scan.shard_names, ratio, shuffle=shuffle_tars)
-            without_shards = meant_to_be_empty(ratio)
+        ratio = None if patterns else split_ratio or dialogue.ask_split_ratio()
+        splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=shuffle_tars)
         document = None
         if not skip_dataset_yaml:
             dialogue.show_samples(scan)
@@ -170,7 +159,7 @@ def command(
         dataset_document=document,
         dataset_yaml_name=dataset_yaml_name,
         sqlite=sqlite,
-        may_be_empty=without_shards,
+        may_be_empty=may_be_empty,
     )
     _show_report(report, splits=True)
     _store_lengths(root, length_field, num_workers, progress)

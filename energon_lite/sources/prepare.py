@@ -36,14 +36,7 @@ from energon_lite.sources.sample_document import sample_document
 from energon_lite.sources.scan_pool import ScanResult
 from energon_lite.sources.shard_pieces import is_unfinished, mark_unfinished, remove_pieces
 from energon_lite.sources.shard_scans import scan_share
-from energon_lite.sources.splits import (
-    collapse_names,
-    divide_by_patterns,
-    divide_by_ratio,
-    meant_to_be_empty,
-    parse_pattern,
-    split_notes,
-)
+from energon_lite.sources.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.sources.sqlite_index import build_sqlite_index, find_duplicate_key
 from energon_lite.sources.tar_scan import ShardScan
 
@@ -347,11 +340,9 @@ def prepare_dataset(
         if ranks.rank:
             return share_report(root, share)
         scan = merge_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-        if split_parts is None:
-            splits = divide_by_ratio(scan.shard_names, split_ratio or "", shuffle=shuffle_tars)
-        else:
-            pairs = split_parts.items() if isinstance(split_parts, Mapping) else map(parse_pattern, split_parts)
-            splits = divide_by_patterns(scan.shard_names, list(pairs))
+        parts = split_parts or ()
+        patterns = parts.items() if isinstance(parts, Mapping) else map(parse_pattern, parts)
+        splits, may_be_empty = divide(scan.shard_names, split_ratio, list(patterns), shuffle=shuffle_tars)
         document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
         report = write_prepared(
             scan,
@@ -359,7 +350,7 @@ def prepare_dataset(
             dataset_document=document,
             dataset_yaml_name=dataset_yaml_name,
             sqlite=sqlite,
-            may_be_empty=() if split_ratio is None else meant_to_be_empty(split_ratio),
+            may_be_empty=may_be_empty,
         )
     for warning in report.warnings:
         _log.warning("%s: %s", root, warning)

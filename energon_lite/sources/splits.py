@@ -15,6 +15,7 @@ from energon_lite.errors import UsageError
 
 __all__ = [
     "collapse_names",
+    "divide",
     "divide_by_patterns",
     "divide_by_ratio",
     "meant_to_be_empty",
@@ -135,6 +136,23 @@ def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]
             )
         chosen[split] = chosen.get(split, set()) | found
     return {split: [name for name in shards if name in found] for split, found in chosen.items()}
+
+
+def divide(
+    shards: Sequence[str],
+    ratio: str | Sequence[float] | None,
+    patterns: Sequence[tuple[str, str]] = (),
+    *,
+    shuffle: bool = False,
+) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Divide shards by a ratio, or, if that is None, by patterns; and the splits that are meant to get none.
+
+    Raises:
+        UsageError: as :func:`divide_by_ratio`, :func:`divide_by_patterns`.
+    """
+    if ratio is None:
+        return divide_by_patterns(shards, patterns), ()
+    return divide_by_ratio(shards, ratio, shuffle=shuffle), meant_to_be_empty(ratio)
 
 
 def split_notes(
