@@ -117,9 +117,9 @@ def check_peers(batch: Any, replica: Replica) -> None:
         if (group := replica.groups.get(axis)) is None:
             continue
         device = device_of(group)
-        sums = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
-        dist.all_gather_into_tensor(sums, torch.tensor([own], dtype=torch.int64, device=device), group=group)
-        found = sums.tolist()
+        sums = list(torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device))
+        dist.all_gather(sums, torch.tensor(own, dtype=torch.int64, device=device), group=group)
+        found = [int(value) for value in sums]
         if len(set(found)) > 1:
             listed = ", ".join(f"{axis} rank {rank}: {value:016x}" for rank, value in enumerate(found))
             raise TopologyError(

@@ -37,6 +37,7 @@ from energon_lite.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, pl
 from energon_lite.optimizer.config import OptimizerConfig
 from energon_lite.optimizer.gradient_order import FirstStep, agree_on_order
 from energon_lite.optimizer.parameter_hooks import hook_parameters
+from energon_lite.parallel import single_tensor
 from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.parallel.pieces import Piece, carry_state
 
@@ -117,7 +118,7 @@ class Bucket:
         """Begin to fetch the values of all slices."""
         if group is not None:
             mine = self.values[self.share]
-            self.gathering = dist.all_gather_into_tensor(self.values, mine, group=group, async_op=True)
+            self.gathering = single_tensor.all_gather(self.values, mine, group=group, async_op=True)
 
     def wait(self) -> None:
         """Until they are there."""
@@ -305,7 +306,7 @@ class OverlappedDistributedOptimizer:
         work = None
         if self._group is not None:
             whole = grads[: bucket.values.numel()]
-            work = dist.reduce_scatter_tensor(whole[bucket.share], whole, group=self._group, async_op=True)
+            work = single_tensor.reduce_scatter(whole[bucket.share], whole, group=self._group, async_op=True)
         self._in_flight.append((bucket, grads, work))
         bucket.grads = grads if bucket.in_place else None
         bucket.filled.clear()

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from energon_lite.parallel import single_tensor
+
 Group = dist.ProcessGroup | None
 
 
@@ -116,7 +118,7 @@ def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Reduce-scatter: this rank's part, along the sequence, of the sum over ranks."""
     parts = x.chunk(group.size(), dim=-2)
     shares, part = torch.cat(parts), torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_tensor(part, shares, group=group)
+    single_tensor.reduce_scatter(part, shares, group=group)
     return part
 
 

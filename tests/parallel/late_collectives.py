@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from energon_lite.parallel import single_tensor
+
 
 class LateWork:
     """A collective on a network so slow that nothing has happened before somebody waits for it."""
@@ -30,7 +32,7 @@ class LateWork:
 def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
     """The names of the asynchronous collectives, as they are launched; with ``late`` they happen when waited for."""
     launched: list[str] = []
-    originals = {name: getattr(dist, name) for name in ("reduce_scatter_tensor", "all_gather_into_tensor")}
+    originals = {name: getattr(single_tensor, name) for name in ("reduce_scatter", "all_gather")}
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,9 +44,9 @@ def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
         return call
 
     for name in originals:
-        setattr(dist, name, watch(name))
+        setattr(single_tensor, name, watch(name))
     try:
         yield launched
     finally:
         for name, original in originals.items():
-            setattr(dist, name, original)
+            setattr(single_tensor, name, original)

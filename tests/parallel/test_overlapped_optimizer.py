@@ -261,7 +261,7 @@ def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: s
         # The bucket of what is never used is last, and waits for the end of the micro-batch; no other does.
         inside = [buckets * number + buckets - 1 for number in range(4)] if times == 4 else [0, 0, 0, buckets - 1]
         assert counts == [*inside, buckets * times]
-        assert after == ["all_gather_into_tensor"] * buckets
+        assert after == ["all_gather"] * buckets
 
 
 # -- stale values ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from two_hosts import TwoHosts, why_not
 
 from energon_lite.optimizer.config import OptimizerConfig
 from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.parallel import single_tensor
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.parallel.parameters import ParameterLayout
 
@@ -195,11 +196,11 @@ def collectives() -> tuple[Callable[[], None], Callable[[], None]]:
     mine = slice(rank * size, (rank + 1) * size)
 
     def reduce() -> None:
-        for work in [dist.reduce_scatter_tensor(whole[mine], whole, async_op=True) for whole in grads]:
+        for work in [single_tensor.reduce_scatter(whole[mine], whole, async_op=True) for whole in grads]:
             work.wait()
 
     def gather() -> None:
-        for work in [dist.all_gather_into_tensor(whole, whole[mine], async_op=True) for whole in values]:
+        for work in [single_tensor.all_gather(whole, whole[mine], async_op=True) for whole in values]:
             work.wait()
 
     return reduce, gather
