@@ -44,6 +44,12 @@ def test_the_published_table_comes_out() -> None:
         assert found == pytest.approx(published, rel=1e-3 if way == "stock" else scaling.STATED_ERROR)
 
 
+def test_what_was_measured_comes_out() -> None:
+    for (way, count), seconds in scaling.MEASURED.items():
+        found = scaling.scheduled(way, count, scaling.MEASURED_COSTS)
+        assert found == pytest.approx(seconds, rel=scaling.STATED_ERROR)
+
+
 def parts(way: str, gpus: int, job: object, machine: object, count: int) -> tuple[float, float, float]:
     """Seconds of computation, of communication and of the update, each alone."""
     own, ranks = job.parameters / job.tp, max(1, gpus // job.tp)  # type: ignore[attr-defined]
