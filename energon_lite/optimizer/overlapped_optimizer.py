@@ -88,8 +88,7 @@ class PartitionedParameter:
     def piece(self, slot: Slot) -> Piece | None:
         """The owned part of one parameter, as views; None if there is none."""
         lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
-        here = slice(lo - self.start, hi - self.start)
-        tensors = {kind: tensor[here] for kind, tensor in self.tensors.items()}
+        tensors = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
         return Piece(slot.name, slot.parameter, lo - slot.start, tensors) if lo < hi else None
 
 
@@ -117,8 +116,7 @@ class Bucket:
     def gather(self, group: dist.ProcessGroup | None) -> None:
         """Begin to fetch the values of all slices."""
         if group is not None:
-            mine = self.values[self.share]
-            self.gathering = single_tensor.all_gather(self.values, mine, group=group, async_op=True)
+            self.gathering = single_tensor.all_gather(self.values, self.values[self.share], group=group, async_op=True)
 
     def wait(self) -> None:
         """Until they are there."""
@@ -166,7 +164,7 @@ class OverlappedDistributedOptimizer:
     def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
         self.mesh, self.config, self.updates = mesh, config, 0
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.order = list(reversed(self.parameters))  # in which gradients are expected; the first step shows the true
+        self.order: list[str] = []  # in which gradients are expected; the first step shows the true one
         self._group = mesh.data_group
         self._at: dict[nn.Parameter, tuple[Bucket, Slot]] = {}
         self._queue: list[Bucket] = []  # in the order of reduction; gathered in reverse
@@ -174,9 +172,9 @@ class OverlappedDistributedOptimizer:
         self._outsiders: set[nn.Parameter] = set()  # those that are used although their modules are not called
         self._first_step: FirstStep | None = FirstStep()
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
-        self._lay_out()
+        self._lay_out(list(reversed(self.parameters)))
         self._start_step(None)
-        hook_parameters(model, self._at, self._take_gradient, self._enter, self._wait_for, self._take_values)
+        self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
     def begin_step(self, micro_batches: int) -> None:
         """Say how many micro-batches the next :meth:`step` has, on each data-parallel rank; call
@@ -246,8 +244,12 @@ class OverlappedDistributedOptimizer:
         """Expect gradients in the :attr:`order` of a former run, to repeat it bit by bit, if it had all parameters."""
         mine = [name for name in order if name in self.parameters]
         if mine != self.order and len(mine) == len(self.order):
-            self.order = mine
-            self._lay_out()
+            self._lay_out(mine)
+
+    def close(self) -> None:
+        """Let go of the model, so that another optimizer may be made for it. It keeps the values of the last step."""
+        self.wait_parameters()
+        self._unhook()
 
     # -- gradients: from autograd into buckets, from buckets into slices ---------------------------------------------
 
@@ -262,18 +264,16 @@ class OverlappedDistributedOptimizer:
         for bucket in self._queue:
             bucket.arrived = bucket.reduced = bucket.collected = 0
 
-    def _take_gradient(self, p: nn.Parameter) -> None:
+    def _take_grad(self, p: nn.Parameter, grad: Tensor) -> None:
         bucket, slot = self._at[p]
         if bucket.reduced == self._rounds and (bucket.in_place or not self._first_step):
             what = f"{slot.name} got a gradient after its bucket was reduced: it got fewer in the first step"
             raise UsageError(what, fix="leave out begin_step() in such steps; gradients are then reduced at the end")
-        assert p.grad is not None
         if bucket.grads is None:
             bucket.grads = self._borrow(bucket)
         sum_here = slot.of(bucket.grads)
-        sum_here.add_(p.grad) if p in bucket.filled else sum_here.copy_(p.grad)
+        sum_here.add_(grad) if p in bucket.filled else sum_here.copy_(grad)
         bucket.filled.add(p)
-        p.grad = None
         self._fired[p] += 1
         if self._first_step:
             self._first_step.saw(p)
@@ -353,9 +353,10 @@ class OverlappedDistributedOptimizer:
 
     # -- the layout, and what the first step teaches -----------------------------------------------------------------
 
-    def _lay_out(self) -> None:
-        """Make buffers for the parameters in :attr:`order`, and move their values and state there."""
+    def _lay_out(self, order: list[str]) -> None:
+        """Make buffers for the parameters in another :attr:`order`, and move their values and state there."""
         self.wait_parameters()
+        self.order = order
         by_kind: defaultdict[Kind, list[Named]] = defaultdict(list)
         for name in self.order:
             p = self.parameters[name]
@@ -381,8 +382,7 @@ class OverlappedDistributedOptimizer:
         true = agree_on_order(seen.order(self.order, self.parameters), self.parameters, self.mesh)
         if self.mesh.any_rank(true != self.order):
             logging.getLogger(__name__).info("gradients come in another order than expected; buckets now follow it")
-            self.order = true
-            self._lay_out()
+            self._lay_out(true)
 
     def _enter(self, parameters: list[nn.Parameter]) -> None:
         if self._first_step:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from energon_lite.errors import UsageError
 
 #: Called with the parameters that one module owns itself, its children's aside.
 OfModule = Callable[[list[nn.Parameter]], None]
@@ -14,12 +17,12 @@ OfModule = Callable[[list[nn.Parameter]], None]
 def hook_parameters(
     model: nn.Module,
     parameters: Collection[nn.Parameter],
-    on_gradient: Callable[[nn.Parameter], None],
+    on_gradient: Callable[[nn.Parameter, torch.Tensor], None],
     before_forward: OfModule,
     before_state_dict: OfModule,
     after_load: OfModule,
-) -> None:
-    """Call back for some parameters of a model, as long as it lives.
+) -> Callable[[], None]:
+    """Call back for some parameters of a model, as long as it lives or until the function returned here is called.
 
     Each module is watched that owns a parameter, leaf of the tree or not. A compiled module is watched at its entrance
     for all that is in it: a call in the midst of compiled code would cut that in two.
@@ -27,14 +30,22 @@ def hook_parameters(
     Args:
         model: the model.
         parameters: of those of its parameters.
-        on_gradient: when ``grad`` of the parameter is complete for a backward pass.
+        on_gradient: when ``grad`` of the parameter is complete for a backward pass; called with both, and takes it:
+            the parameter's ``grad`` is None afterwards.
         before_forward: when the module is called, in training or not; for a compiled one with all that it is made of.
         before_state_dict: when the module's state dict is read or loaded.
         after_load: when it was loaded.
     """
-    for p in parameters:
-        # Not a hook on the node that adds gradients up: that dies with the node, which nobody may hold, in silence.
-        p.register_post_accumulate_grad_hook(on_gradient)
+
+    def hand_over(p: nn.Parameter) -> None:
+        if p.grad is None:
+            what = "a gradient was taken away before this optimizer could: another one has the same parameters"
+            raise UsageError(what, fix="close() that one first, or use it")
+        on_gradient(p, p.grad)
+        p.grad = None
+
+    # Not hooks on the nodes that add gradients up: those die with the node, which nobody may hold, in silence.
+    handles = [p.register_post_accumulate_grad_hook(hand_over) for p in parameters]
     inside: set[nn.Module] = set()
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p in parameters]
@@ -43,18 +54,27 @@ def hook_parameters(
             # Modules say of themselves if they use the parameters of their children without calling these.
             whole = compiled or getattr(module, "reads_children", False)
             entered = [p for p in module.parameters() if p in parameters] if whole else own
-            _before_forward(module, entered, before_forward, compiled=compiled)
+            handles += _before_forward(module, entered, before_forward, compiled=compiled)
         if compiled:
             inside.update(module.modules())
         if own:
-            module.register_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own))
-            module.register_load_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own))
-            module.register_load_state_dict_post_hook(lambda *_, own=own: after_load(own))
+            handles += [
+                module.register_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own)),
+                module.register_load_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own)),
+                module.register_load_state_dict_post_hook(lambda *_, own=own: after_load(own)),
+            ]
+
+    def unhook() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return unhook
 
 
-def _before_forward(module: nn.Module, entered: list[nn.Parameter], call: OfModule, *, compiled: bool) -> None:
+def _before_forward(
+    module: nn.Module, entered: list[nn.Parameter], call: OfModule, *, compiled: bool
+) -> list[RemovableHandle]:
     def hook(*_: object) -> None:
         call(entered)
 
-    if entered:
-        module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook)
+    return [module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook)] if entered else []

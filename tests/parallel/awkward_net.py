@@ -5,20 +5,26 @@ The run uses torch's own AdamW or SGD, and nothing of the trainer's.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.optimizer.plain_optimizer import Optimizer
-from energon_lite.parallel.mesh import ParallelMesh
+from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.parallel.parameters import ParameterLayout
 from energon_lite.training.config import OptimizerConfig
 
 WORDS, WIDTH = 13, 5
+F32, F64 = torch.float32, torch.float64
+# Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
+CONFIG = OptimizerConfig(weight_decay=0.1, eps=1e-6, clip=1.5, bucket_size=60)
 
 
 class Scaled(nn.Module):
@@ -68,6 +74,17 @@ class AwkwardNet(nn.Module):
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         losses = F.cross_entropy(self(batch.words, batch.rare), batch.labels, reduction="none")
         return (losses * batch.mask.to(losses.dtype)).sum()
+
+
+def config(**changes: Any) -> OptimizerConfig:
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def make(dtype: torch.dtype = F64, *, mesh: ParallelMesh | None = None, **changes: Any) -> Any:
+    """A net, its overlapped optimizer and the mesh."""
+    mesh = mesh or build_mesh()
+    net = AwkwardNet(dtype)
+    return net, OverlappedDistributedOptimizer(net, mesh, config(**changes)), mesh
 
 
 @dataclass(frozen=True)
