@@ -61,6 +61,11 @@ class HuggingFaceTokenizer:
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; special ones are left out."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], bool]]:
         """The tokens of a conversation, in pieces; of each, whether the assistant says it.
 

@@ -35,7 +35,7 @@ from energon_lite.training.config import (
 from energon_lite.training.config_file import config_from_dict, config_to_dict, load_config
 from energon_lite.training.cross_entropy import vocab_parallel_cross_entropy
 from energon_lite.training.data import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
-from energon_lite.training.generate import generate_captions, load_model
+from energon_lite.training.generate import generate_captions, load_model, load_tokenizer
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.loop import Trainer
 from energon_lite.training.pipeline import run_pipeline
@@ -85,6 +85,7 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_model",
+    "load_tokenizer",
     "load_weights",
     "make_optimizer",
     "make_task_encoder",

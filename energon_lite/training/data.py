@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -39,20 +40,31 @@ class ByteTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text up to the first end token; other special tokens are left out, broken UTF-8 is marked."""
-        tokens = list(tokens)
-        if self.eos in tokens:
-            tokens = tokens[: tokens.index(self.eos)]
-        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+        known = bytes(token for token in _before(self.eos, tokens) if token < 256)
+        return known.decode("utf-8", errors="replace")
 
 
 class Tokenizer(Protocol):
-    """What the trainer needs of a tokenizer: the number of the token to pad with, and texts to tokens."""
+    """What the trainer needs of a tokenizer: the numbers of special tokens, and texts to tokens and back.
 
-    pad: int
+    ``bos`` and ``eos`` begin and end a text, if the tokenizer has such; rows are padded with ``pad``.
+    """
+
     vocab_size: int
+    pad: int
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def eos(self) -> int | None: ...
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that begin and end it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text up to the first end token, without other special ones."""
         ...
 
 
@@ -74,12 +86,21 @@ class FileTokenizer:
 
         self._inner = HuggingFaceTokenizer(path)
         self.vocab_size = self._inner.vocab_size
-        self.pad = self._inner.end or 0
+        self.bos, self.eos = self._inner.begin, self._inner.end
+        self.pad = self.eos or 0
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that begin and end it, if the tokenizer has such."""
-        begin, end = ([] if token is None else [token] for token in (self._inner.begin, self._inner.end))
+        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
         return [*begin, *self._inner.encode([text])[0], *end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text up to the first end token; other special tokens are left out."""
+        return self._inner.decode(_before(self.eos, tokens))
+
+
+def _before(end: int | None, tokens: Sequence[int]) -> list[int]:
+    return list(itertools.takewhile(lambda token: token != end, tokens))
 
 
 def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:

@@ -6,10 +6,11 @@ import os
 
 import torch
 
+from energon_lite import UsageError
 from energon_lite.checkpointing.checkpoint import load_checkpoint, read_state
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.training.config_file import model_config_of
-from energon_lite.training.data import ByteTokenizer
+from energon_lite.training.data import ByteTokenizer, Tokenizer, make_tokenizer
 from energon_lite.training.llama import LlamaModel
 
 
@@ -29,8 +30,21 @@ def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = N
     return model
 
 
+def load_tokenizer(checkpoint: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer that the run of a checkpoint had: the bytes of UTF-8, or that of ``data.tokenizer``.
+
+    Raises:
+        StateError: not a checkpoint of this trainer.
+        UsageError: the file that the run had is not there any more.
+    """
+    config = read_state(checkpoint)["config"]
+    return make_tokenizer(config["data"]["tokenizer"], model_config_of(config).vocab_size)
+
+
 @torch.no_grad()
-def generate_captions(model: LlamaModel, images: torch.Tensor, *, max_new_tokens: int = 40) -> list[str]:
+def generate_captions(
+    model: LlamaModel, images: torch.Tensor, *, tokenizer: Tokenizer | None = None, max_new_tokens: int = 40
+) -> list[str]:
     """Greedy captions of a batch of images.
 
     The whole row is computed anew for each token; there is no cache of keys and values.
@@ -38,13 +52,20 @@ def generate_captions(model: LlamaModel, images: torch.Tensor, *, max_new_tokens
     Args:
         model: a trained model with an image prefix.
         images: float ``[n, 3, image_size, image_size]`` in [0, 1].
+        tokenizer: the one it was trained with (:func:`load_tokenizer`); None for the bytes of UTF-8.
         max_new_tokens: where a caption is cut that has not ended by itself.
+
+    Raises:
+        UsageError: the tokenizer has no token to begin with.
 
     Example:
         >>> generate_captions(load_model(latest_checkpoint("output/checkpoints")), images)
         ['a handwritten seven', 'a handwritten three']
     """
-    tokenizer, device = ByteTokenizer(), model.mesh.device
+    tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+    if tokenizer.bos is None:
+        raise UsageError("the tokenizer has no token that begins a text", fix="name bos_token in its folder's settings")
+    device = model.mesh.device
     images, rows = images.to(device), torch.arange(len(images), device=device)
     tokens = torch.full((len(images), 1), tokenizer.bos, dtype=torch.int64, device=device)
     ended = torch.zeros(len(images), dtype=torch.bool, device=device)

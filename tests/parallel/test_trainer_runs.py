@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -20,7 +21,14 @@ from rank_processes import RankFailure, RunRanks
 
 from energon_lite.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
-from energon_lite.training import Trainer, TrainerConfig, config_from_dict, generate_captions, load_model
+from energon_lite.training import (
+    Trainer,
+    TrainerConfig,
+    config_from_dict,
+    generate_captions,
+    load_model,
+    load_tokenizer,
+)
 from energon_lite.training.throughput import flops_per_token
 
 WriteDataset = Callable[..., Path]
@@ -283,15 +291,36 @@ def test_micro_batches_must_be_shared_evenly(run_ranks: RunRanks, blend: Path, t
         assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text
 
 
-def test_a_model_learns_to_read(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+def words_as_tokens(folder: Path) -> str:
+    """A tokenizer whose tokens are whole words, with numbers that mean something else as bytes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "<s>": 1, "</s>": 2, "grey": 3, "white": 4, "black": 5}, "[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[UNK]", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("make_tokenizer", [None, words_as_tokens], ids=["bytes", "words"])
+def test_a_model_learns_to_read(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, make_tokenizer: Callable[[Path], str] | None
+) -> None:
     config = make_config(blend, tmp_path / "run", steps=80, lr=1e-2, save_every=0)
+    if make_tokenizer is not None:
+        data = dataclasses.replace(config.data, tokenizer=make_tokenizer(tmp_path))
+        config = dataclasses.replace(config, data=data)
     run_ranks(1, lambda rank: train(config))
 
     def read(rank: int) -> list[str]:
         checkpoint = latest_checkpoint(tmp_path / "run/checkpoints")
         assert checkpoint is not None
-        shades = [torch.full((3, 4, 4), shade * 127 / 255) for shade in (2, 0, 1, 1)]
-        return generate_captions(load_model(checkpoint), torch.stack(shades), max_new_tokens=9)
+        shades = torch.stack([torch.full((3, 4, 4), shade * 127 / 255) for shade in (2, 0, 1, 1)])
+        tokenizer = load_tokenizer(checkpoint)
+        return generate_captions(load_model(checkpoint), shades, tokenizer=tokenizer, max_new_tokens=9)
 
     assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
 
