@@ -32,13 +32,13 @@ from energon_lite.errors import (
     UsageError,
     WorkerError,
 )
-from energon_lite.loading.chunked_dataset import ChunkedDataset
-from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.rebase import RebaseReport, rebase_state
 from energon_lite.loading.sample_address import SampleAddress
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.token_dataset import TokenDataset
+from energon_lite.loading.states.rebase import RebaseReport, rebase_state
+from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
+from energon_lite.loading.walks.dataset import PlannedDataset
+from energon_lite.loading.walks.token_dataset import TokenDataset
 from energon_lite.recipes import (
     get_loader,
     get_savable_loader,

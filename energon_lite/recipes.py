@@ -10,12 +10,10 @@ from typing import Any
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.loading.assembly import Chunking, assembled, content_decides, refuse_chunking
-from energon_lite.loading.identity import Identity, LeafIdentity
+from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.keywords import check_keywords, loader_arguments
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.pipeline import Leaf
-from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import (
@@ -25,6 +23,8 @@ from energon_lite.loading.token_batching import (
     token_batching,
     token_dataset,
 )
+from energon_lite.loading.walks.identity import Identity, LeafIdentity
+from energon_lite.loading.walks.savable_dataset import SavableDataset
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order

@@ -9,10 +9,16 @@ from typing import Any
 import click
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError
-from energon_lite.loading.state_files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
-from energon_lite.loading.state_merge import dealt, merged
-from energon_lite.loading.state_summary import summary, summary_lines
-from energon_lite.loading.walk import State
+from energon_lite.loading.states.files import (
+    SUFFIXES,
+    FoundState,
+    find_states,
+    read_state_files,
+    write_state_file,
+)
+from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.summary import summary, summary_lines
+from energon_lite.loading.walks.walk import State
 
 __all__ = ["command"]
 
@@ -105,7 +111,7 @@ def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give
 
     The other arguments of get_train_dataset are taken from the state.
     """
-    from energon_lite.loading.rebase import rebase_state
+    from energon_lite.loading.states.rebase import rebase_state
 
     output = output or _rebased_name(states[0])
     whole = _whole(_found(states))

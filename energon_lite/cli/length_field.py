@@ -6,7 +6,7 @@ import shlex
 
 from energon_lite.cli.measure import show_report
 from energon_lite.cli.measure_progress import measure_progress
-from energon_lite.loading.part_lengths import measure_parts
+from energon_lite.loading.measuring.part_lengths import measure_parts
 from energon_lite.sources.index_cache import shard_counts
 from energon_lite.sources.jsonl import is_jsonl
 from energon_lite.sources.ranks import Ranks

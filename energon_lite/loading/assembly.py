@@ -8,10 +8,10 @@ from typing import Any
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, nearest
-from energon_lite.loading.chunked_dataset import ChunkedDataset
-from energon_lite.loading.dataset import BaseDataset, PlannedDataset
-from energon_lite.loading.identity import Identity
-from energon_lite.loading.lane_cursor import check_topology
+from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
+from energon_lite.loading.walks.dataset import BaseDataset, PlannedDataset
+from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.lane_cursor import check_topology
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.tree import Order
 from energon_lite.task_encoder import TaskEncoder, hooks_of
@@ -71,7 +71,7 @@ def assembled(
     Args:
         refill: replace samples that fail, where batches are planned.
         limit: steps of a pass at most, where content decides. (A planned order is cut to that already.)
-        common: fields of :class:`~energon_lite.loading.dataset.BaseDataset`.
+        common: fields of :class:`~energon_lite.loading.walks.dataset.BaseDataset`.
 
     Raises:
         UsageError: arguments that do not go together.

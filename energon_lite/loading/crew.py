@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from energon_lite.loading.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.lane_feed import InlineChunks, PooledChunks
-from energon_lite.loading.pipeline import Pipeline
-from energon_lite.loading.pool_options import PoolOptions
-from energon_lite.loading.stage_timer import time_stages
-from energon_lite.loading.thread_pool import ThreadPool, check_threads
-from energon_lite.loading.workers import Executor, InlineExecutor, Load, WorkerPool
+from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.jobs.pipeline import Pipeline
+from energon_lite.loading.jobs.stage_timer import time_stages
+from energon_lite.loading.walks.lane_feed import InlineChunks, PooledChunks
+from energon_lite.loading.workers.executor import Executor, InlineExecutor, Load
+from energon_lite.loading.workers.pool_options import PoolOptions
+from energon_lite.loading.workers.thread_pool import ThreadPool, check_threads
+from energon_lite.loading.workers.worker_pool import WorkerPool
 
 __all__ = ["Crew"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_lite.errors import UsageError, nearest
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.savable_dataset import SavableDataset
+from energon_lite.loading.walks.savable_dataset import SavableDataset
 
 __all__ = ["check_keywords", "loader_arguments"]
 

@@ -13,8 +13,8 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.loading.identity import LeafIdentity
-from energon_lite.loading.pipeline import Leaf
+from energon_lite.loading.jobs.pipeline import Leaf
+from energon_lite.loading.walks.identity import LeafIdentity
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.sources.decoding import SampleDecoder

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.chunked_dataset import ChunkedDataset
 from energon_lite.loading.crew import Crew
-from energon_lite.loading.dataset import PlannedDataset
 from energon_lite.loading.device import DeviceCopy
-from energon_lite.loading.lane_walk import LaneWalk
+from energon_lite.loading.jobs.pipeline import Pipeline, Result
+from energon_lite.loading.jobs.quarantine import Quarantine
+from energon_lite.loading.jobs.report import Report
+from energon_lite.loading.jobs.trace_file import TraceFile
 from energon_lite.loading.one_ahead import OneAhead
-from energon_lite.loading.pipeline import Pipeline, Result
-from energon_lite.loading.planned_walk import PlannedWalk
-from energon_lite.loading.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.progress import Progress, tokens_of
-from energon_lite.loading.quarantine import Quarantine
-from energon_lite.loading.report import Report
 from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
-from energon_lite.loading.savable_dataset import SavableDataset
 from energon_lite.loading.sharing import check_peers, select_fields, share_batch
-from energon_lite.loading.token_dataset import TokenDataset
-from energon_lite.loading.token_walk import TokenWalk
-from energon_lite.loading.trace_file import TraceFile
+from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
+from energon_lite.loading.walks.dataset import PlannedDataset
+from energon_lite.loading.walks.lane_walk import LaneWalk
+from energon_lite.loading.walks.planned_walk import PlannedWalk
+from energon_lite.loading.walks.savable_dataset import SavableDataset
+from energon_lite.loading.walks.token_dataset import TokenDataset
+from energon_lite.loading.walks.token_walk import TokenWalk
+from energon_lite.loading.workers.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:

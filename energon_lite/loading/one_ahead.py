@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.loading.device import Underway
-from energon_lite.loading.pipeline import Result
+from energon_lite.loading.jobs.pipeline import Result
 
 __all__ = ["Copy", "OneAhead"]
 

@@ -10,7 +10,7 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.crew import Crew
-from energon_lite.loading.report import Report
+from energon_lite.loading.jobs.report import Report
 
 __all__ = ["Progress", "tokens_of"]
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import TopologyError, WorkerError
-from energon_lite.loading.collectives import device_of
-from energon_lite.loading.transport import pack, unpack
+from energon_lite.loading.walks.collectives import device_of
+from energon_lite.loading.workers.transport import pack, unpack
 from energon_lite.samples import map_tensors
 from energon_lite.worker_config import Replica
 

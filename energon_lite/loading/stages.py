@@ -16,7 +16,7 @@ from typing import Any
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.config.weight_schedule import shared_pieces
 from energon_lite.errors import StateMismatchError
-from energon_lite.loading.identity import Identity
+from energon_lite.loading.walks.identity import Identity
 from energon_lite.order.halving import BLOCK
 from energon_lite.order.stages import Stage, last_piece
 
@@ -39,8 +39,8 @@ class StagedIdentity(Identity):
     """The identity of a run whose weights change.
 
     Args:
-        settings, leaves: as for :class:`~energon_lite.loading.identity.Identity`; the leaves' weights are those at the
-            start.
+        settings, leaves: as for :class:`~energon_lite.loading.walks.identity.Identity`; the leaves' weights are those
+            at the start.
         stages: all of them.
         rows: samples in a unit: a micro-batch, or a plan chunk.
         first: the position at which the blend begins; from there its blocks are counted.

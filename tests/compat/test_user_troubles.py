@@ -63,7 +63,7 @@ TROUBLES: dict[str, list[str]] = {
     "files left in shared memory stand in the way of the next start": [
         "chaos/test_workers_die.py::test_nothing_stays_when_the_trainer_is_killed",
     ],
-    "shared memory is full": ["loading/test_segments.py::"],
+    "shared memory is full": ["loading/workers/test_segments.py::"],
     "a signal ends the workers first, and the last checkpoint is lost": [
         "chaos/test_trainers_die.py::test_sigterm_leaves_time_for_an_emergency_save",
         "chaos/test_workers_die.py::test_workers_ignore_the_signals_that_stop_a_trainer",

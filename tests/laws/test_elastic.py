@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset
-from energon_lite.loading.state_merge import dealt, merged
+from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.sources.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.

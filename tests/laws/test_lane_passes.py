@@ -24,7 +24,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.loading import lane_walk
+from energon_lite.loading.walks import lane_walk
 
 sys.path.insert(0, str(Path(__file__).parent))
 

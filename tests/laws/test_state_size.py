@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
-from energon_lite.loading.state_merge import dealt, merged
+from energon_lite.loading.states.merge import dealt, merged
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))

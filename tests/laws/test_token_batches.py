@@ -31,8 +31,8 @@ from energon_lite import (
     pack_sequences,
     stateless,
 )
-from energon_lite.loading.plans_ahead import PlansAhead
-from energon_lite.loading.state_merge import dealt, merged
+from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.walks.plans_ahead import PlansAhead
 from energon_lite.sources.webdataset import WebdatasetSource
 
 CAPACITY = 100

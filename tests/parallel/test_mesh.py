@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
-from energon_lite.loading.collectives import device_of
+from energon_lite.loading.walks.collectives import device_of
 from energon_lite.parallel.mesh import _start_process_group, build_mesh
 from energon_lite.parallel.rank_grid import AXES, RankGrid, fit_sizes
 

@@ -33,7 +33,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.batching.strategy import CHUNK
-from energon_lite.loading.plans_ahead import PlansAhead
+from energon_lite.loading.walks.plans_ahead import PlansAhead
 from energon_lite.sources.columns import write_column
 from energon_lite.sources.prepare import prepare_dataset
 

@@ -1,0 +1,94 @@
+"""A chunk to be worked on, a place inside it, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from energon_lite.loading.jobs.pipeline import Address, Outcome
+from energon_lite.order.tree import Addresses
+
+__all__ = ["START", "ChunkJob", "Made", "Place"]
+
+
+class Place(NamedTuple):
+    """Where in a chunk a batch begins: what has been read of it, and how many batches were made of that.
+
+    Attributes:
+        unit: positions of the chunk that are done with; with packing: position at which the current buffer begins.
+        item: results of the next position that are done with (a generator yields several).
+        pack: packs of the current buffer that are done with.
+        part: results of the next pack that are done with.
+        bundle: times that samples were put together to be batched.
+        sub: batches made of the current bundle that are done with.
+    """
+
+    unit: int = 0
+    item: int = 0
+    pack: int = 0
+    part: int = 0
+    bundle: int = 0
+    sub: int = 0
+
+    @property
+    def reading(self) -> tuple[int, int, int, int]:
+        """The part that tells what has been read."""
+        return self[:4]
+
+    def to_plain(self) -> list[int]:
+        """A list of integers without the zeros at its end."""
+        numbers = list(self)
+        while numbers and not numbers[-1]:
+            numbers.pop()
+        return numbers
+
+
+START = Place()
+
+
+@dataclass(frozen=True)
+class ChunkJob:
+    """A chunk whose batches are to be made, from some place in it on.
+
+    Args:
+        pass_number: which pass over the data.
+        number: which chunk of the pass.
+        samples: addresses of its samples, from position ``offset`` of the chunk on.
+        offset: see above.
+        first: the first batch wanted.
+        empty: one batch without samples is wanted, in the likeness of the first one of this chunk.
+    """
+
+    pass_number: int
+    number: int
+    samples: Addresses
+    offset: int = 0
+    first: Place = START
+    empty: bool = False
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """``(leaf, index, epoch)`` of the samples."""
+        return self.samples.rows()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch of a chunk, or what was left over at its end.
+
+    Args:
+        batch: see ``is_batch``.
+        outcomes: what happened to samples since the batch before, and to those in it.
+        after: where the next batch begins; None: the chunk has no more of them.
+        is_batch: False: there is no batch, only outcomes.
+        rows: samples or packs in it.
+        trace: how it was made, if that was asked for.
+    """
+
+    batch: Any
+    outcomes: list[Outcome] = field(default_factory=list)
+    after: Place | None = None
+    is_batch: bool = True
+    rows: int = 1
+    trace: dict[str, Any] | None = None

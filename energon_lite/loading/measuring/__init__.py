@@ -1,0 +1,1 @@
+"""Running something over all samples of a data set, to store a length of each."""

@@ -1,0 +1,181 @@
+"""Lengths that need no task encoder: of a part as it is stored.
+
+==========================  ==========================================================================================
+``--length-field``          the length of a sample
+==========================  ==========================================================================================
+``txt``, any part's name    bytes of the part, as the index knows them; nothing is read
+``npy``                     first dimension of the array; only its header is read
+``json.meta.tokens``        a value inside a decoded part: a whole number is the length, a list has as many as it has
+                            items, a text as many as it has characters
+==========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import SampleError, UsageError, nearest
+from energon_lite.loading.jobs.pipeline import Address, Leaf
+from energon_lite.loading.jobs.sample_length import SampleLength
+from energon_lite.loading.measuring.pipeline import MeasuringPipeline
+from energon_lite.loading.measuring.report import Maker, MeasureReport
+from energon_lite.loading.measuring.run import measure
+from energon_lite.order.hashing import hash_text
+from energon_lite.sources.column_file import write_column_file
+from energon_lite.sources.columns import FAILED, LENGTH, column_path, writable_folder
+from energon_lite.sources.decoding import SampleDecoder
+from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.task_encoder import TaskEncoder
+
+__all__ = ["measure_parts"]
+
+#: The header of a .npy file is smaller than this, unless it has hundreds of fields.
+_NPY_HEADER = 4096
+_STEP = re.compile(r"\[([^\[\]]+)\]")
+
+
+def measure_parts(
+    root: str,
+    field: str,
+    *,
+    command: str = "",
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> MeasureReport:
+    """Store the column ``length`` of a prepared folder, by what is stored in its shards.
+
+    A sample without the part, or whose part cannot be read, has length 0, and counts as failed.
+
+    Args:
+        root: the folder.
+        field: see the module's table; ``json[meta][tokens]`` means the same as ``json.meta.tokens``.
+        command: what the user runs to do this again.
+        workers: processes, where parts are read; None: one per core.
+        progress: called with a number of samples that are done, where parts are read.
+
+    Raises:
+        UsageError: no sample has such a part.
+    """
+    source = WebdatasetSource.open(root)
+    part, steps = _split_field(field, source)
+    maker = Maker({"by": "prepare", "length": ".".join([part, *steps])}, command=command)
+    if steps or part.rpartition(".")[2] == "npy":
+        pipeline = _PartPipeline(Leaf(root, source, SampleLoader(), hash_text(source.fingerprint)), part, steps)
+        return measure(pipeline, maker, flags=False, workers=workers, progress=progress)
+    return _store_sizes(source, part, maker)
+
+
+def _split_field(field: str, source: WebdatasetSource) -> tuple[str, tuple[str, ...]]:
+    """Part and steps into it. Part names may have dots: the longest name that fits is meant."""
+    words = [word for word in _STEP.sub(r".\1", field).split(".") if word]
+    for length in range(len(words), 0, -1):
+        name = ".".join(words[:length])
+        if name in source.part_names:
+            return name, tuple(words[length:])
+    names = sorted(source.part_names)
+    close = nearest(words[0] if words else field, names)
+    raise UsageError(
+        f"--length-field {field}: no sample has such a part, so no lengths are stored",
+        where=source.path,
+        fix=(f"did you mean {close!r}? " if close else "") + f"the parts are: {', '.join(names[:20])}",
+    )
+
+
+def _store_sizes(source: WebdatasetSource, part: str, maker: Maker) -> MeasureReport:
+    index, report = source.index, MeasureReport(source.path)
+    number = index.part_names.index(part)
+    largest = 0
+    for sizes, has_it in _sizes(index, number):
+        report.shards += 1
+        report.add(sizes, np.where(has_it, 0, FAILED))
+        largest = max(largest, report.longest)
+    if report.failed:
+        report.reasons = ((report.failed, "read", f"there is no part {part!r}", False),)
+    path = column_path(writable_folder(source.path), LENGTH)
+    write_column_file(
+        path,
+        LENGTH,
+        index,
+        (sizes for sizes, _ in _sizes(index, number)),
+        dtype="<i4" if largest < 2**31 else "<i8",
+        maker=maker.settings,
+        command=maker.command,
+    )
+    report.written = (path,)
+    return report
+
+
+def _sizes(index: PackedIndex, number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """For each shard the sizes of one part, and which samples have it."""
+    bounds = index.shards[:, 3].tolist()
+    for first, stop in pairwise(bounds):
+        rows = index.samples[first : stop + 1, 0]
+        parts = index.parts[rows[0] : rows[-1]]
+        owner = np.repeat(np.arange(stop - first), np.diff(rows))
+        chosen = parts[:, 2] == number
+        sizes, has_it = np.zeros(stop - first, dtype=np.int64), np.zeros(stop - first, dtype=bool)
+        sizes[owner[chosen]] = parts[chosen, 1]
+        has_it[owner[chosen]] = True
+        yield sizes, has_it
+
+
+class _PartPipeline(MeasuringPipeline):
+    """Reads one part of each sample, as little of it as will do."""
+
+    def __init__(self, leaf: Leaf, part: str, steps: tuple[str, ...]):
+        encoder = TaskEncoder()
+        super().__init__(leaf, encoder, SampleLength(encoder, "value"))
+        self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
+
+    def sample(self, address: Address, attempt: int = 0) -> int:
+        leaf = self.leaves[address[0]]
+        key = leaf.source.key(address[1])
+        length: int = self._guarded("read", leaf.name, key, None, self._length_of, leaf.source, address[1])
+        return length
+
+    def _length_of(self, source: WebdatasetSource, index: int) -> int:
+        if not self._steps:
+            head = source.peek(index, self._part, _NPY_HEADER)
+            if head is None:
+                raise SampleError(f"there is no part {self._part!r}")
+            return _first_dimension(head)
+        data = source.read(index, {self._part}).parts.get(self._part)
+        if data is None:
+            raise SampleError(f"there is no part {self._part!r}")
+        value = self._decoder.decode(self._part, data)
+        for depth, step in enumerate(self._steps):
+            try:
+                value = value[int(step)] if isinstance(value, list) else value[step]
+            except (KeyError, IndexError, TypeError, ValueError):
+                place = ".".join([self._part, *self._steps[:depth]])
+                raise SampleError(f"{place} has no {step!r}") from None
+        return _length(value, ".".join([self._part, *self._steps]))
+
+
+def _first_dimension(head: bytes) -> int:
+    file = io.BytesIO(head)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape = read(file)[0]
+    if not shape:
+        raise SampleError("the array is a single number, which has no first dimension")
+    return int(shape[0])
+
+
+def _length(value: Any, name: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, (list, str, bytes)):
+        return len(value)
+    if isinstance(value, np.ndarray) and value.ndim:
+        return len(value)
+    raise SampleError(f"{name} is a {type(value).__name__}, which has no length")

@@ -1,0 +1,206 @@
+"""States in files: JSON, msgpack, or what ``torch.save`` writes. Reading runs no code; writing is all or nothing.
+
+What a file is, is seen from its first bytes, not from its name. A file of ``torch.save`` may be a whole checkpoint: the
+loader states in it are found, wherever they are, and tensors are not read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from energon_lite.errors import StateError, UsageError, nearest
+from energon_lite.loading.walks.cursor import FORMAT, checked, kind_of
+from energon_lite.loading.walks.walk import State
+from energon_lite.sources.atomic_file import write_bytes
+
+__all__ = ["SUFFIXES", "FoundState", "find_states", "read_state_files", "write_state_file"]
+
+#: Suffix of a file's name: the format in which it is written.
+SUFFIXES = {".json": "json", ".msgpack": "msgpack", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
+
+#: What ``torch.save`` writes begins with the first, and did with the second before torch 1.6.
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80\x02"
+#: Nothing is looked for deeper inside of a checkpoint.
+_DEPTH = 16
+#: A state takes a few KiB. What is much larger, and no file of torch, is something else.
+_LARGEST = 64 << 20
+
+
+@dataclass(frozen=True)
+class FoundState:
+    """A state, and where it is.
+
+    Args:
+        name: the file, and the keys that lead to the state if it is inside of a checkpoint.
+        state: the state.
+    """
+
+    name: str
+    state: State
+
+
+def read_state_files(paths: Sequence[str | os.PathLike[str]]) -> list[FoundState]:
+    """The loader states in some files, and in the files of some folders (sorted by name, numbers by value).
+
+    Raises:
+        StateError: a file is damaged, or there is no loader state in it; names it.
+        FileNotFoundError: there is no such file.
+    """
+    found: list[FoundState] = []
+    for path in (os.fspath(path) for path in paths):
+        files = _files_of(path) if os.path.isdir(path) else [path]
+        for file in files:
+            states = find_states(_read(file), file)
+            if not states:
+                raise StateError("there is no loader state in the file", where=file, fix=_FIX)
+            found += states
+    return found
+
+
+def find_states(value: Any, name: str) -> list[FoundState]:
+    """The loader states somewhere inside of nested dicts and lists.
+
+    Args:
+        name: where ``value`` is.
+
+    Raises:
+        StateError: one of them is damaged.
+    """
+    states = []
+    for place, state in _nested(value, ()):
+        at = "".join(f"[{key!r}]" for key in place)
+        try:
+            checked(state, kind_of(state))
+            _check_identity(state.get("identity"))
+        except StateError as error:
+            raise type(error)(error.what, where=f"{name}{at}", fix=error.fix) from None
+        states.append(FoundState(f"{name}{at}", dict(state)))
+    return states
+
+
+def _check_identity(identity: Any) -> None:
+    settings = identity.get("settings") if isinstance(identity, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(identity.get("fingerprint"), str):
+        raise StateError("the state is damaged: it does not say what it belongs to", fix="use another checkpoint")
+
+
+def write_state_file(path: str | os.PathLike[str], state: State) -> None:
+    """Write a state, in the format that the file's name ends in (see :data:`SUFFIXES`).
+
+    The file appears whole or not at all; one that is there is replaced.
+
+    Raises:
+        UsageError: the name has another ending.
+        OSError: it cannot be written.
+    """
+    path = os.fspath(path)
+    suffix = os.path.splitext(path)[1]
+    if suffix not in SUFFIXES:
+        close = nearest(suffix, SUFFIXES)
+        raise UsageError(
+            f"a state file named *{suffix or ' (without an ending)'}",
+            where=path,
+            fix=f"did you mean {close}?" if close else f"let the name end in one of {', '.join(SUFFIXES)}",
+        )
+    write_bytes(path, _to_bytes(state, SUFFIXES[suffix]))
+
+
+_FIX = "give a file of save_state_rank or save_state_global, or a checkpoint that has such a state in it"
+
+
+def _to_bytes(state: State, format_: str) -> bytes:
+    if format_ == "json":
+        return json.dumps(state).encode() + b"\n"
+    if format_ == "msgpack":
+        packed: bytes = msgpack.packb(state)
+        return packed
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _files_of(folder: str) -> list[str]:
+    if os.path.exists(os.path.join(folder, ".metadata")):
+        raise StateError(
+            "this is a checkpoint of torch.distributed.checkpoint; which of its entries is a loader state is known to "
+            "the program that wrote it only",
+            where=folder,
+            fix="load that entry there, and save it as a file of its own",
+        )
+    names = [name for name in os.listdir(folder) if os.path.splitext(name)[1] in SUFFIXES]
+    if not names:
+        raise StateError(f"no file in the folder ends in {', '.join(SUFFIXES)}", where=folder, fix=_FIX)
+    return [os.path.join(folder, name) for name in sorted(names, key=_by_numbers)]
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _read(path: str) -> Any:
+    with open(path, "rb") as file:
+        head = file.read(4)
+        if head.startswith((_ZIP, _PICKLE)):
+            return _read_torch(path)
+        if os.fstat(file.fileno()).st_size > _LARGEST:
+            raise StateError("the file is neither of torch.save nor as small as a state is", where=path, fix=_FIX)
+        data = head + file.read()
+    if not data.strip():
+        raise StateError("the file is empty", where=path, fix="use another checkpoint; its disk may have been full")
+    try:
+        if data.lstrip()[:1] in (b"{", b"["):
+            return json.loads(data)
+        return msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise _damaged(path, error) from None
+
+
+def _read_torch(path: str) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="meta", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch has no class of its own for this, and neither have pickles
+        text = str(error).strip().split("\n")[0]
+        if "Unsupported global" in str(error) or "GLOBAL" in str(error):
+            raise StateError(
+                f"the checkpoint holds objects that are not plain data, which run code when they are read: {text}",
+                where=path,
+                fix="save the loader's state as a file of its own: torch.save(loader.save_state_rank(), 'loader.pt')",
+            ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: str, error: Exception) -> StateError:
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    return StateError(
+        f"the file is damaged, or no state: {text[:200]}", where=path, fix="use another checkpoint; was it cut short?"
+    )
+
+
+def _nested(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Everything inside of ``value`` that says it is a loader state."""
+    if len(place) > _DEPTH:
+        return
+    if isinstance(value, Mapping):
+        if value.get("format") == FORMAT:
+            yield place, value
+            return
+        for key, inner in value.items():
+            yield from _nested(inner, (*place, key))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            if isinstance(inner, (Mapping, list, tuple)):
+                yield from _nested(inner, (*place, number))

@@ -1,0 +1,253 @@
+"""Carrying a run over to a changed blend: leaves that stay go on where they were, new ones start at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.loading.jobs.chunk_job import START
+from energon_lite.loading.states.merge import merged
+from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
+from energon_lite.loading.walks.cursor import from_state, to_state
+from energon_lite.loading.walks.dataset import PlannedDataset
+from energon_lite.loading.walks.lane_cursor import LaneCursor, from_lane_state, to_lane_state
+from energon_lite.loading.walks.savable_dataset import SavableDataset
+from energon_lite.loading.walks.token_cursor import TokenCursor, from_token_state, to_token_state
+from energon_lite.loading.walks.token_dataset import TokenDataset
+from energon_lite.loading.walks.walk import State
+from energon_lite.order.rebase import Rebase
+from energon_lite.order.tree import BlendOrder, EpochBlendOrder
+
+__all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
+
+#: How the names of settings begin that say how the leaves are blended, which is what may change.
+_OF_BLEND = ("blend", "weights ")
+
+
+@dataclass(frozen=True)
+class RebasedLeaf:
+    """What became of one leaf.
+
+    Args:
+        name: its path, in the new blend if it is there.
+        change: ``"stays"``, ``"new"`` or ``"goes"``.
+        shown: samples of its stream that were shown before; 0 for a new one.
+        epochs: the same in epochs of the leaf.
+        was: its path in the old blend, if that was another one.
+    """
+
+    name: str
+    change: str
+    shown: int
+    epochs: float
+    was: str | None = None
+
+
+@dataclass(frozen=True)
+class RebaseReport:
+    """What a rebase did.
+
+    Args:
+        position: micro-batches of the run so far, over all ranks.
+        first: position, in samples, at which the new blend begins.
+        given_up: samples before it that are passed over.
+        up_to: they are at most so many; where hooks decide, nobody knows better.
+        leaves: those of the new blend, then those that go.
+    """
+
+    position: int
+    first: int
+    given_up: int
+    up_to: bool
+    leaves: tuple[RebasedLeaf, ...]
+
+    def __str__(self) -> str:
+        lines = [f"the new blend begins at sample {self.first:,} of the run, after micro-batch {self.position:,}"]
+        if self.given_up:
+            most = "up to " if self.up_to else ""
+            lines.append(f"passed over: {most}{self.given_up:,} samples of chunks that were begun")
+        for leaf in self.leaves:
+            at = f"{leaf.shown:,} samples ({leaf.epochs:.4g} epochs) shown"
+            was = f" (was {leaf.was})" if leaf.was else ""
+            what = {"stays": f"goes on, {at}", "new": "new, starts at zero", "goes": f"goes, {at}"}[leaf.change]
+            lines.append(f"  {leaf.name}{was}: {what}")
+        return "\n".join(lines)
+
+
+def rebase_state(
+    state: State | Sequence[State | None], old: SavableDataset, new: SavableDataset, *, give_up: bool = False
+) -> tuple[State, RebaseReport]:
+    """The state with which a run goes on under another blend.
+
+    Each leaf that is in both blends goes on in its own stream (its shuffled order, epoch by epoch) where it was: no
+    sample of it is lost or comes twice. It is known by its data, so it may have moved. A leaf that is only in the new
+    blend starts at zero, also if it was in the run at some time before. ``position`` goes on, too.
+
+    Micro-batches of a fixed size can be rebased anywhere. Batches that are planned by tokens, or made by hooks out of
+    chunks, use up a whole chunk, in an order of their own. There, the new blend begins with the chunk behind all those
+    that were begun; what those still have has to be given up.
+
+    Args:
+        state: of the whole run, or those of all ranks.
+        old: the data set with which it was saved, built the same way; on any rank.
+        new: the data set with which the run will go on: the same arguments, another blend.
+        give_up: allow samples to be passed over, in chunks that were begun.
+
+    Returns:
+        The state, to be restored on all ranks by loaders of the new blend, and what happened to each leaf.
+
+    Raises:
+        StateError, StateMismatchError: the state is damaged, or not of ``old``.
+        UsageError: more than the blend is different; the run has passes that end; samples would be passed over.
+
+    Example:
+        >>> state, report = rebase_state(torch.load("loader.pt"), old_dataset, new_dataset)
+        >>> print(report)
+        >>> loader = get_savable_loader(new_dataset)
+        >>> loader.restore_state_rank(state)
+    """
+    state = merged([state] if isinstance(state, dict) else [one for one in state if one is not None])
+    _check_alike(old, new)
+    before = old.at(state)
+    order = _blend_of(before)
+    moved = _moved(state, before)
+    if moved.given_up and not give_up:
+        raise UsageError(
+            f"the chunks of {moved.chunk:,} samples that were begun have {'up to ' if moved.up_to else ''}"
+            f"{moved.given_up:,} samples that were not delivered yet; the new blend can begin behind them only",
+            fix="allow these to be passed over (give_up=True, `--give-up`), or rebase a state that was saved at a "
+            "chunk's end",
+        )
+    shown = order.counts_before(moved.first).tolist()
+    starts, leaves = _carried(before, new, shown)
+    after = new.rebased(Rebase(moved.first, starts))
+    report = RebaseReport(state["position"], moved.first, moved.given_up, moved.up_to, tuple(leaves))
+    return moved.write(after), report
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A cursor that was moved to where another blend can begin.
+
+    Args:
+        cursor: of the kind that the data set has.
+        first: position, in samples, of what it has to deliver next.
+        given_up: samples before it that were not delivered.
+        up_to: ``given_up`` is an upper bound.
+        chunk: samples in a chunk.
+    """
+
+    cursor: Any
+    first: int
+    given_up: int = 0
+    up_to: bool = False
+    chunk: int = 1
+
+    def write(self, dataset: SavableDataset) -> State:
+        """The state of the cursor in another data set."""
+        to_plain: Any = to_lane_state
+        if isinstance(dataset, PlannedDataset):
+            to_plain = to_state
+        elif isinstance(dataset, TokenDataset):
+            to_plain = to_token_state
+        written: State = to_plain(self.cursor, dataset.identity, dataset.rebase)
+        return written
+
+
+def _moved(state: State, dataset: SavableDataset) -> _Moved:
+    if isinstance(dataset, PlannedDataset):
+        cursor = from_state(state, dataset.identity)
+        return _Moved(cursor, cursor.position * dataset.plan.rows)
+    if isinstance(dataset, TokenDataset):
+        return _moved_tokens(from_token_state(state, dataset.identity), dataset)
+    return _moved_lanes(from_lane_state(state, dataset.identity, rank=0, world_size=1, lanes=None), dataset)
+
+
+def _moved_tokens(cursor: TokenCursor, dataset: TokenDataset) -> _Moved:
+    """To the next plan chunk, if something was delivered of this one."""
+    chunk = dataset.plan.chunk
+    if not cursor.batch:
+        return _Moved(cursor, cursor.chunk * chunk, chunk=chunk)
+    batches = dataset.plans.get(0, cursor.chunk).batches
+    left = np.unique(batches.sample[batches.offsets[cursor.batch] :])
+    behind = replace(cursor, chunk=cursor.chunk + 1, batch=0)
+    return _Moved(behind, behind.chunk * chunk, len(left), chunk=chunk)
+
+
+def _moved_lanes(cursor: LaneCursor, dataset: ChunkedDataset) -> _Moved:
+    """Behind the last chunk of which something was delivered. Lanes that are behind pass over those before it."""
+    size, lanes = dataset.plan.chunk_size, cursor.lanes
+    last = [chunk if place != START else chunk - lanes for chunk, place in cursor.at.values()]
+    first = max(0, max(last) + 1)
+    given_up, at = 0, {}
+    for lane, (chunk, place) in cursor.at.items():
+        left = len(range(chunk, first, lanes))
+        given_up += left * size - (place.unit if left else 0)
+        at[lane] = (chunk + left * lanes, START)
+    return _Moved(replace(cursor, at=at), first * size, given_up, up_to=True, chunk=size)
+
+
+def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
+    """Refuse a change of anything else than the blend."""
+    settings = [
+        {name: value for name, value in one.identity.settings.items() if not name.startswith(_OF_BLEND)}
+        for one in (old, new)
+    ]
+    differences = [
+        f"{name}: {settings[0].get(name)!r} and {settings[1].get(name)!r}"
+        for name in sorted({*settings[0], *settings[1]})
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+    if type(old) is not type(new):
+        differences.append(f"kind of batches: {type(old).__name__} and {type(new).__name__}")
+    if differences:
+        raise UsageError(
+            f"a rebase changes the blend, and nothing else; here are different: {'; '.join(differences)}",
+            fix="build both data sets with the same arguments",
+        )
+    if old.plan.order.bounds(0) is not None:
+        raise UsageError(
+            "only endless training streams can be rebased, and this one has passes that end",
+            fix="let the pass end, and begin the next one with the new blend",
+        )
+
+
+def _carried(
+    before: SavableDataset, new: SavableDataset, shown: Sequence[int]
+) -> tuple[tuple[int, ...], list[RebasedLeaf]]:
+    """Where the streams of the new leaves start, and what became of all leaves."""
+    old_orders, new_orders = (_blend_of(one).leaves.leaves for one in (before, new))
+    old_names, new_names = ([leaf.name for leaf in one.identity.leaves] for one in (before, new))
+    known = {order.key: number for number, order in enumerate(old_orders)}
+    starts, leaves = [], []
+    for order, name in zip(new_orders, new_names, strict=True):
+        number = known.pop(order.key, None)
+        if number is None:
+            starts.append(0)
+            leaves.append(RebasedLeaf(name, "new", 0, 0.0))
+            continue
+        if order != old_orders[number]:
+            raise StateMismatchError(
+                f"shuffle_over_epochs of data set {name} was {old_orders[number].copies}, and is {order.copies} in the "
+                "new blend: it would have another order, in which its place means nothing",
+                fix="leave it as it was",
+            )
+        was = old_names[number]
+        starts.append(shown[number])
+        epochs = shown[number] / order.length
+        leaves.append(RebasedLeaf(name, "stays", shown[number], epochs, None if was == name else was))
+    leaves += [
+        RebasedLeaf(old_names[number], "goes", shown[number], shown[number] / old_orders[number].length)
+        for number in known.values()
+    ]
+    return tuple(starts), leaves
+
+
+def _blend_of(dataset: SavableDataset) -> BlendOrder | EpochBlendOrder:
+    order = dataset.plan.order
+    assert isinstance(order, (BlendOrder, EpochBlendOrder))  # all endless ones are
+    return order

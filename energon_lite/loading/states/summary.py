@@ -1,0 +1,105 @@
+"""What a state says, in plain words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from energon_lite.batching.chunks import worlds_for
+from energon_lite.loading.walks.cursor import KINDS, kind_of
+from energon_lite.loading.walks.lane_cursor import read_lanes
+from energon_lite.loading.walks.rebase_entry import read_rebase
+from energon_lite.loading.walks.walk import State
+
+__all__ = ["summary", "summary_lines"]
+
+
+def summary(state: State, files: int = 1) -> dict[str, Any]:
+    """What is in a state, as plain data.
+
+    Args:
+        state: of a rank, or of the whole run.
+        files: of so many ranks' states it was merged.
+
+    Returns:
+        ``world_sizes`` is None where any number of ranks can go on; ``samples_delivered`` is None where only the hooks
+        know it; ``lanes_missing`` are those that other ranks' states have.
+
+    Raises:
+        StateError: its lanes are damaged.
+    """
+    kind, identity = kind_of(state), state["identity"]
+    settings = identity["settings"]
+    found: dict[str, Any] = {
+        "kind": kind,
+        "version": state["version"],
+        "order_version": state["order_version"],
+        "states": files,
+        "pass_number": state["pass_number"],
+        "position": state["position"],
+        "loop_start": state["loop_start"],
+        "batches_delivered": state["position"],
+        "samples_delivered": None,
+        "world_sizes": None,
+        "leaves": identity.get("leaves"),
+        "samples": identity.get("samples"),
+        "fingerprint": identity.get("fingerprint"),
+        "settings": settings,
+    }
+    if kind == "planned" and settings.get("repeat"):
+        found["samples_delivered"] = state["position"] * (settings.get("batch_size") or 1)
+    if kind == "tokens":
+        found |= {"chunk": state.get("chunk"), "batch": state.get("batch")}
+    if kind == "lanes":
+        lanes, places = read_lanes(state)
+        found |= {
+            "lanes": lanes,
+            "lanes_missing": [lane for lane in range(lanes) if lane not in places],
+            "world_sizes": worlds_for(lanes),
+        }
+    rebase = read_rebase(state)
+    if rebase is not None:
+        found["rebase"] = {"position": rebase.position, "leaves_that_went_on": sum(map(bool, rebase.starts))}
+    return found
+
+
+def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """A summary as lines of a title and a text."""
+    lines = [
+        ("state", f"{KINDS.get(found['kind'], found['kind'])} (format version {found['version']})"),
+        ("states", f"{found['states']:,}"),
+        ("place", f"pass {found['pass_number']}, micro-batch {found['position']:,} over all ranks"),
+    ]
+    if found["loop_start"]:
+        lines.append(("loop began at", f"micro-batch {found['loop_start']:,}"))
+    samples = found["samples_delivered"]
+    delivered = f"{found['batches_delivered']:,} micro-batches"
+    lines.append(("delivered", delivered + (f", {samples:,} samples" if samples is not None else "")))
+    if "chunk" in found:
+        lines.append(("plan", f"chunk {found['chunk']}, micro-batch {found['batch']} of it"))
+    if "lanes" in found:
+        missing = found["lanes_missing"]
+        text = f"{found['lanes']:,}"
+        if missing:
+            text += f"; the states of other ranks have {len(missing)} of them: {_some(missing)}"
+        lines.append(("lanes", text))
+    if "rebase" in found:
+        rebase = found["rebase"]
+        lines.append(
+            ("blend", f"changed at sample {rebase['position']:,}; {rebase['leaves_that_went_on']} data sets went on")
+        )
+    worlds = found["world_sizes"]
+    lines.append(("can go on on", "any number of ranks" if worlds is None else f"{_some(worlds)} ranks"))
+    if found["leaves"] is not None:
+        lines.append(("data sets", f"{found['leaves']:,}, with {found['samples']:,} samples"))
+    lines.append(("fingerprint", str(found["fingerprint"])))
+    titles = ["settings", *[""] * len(found["settings"])]
+    for title, (name, value) in zip(titles, found["settings"].items(), strict=False):
+        lines.append((title, f"{name}: {value}"))
+    return lines
+
+
+def _some(numbers: Sequence[int]) -> str:
+    if len(numbers) <= 16:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[:15]))}, ..., {numbers[-1]}"

@@ -1,0 +1,149 @@
+"""Where a run is whose content decides how many batches there are: a place in each lane.
+
+Chunk ``c`` of a pass belongs to lane ``c % lanes``, and micro-batch ``m`` is the next one of lane ``m % lanes``. So a
+rank that takes each ``world_size``-th micro-batch has lanes of its own, as long as ``world_size`` divides ``lanes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.batching.chunks import worlds_for
+from energon_lite.errors import StateError, StateMismatchError, TopologyError
+from energon_lite.loading.jobs.chunk_job import START, Place
+from energon_lite.loading.walks.cursor import checked, header
+from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.rebase_entry import rebase_entry
+from energon_lite.order.rebase import Rebase
+
+__all__ = ["LaneCursor", "check_topology", "from_lane_state", "lanes_of", "read_lanes", "to_lane_state"]
+
+
+@dataclass
+class LaneCursor:
+    """A place in the run.
+
+    Args:
+        lanes: number of lanes of the run.
+        pass_number: finished passes over a finite stream.
+        position: micro-batches of this pass that were delivered (or that lanes had no more), over all ranks.
+        loop_start: the position at which the running ``for`` loop began.
+        at: for each lane of this rank, its chunk and the place in it of its next batch.
+    """
+
+    lanes: int
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+    at: dict[int, tuple[int, Place]] = field(default_factory=dict)
+
+    @classmethod
+    def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
+        """The beginning of a pass."""
+        own = lanes_of(lanes, 0, rank, world_size)
+        return cls(lanes, pass_number, at={lane: (lane, START) for lane in own})
+
+
+def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
+    """The lanes of a rank that takes micro-batches ``position + rank``, ``position + rank + world_size``, ..., in turn.
+
+    Example:
+        >>> lanes_of(6, 0, 1, 2)
+        [1, 3, 5]
+    """
+    return [(position + rank + step * world_size) % lanes for step in range(lanes // world_size)]
+
+
+def check_topology(lanes: int, world_size: int) -> None:
+    """Refuse a world size that does not divide the lanes.
+
+    Raises:
+        TopologyError: names those that do.
+    """
+    if lanes % world_size:
+        sizes = worlds_for(lanes)
+        shown = ", ".join(map(str, sizes)) if len(sizes) <= 16 else f"{', '.join(map(str, sizes[:15]))}, ..., {lanes}"
+        raise TopologyError(
+            f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
+            fix=f"use {shown} ranks; a run that is begun with more lanes (`lanes=`) goes on on more numbers of ranks",
+        )
+
+
+def to_lane_state(cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
+    """The state: plain integers, lists, strings and dicts. Zeros at the end of a lane's numbers are left out."""
+    return {
+        **header("lanes", rebase),
+        "pass_number": cursor.pass_number,
+        "position": cursor.position,
+        "loop_start": cursor.loop_start,
+        "lanes": cursor.lanes,
+        "cursors": [[lane, chunk, *place.to_plain()] for lane, (chunk, place) in sorted(cursor.at.items())],
+        **rebase_entry(rebase),
+        "identity": identity.to_plain(),
+    }
+
+
+def from_lane_state(
+    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool = True
+) -> LaneCursor:
+    """The cursor of a rank from a state that has (at least) its lanes.
+
+    Args:
+        state: what :func:`to_lane_state` made, on this rank of as many ranks, or merged of all ranks' states.
+        identity: the data and configuration of the loader that restores it.
+        lanes: the number that the user insists on; None: any.
+        reads: False: this rank needs no lanes.
+
+    Raises:
+        StateError: not a state, or a damaged one.
+        StateMismatchError: another run's, or without the lanes of this rank.
+        TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
+    """
+    numbers = checked(state, "lanes")
+    identity.check(state.get("identity"))
+    count, found = read_lanes(state)
+    if lanes is not None and lanes != count:
+        raise StateMismatchError(
+            f"lanes: {count} in the state, {lanes} here", fix=f"leave out lanes=, or give {count}; it cannot change"
+        )
+    check_topology(count, world_size)
+    own = lanes_of(count, numbers["position"], rank, world_size)
+    missing = [lane for lane in own if lane not in found]
+    if missing and reads:
+        raise StateMismatchError(
+            f"the state has {len(found)} of {count} lanes, and not those of rank {rank} of {world_size}: "
+            f"{_listed(missing)}",
+            fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
+            "`energon-lite checkpoint merge`",
+        )
+    return LaneCursor(count, **numbers, at={lane: found[lane] for lane in own if lane in found})
+
+
+def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, tuple[int, Place]]]:
+    """The number of lanes of the run, and those that a state has.
+
+    Raises:
+        StateError: they are damaged.
+    """
+    lanes, rows = state.get("lanes"), state.get("cursors")
+    if not _is_count(lanes) or not lanes or not isinstance(rows, Sequence):
+        raise StateError(f"the state is damaged: lanes is {lanes!r}", fix="use another checkpoint")
+    found: dict[int, tuple[int, Place]] = {}
+    for row in rows:
+        if not isinstance(row, Sequence) or not 2 <= len(row) <= 2 + len(START) or not all(map(_is_count, row)):
+            raise StateError(f"the state is damaged: a lane is {row!r}", fix="use another checkpoint")
+        lane, chunk, *place = row
+        if lane >= lanes or chunk % lanes != lane or lane in found:
+            raise StateError(f"the state is damaged: lane {lane} of {lanes} at chunk {chunk}", fix="use another")
+        found[lane] = (chunk, Place(*place))
+    return lanes, found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

@@ -1,0 +1,72 @@
+"""Where a run is whose micro-batches are planned by their tokens: a place in a plan chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.errors import StateError
+from energon_lite.loading.walks.cursor import checked, header
+from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.rebase_entry import rebase_entry
+from energon_lite.order.rebase import Rebase
+
+__all__ = ["TokenCursor", "from_token_state", "to_token_state"]
+
+#: Above these a state is damaged: chunks of a run, micro-batches of a chunk.
+_MAX_CHUNK, _MAX_BATCH = 1 << 45, 1 << 40
+
+
+@dataclass(frozen=True)
+class TokenCursor:
+    """A place in the run, the same on all ranks.
+
+    Args:
+        pass_number: finished passes over a finite stream.
+        position: micro-batches of this pass that were delivered, over all ranks.
+        loop_start: the position at which the running ``for`` loop began.
+        chunk: the plan chunk of the next micro-batch; that behind the last one at the end of a pass.
+        batch: its number in the chunk.
+    """
+
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+    chunk: int = 0
+    batch: int = 0
+
+    @property
+    def begun(self) -> int:
+        """Plan chunks of which something was delivered."""
+        return self.chunk + (self.batch > 0)
+
+
+def to_token_state(cursor: TokenCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
+    """The state: plain integers, strings, lists and dicts."""
+    return {
+        **header("tokens", rebase),
+        "pass_number": cursor.pass_number,
+        "position": cursor.position,
+        "loop_start": cursor.loop_start,
+        "chunk": cursor.chunk,
+        "batch": cursor.batch,
+        **rebase_entry(rebase),
+        "identity": identity.at(cursor.begun).to_plain(),
+    }
+
+
+def from_token_state(state: Any, identity: Identity) -> TokenCursor:
+    """The cursor of a saved state.
+
+    Raises:
+        StateError, StateMismatchError: see :func:`energon_lite.loading.walks.cursor.from_state`.
+    """
+    numbers = checked(state, "tokens")
+    for name, most in (("chunk", _MAX_CHUNK), ("batch", _MAX_BATCH)):
+        value = state.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most:
+            raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
+        numbers[name] = value
+    cursor = TokenCursor(**numbers)
+    identity.at(cursor.begun).check(state.get("identity"))
+    return cursor

@@ -1,0 +1,139 @@
+"""Walking through micro-batches that are planned by their tokens, plan chunk after plan chunk."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from energon_lite.batching.oversize import Counts
+from energon_lite.loading.jobs.pipeline import Address, Result
+from energon_lite.loading.jobs.token_pipeline import TokenJob
+from energon_lite.loading.walks.rebase_entry import check_rebase
+from energon_lite.loading.walks.token_cursor import TokenCursor, from_token_state, to_token_state
+from energon_lite.loading.walks.token_dataset import TokenDataset
+from energon_lite.loading.walks.walk import PlanWalk, State, no_such_step
+from energon_lite.loading.workers.executor import Executor
+
+__all__ = ["TokenWalk"]
+
+logger = logging.getLogger(__name__)
+
+
+class TokenWalk(PlanWalk[TokenCursor]):
+    """The way of one rank through the plan.
+
+    Args:
+        dataset: what is planned.
+        executor: makes the executor, at the first batch.
+        ahead: jobs submitted before their turn.
+        skip: ``(pass, step)`` of steps that are passed over.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        executor: Callable[[], Executor],
+        *,
+        ahead: int,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        super().__init__(TokenCursor(), dataset.worker_config.world_size, skip)
+        self.dataset: TokenDataset = dataset
+        self._unchanged, self._make_executor, self._ahead = dataset, executor, ahead
+        self._executor: Executor | None = None
+        self._tickets: deque[int] = deque()
+        self._jobs: Iterator[TokenJob] = iter(())
+        self._at: TokenCursor | None = None  # the cursor at which the first of _tickets will be asked for
+        self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
+        self.counts = Counts()
+
+    def start_loop(self) -> None:
+        if self._loop_is_over():
+            at_end = self.cursor
+            self.cursor = (
+                replace(at_end, loop_start=at_end.position)
+                if self.dataset.is_endless
+                else TokenCursor(at_end.pass_number + 1)
+            )
+
+    def take(self) -> Result | None:
+        reads = self.dataset.worker_config.reads
+        if reads and self._executor is None:
+            # Before the first chunk is planned: workers that are forked should not inherit a thread at work.
+            self._executor = self._make_executor()
+        if self.is_over():
+            return None
+        self._count_step()
+        if not reads or self._executor is None:
+            return Result(None)
+        if self._at != self.cursor:
+            self._executor.cancel()
+            self._tickets.clear()
+            self._jobs = self._jobs_from(self.cursor)
+        ahead = self._executor.ahead(self._ahead)
+        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
+            self._tickets.append(self._executor.submit(job))
+        self._at = None  # until the result is there: after an error the next call starts over
+        result = self._executor.result(self._tickets.popleft())
+        self._at = self._behind_skipped(self._after(self.cursor))
+        return result
+
+    def state(self) -> State:
+        return to_token_state(self.cursor, self.dataset.identity, self.dataset.rebase)
+
+    def restore(self, state: State | None) -> None:
+        dataset = self._unchanged.at(state)
+        cursor = TokenCursor() if state is None else from_token_state(state, dataset.identity)
+        position = cursor.chunk * dataset.plan.chunk
+        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+        if dataset.rebase != self.dataset.rebase:
+            self.dataset, self._at = dataset, None
+        self.cursor = cursor
+        self._counted = (self.cursor.pass_number, self.cursor.chunk)
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        cursor, dataset = self.cursor, self.dataset
+        number = cursor.pass_number if pass_number is None else pass_number
+        near = cursor if number == cursor.pass_number else TokenCursor(number)
+        first = step * self._world + near.position % self._world
+        if min(number, step) < 0 or (dataset.is_endless and number > 0) or dataset.place_at(near, first) is None:
+            raise no_such_step(number, step)
+        places = [dataset.place_at(near, first + rank) for rank in ranks]
+        return [dataset.job(number, place).addresses for place in places]
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+        self._executor, self._at = None, None
+
+    def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
+        """The jobs of this rank from a cursor to the end of its pass."""
+        while not self.dataset.pass_is_over(cursor):
+            place = self.dataset.place(cursor, self.dataset.seat(cursor))
+            yield self.dataset.job(cursor.pass_number, place)
+            self.dataset.prepare_step(cursor.pass_number, place)
+            cursor = self._behind_skipped(self.dataset.step(cursor))
+
+    def _loop_is_over(self) -> bool:
+        if not self.dataset.is_endless:
+            return self.dataset.pass_is_over(self.cursor)
+        length = self.dataset.loop_length
+        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
+
+    def _count_step(self) -> None:
+        """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""
+        pass_number = self.cursor.pass_number
+        count = self.dataset.plan.chunk_count(pass_number)
+        last = self.dataset.place(self.cursor, self._world - 1)
+        stop = last[0] + 1 if last is not None else count or 0
+        first = self._counted[1] if self._counted[0] == pass_number else 0
+        for number in range(first, stop):
+            found = self.dataset.plans.get(pass_number, number).batches.counts
+            if found != Counts() and self.counts == Counts():
+                logger.warning("some samples do not fit into a batch: %s", found)
+            self.counts += found
+        if stop > first and (count is None or stop < count):
+            self.dataset.plans.prepare(pass_number, stop)
+        self._counted = (pass_number, max(first, stop))

@@ -1,0 +1,153 @@
+"""What a loader asks of the way of its rank through the data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from energon_lite.errors import UsageError
+from energon_lite.loading.jobs.pipeline import Address, Result
+
+__all__ = ["PlanWalk", "State", "Walk", "no_such_step"]
+
+#: Plain data: dicts, lists, strings and integers.
+State = dict[str, Any]
+
+
+class Walk(Protocol):
+    """A place in the run, and what comes next."""
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether every rank can tell by itself when the loop is over; else only those that read."""
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """The pass, and the position at which the step begins, of what was taken last."""
+
+    def start_loop(self) -> None:
+        """A ``for`` loop begins: go on in the running pass (or virtual epoch), or begin the next one if it is over."""
+
+    def is_over(self) -> bool:
+        """Whether the loop is over; only where ``knows_end``."""
+
+    def take(self) -> Result | None:
+        """What comes next for this rank; None: the loop is over. Taken again without ``advance``, it is the same."""
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        """Take what a peer has taken at its ``step``; None: the peer's loop is over. Only where not ``knows_end``."""
+
+    def advance(self) -> None:
+        """What was taken is delivered."""
+
+    def state(self) -> State:
+        """The place as plain data."""
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        """The addresses of the samples of a step, for each of some ranks. A step is one at which
+        ``position // world_size`` is its number.
+
+        Args:
+            pass_number: None: the one that is running.
+
+        Raises:
+            UsageError: there is no such step, or nobody knows before it is made.
+        """
+
+    def restore(self, state: State | None) -> None:
+        """Go to a place; None: to the beginning."""
+
+    def close(self) -> None:
+        """Stop the workers. ``take`` starts new ones."""
+
+
+class _Cursor(Protocol):
+    @property
+    def pass_number(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+
+C = TypeVar("C", bound=_Cursor)
+
+
+class _Plan(Protocol[C]):
+    """What is walked through."""
+
+    def step(self, cursor: C) -> C:
+        """The cursor after one more micro-batch on every rank."""
+
+    def pass_is_over(self, cursor: C) -> bool:
+        """Whether no step of the cursor's pass is left."""
+
+
+class PlanWalk(ABC, Generic[C]):
+    """What those walks have in common in which every rank knows the whole plan, so that ranks need not talk.
+
+    Args:
+        cursor: where it begins.
+        world: number of ranks.
+        skip: ``(pass, step)`` of steps that are passed over.
+
+    Attributes:
+        dataset: what is planned.
+        cursor: where this rank is.
+    """
+
+    dataset: _Plan[C]
+
+    def __init__(self, cursor: C, world: int, skip: Collection[tuple[int, int]]):
+        self.cursor = cursor
+        self._world, self._skip = world, frozenset(skip)
+        self._stepped = cursor, cursor
+
+    @property
+    def knows_end(self) -> bool:
+        return True
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self.cursor.position
+
+    def is_over(self) -> bool:
+        self.cursor = self._behind_skipped(self.cursor)
+        return self._loop_is_over()
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        pass  # each rank knows for itself
+
+    def advance(self) -> None:
+        self.cursor = self._after(self.cursor)
+
+    def _after(self, cursor: C) -> C:
+        """The cursor behind one; of the last one it is known."""
+        before, after = self._stepped
+        if before is not cursor or after is cursor:
+            after = self.dataset.step(cursor)
+            self._stepped = cursor, after
+        return after
+
+    @abstractmethod
+    def _loop_is_over(self) -> bool:
+        """Whether the ``for`` loop that is running ends here."""
+
+    def _is_skipped(self, pass_number: int, position: int) -> bool:
+        return (pass_number, position // self._world) in self._skip
+
+    def _behind_skipped(self, cursor: C) -> C:
+        """The first place from ``cursor`` on that is not to be passed over."""
+        while self._skip and self._is_skipped(cursor.pass_number, cursor.position):
+            if self.dataset.pass_is_over(cursor):
+                break
+            cursor = self.dataset.step(cursor)
+        return cursor
+
+
+def no_such_step(pass_number: int, step: int) -> UsageError:
+    """The error where a step is asked for that a run does not have."""
+    return UsageError(
+        f"there is no step {step} in pass {pass_number}",
+        fix="steps are counted from 0 in each pass; an endless stream has pass 0 only",
+    )

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_lite.errors import UsageError
+from energon_lite.loading.measuring.part_lengths import measure_parts
+from energon_lite.sources.shard_store import ShardStore
+from energon_lite.sources.webdataset import WebdatasetSource
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.fixture
+def data(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
+    """Ten samples in two shards; the last one has but one part."""
+    members: list[tuple[str, dict[str, bytes]]] = []
+    for number in range(9):
+        about = {"n": number, "tokens": list(range(number)), "deep": {"text": "ä" * number, "list": [{"n": 7}]}}
+        parts = {
+            "txt": b"x" * number * 3,
+            "npy": npy(np.zeros((number + 1, 3000), dtype=np.int16)),
+            "meta.json": json.dumps(about).encode(),
+            "json.gz": gzip.compress(json.dumps([number]).encode()),
+        }
+        members.append((str(number), parts))
+    write_dataset(tmp_path / "d", {"a.tar": members[:5], "b.tar": [*members[5:], ("9", {"cls": b"1"})]})
+    return tmp_path / "d"
+
+
+@pytest.mark.parametrize(
+    ("field", "lengths"),
+    [
+        ("txt", [3 * n for n in range(9)]),
+        ("npy", [n + 1 for n in range(9)]),
+        ("meta.json.n", list(range(9))),
+        ("meta.json[tokens]", list(range(9))),
+        ("meta.json.deep.text", list(range(9))),  # characters, not bytes
+        ("meta.json.deep.list.0.n", [7] * 9),
+        ("json.gz.0", list(range(9))),
+    ],
+)
+def test_lengths(data: Path, field: str, lengths: list[int]) -> None:
+    report = measure_parts(str(data), field, workers=0)
+    column = WebdatasetSource.open(data).column("length")
+    assert np.asarray(column).tolist() == [*lengths, 0] and column.dtype == np.int32
+    assert (report.samples, report.kept, report.failed) == (10, 9, 1) and report.total == sum(lengths)
+    assert report.reasons[0][0] == 1 and "there is no part" in report.reasons[0][2]
+
+
+def test_workers_find_the_same(data: Path) -> None:
+    files = []
+    for workers in (0, 2):
+        (path,) = measure_parts(str(data), "npy", workers=workers).written
+        files.append(Path(path).read_bytes())
+        os.unlink(path)
+    assert files[0] == files[1]
+
+
+def test_of_an_array_only_the_header_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    read = ShardStore.read
+    monkeypatch.setattr(ShardStore, "read", lambda *args: sizes.append(args[-1]) or read(*args))
+    measure_parts(str(data), "npy", workers=0)
+    assert len(sizes) == 9 and max(sizes) <= 4096
+    sizes.clear()
+    measure_parts(str(data), "txt")
+    assert not sizes  # the index knows it
+
+
+def test_what_cannot_be_read_counts_as_failed(data: Path) -> None:
+    report = measure_parts(str(data), "meta.json.deep", workers=0)
+    assert (report.kept, report.failed) == (0, 10)
+    assert (9, "read", "SampleError: meta.json.deep is a dict, which has no length", False) in report.reasons
+    report = measure_parts(str(data), "meta.json.deep.nope", workers=0)
+    assert (9, "read", "SampleError: meta.json.deep has no 'nope'", False) in report.reasons
+
+
+def test_no_such_part(data: Path) -> None:
+    with pytest.raises(UsageError, match=r"--length-field txd: no sample has such a part[\s\S]*did you mean 'txt'"):
+        measure_parts(str(data), "txd")
+    with pytest.raises(UsageError, match=r"the parts are: cls, json.gz, meta.json, npy, txt"):
+        measure_parts(str(data), "..")
