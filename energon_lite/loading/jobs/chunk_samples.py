@@ -23,6 +23,9 @@ __all__ = ["ChunkSamples", "Item", "dropped", "numbered"]
 
 #: Tags that keep the hashes for different purposes apart.
 _SAMPLE, _SELECT, _SELECTED, _PACK = 11, 16, 17, 18
+#: Samples whose bytes are requested from slow storage at the same time. A chunk may have thousands, and hooks that want
+#: few of them: who goes on in its middle needs no more than its buffer.
+_FETCHED_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,11 @@ class ChunkSamples(Pipeline):
 
     def _samples(self, job: ChunkJob, log: ChunkLog) -> Iterator[Item]:
         """Each result of the sample hooks."""
-        for unit, address in enumerate(job.addresses, job.offset):
+        addresses = job.addresses
+        for place, address in enumerate(addresses):
+            if place % _FETCHED_TOGETHER == 0:
+                self.fetch(addresses[place : place + _FETCHED_TOGETHER])
+            unit = job.offset + place
             log.reads(unit)
             values = self._sample(address, log)
             for item, value in enumerate(values):

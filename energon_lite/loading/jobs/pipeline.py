@@ -207,9 +207,7 @@ class Pipeline:
         if not job.addresses:
             result.batch = self._empty(job)
             return result
-        if self._reads_ahead:
-            leaves = self.leaves
-            fetch_samples((leaves[leaf].source, index, leaves[leaf].parts) for leaf, index, _ in job.addresses)
+        self.fetch(job.addresses)
         if self._columns is not None:
             batch = self._columns.batch(job.addresses, _key(job))
             if batch is not None:
@@ -242,6 +240,12 @@ class Pipeline:
                 attempt += 1
                 if tolerance and attempt >= tolerance:
                     raise too_many_failures(attempt, rejected.failure) from rejected.__cause__
+
+    def fetch(self, addresses: Sequence[Address]) -> None:
+        """Have the bytes of these samples at hand, where storage is slow: what is missing is requested all at once."""
+        if self._reads_ahead:
+            leaves = self.leaves
+            fetch_samples((leaves[leaf].source, index, leaves[leaf].parts) for leaf, index, _ in addresses)
 
     def sample(self, address: Address, attempt: int = 0) -> Any:
         """The encoded sample at an address.
