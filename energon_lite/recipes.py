@@ -102,7 +102,8 @@ def get_train_dataset(
         dataset_config, split_config: names of the files in ``.nv-meta``.
         trust_code: allow the files to name Python code that is run.
         chunk_size: where hooks decide how many samples there are (packing, groups, generators): positions of the order
-            that are worked on together. None: ``packing_buffer_size``, or 32 micro-batches' worth.
+            that are worked on together. None: 32 micro-batches' worth, in whole packing buffers; but one buffer if
+            packs are not batched, or each pass ends.
         chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"keep"`` them in
             smaller batches, or ``"drop"`` and count them. None: "keep", or "drop" with ``batch_drop_last``.
         lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.

@@ -17,7 +17,7 @@ from energon_lite.order.tree import Addresses
 
 __all__ = ["ChunkPlan", "default_chunk_size", "worlds_for"]
 
-#: A chunk has so many micro-batches' worth of samples, if it is not the buffer of packing.
+#: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing.
 _CHUNK_BATCHES = 32
 #: Samples of a micro-batch where nobody knows.
 _TYPICAL_BATCH = 32
@@ -73,14 +73,22 @@ class ChunkPlan:
         return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
 
 
-def default_chunk_size(batch_size: int | None, packing_buffer_size: int | None) -> int:
-    """Positions in a chunk if the user does not say: a buffer of packing, or 32 micro-batches' worth.
+def default_chunk_size(batch_size: int | None, packing_buffer_size: int | None, *, endless: bool) -> int:
+    """Positions in a chunk if the user does not say: 32 micro-batches' worth, in whole buffers of packing.
+
+    One buffer is enough if packs are not batched, and for a pass that ends: there, chunks are few, and each rank should
+    get some. Where a run has no end, batches that are not full, one at the end of each chunk, should be few instead.
 
     Example:
-        >>> default_chunk_size(8, None), default_chunk_size(8, 1000)
-        (256, 1000)
+        >>> [default_chunk_size(8, buffer, endless=True) for buffer in (None, 1000, 100)]
+        [256, 1000, 300]
+        >>> default_chunk_size(8, 100, endless=False), default_chunk_size(None, 100, endless=True)
+        (100, 100)
     """
-    return packing_buffer_size or _CHUNK_BATCHES * (batch_size or _TYPICAL_BATCH)
+    if packing_buffer_size is None:
+        return _CHUNK_BATCHES * (batch_size or _TYPICAL_BATCH)
+    wanted = _CHUNK_BATCHES * batch_size if batch_size is not None and endless else 0
+    return max(1, -(-wanted // packing_buffer_size)) * packing_buffer_size
 
 
 def worlds_for(lanes: int) -> list[int]:

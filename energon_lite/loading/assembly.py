@@ -85,12 +85,12 @@ def assembled(
         planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
         _check_size(planned, order)
         return planned
-    chunk_size = chunking.chunk_size
+    buffer, size = chunking.packing_buffer_size, chunking.chunk_size
     chunks = ChunkPlan(
         order,
         batch_size,
-        default_chunk_size(batch_size, chunking.packing_buffer_size) if chunk_size is None else chunk_size,
-        packing_buffer_size=chunking.packing_buffer_size,
+        default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None) if size is None else size,
+        packing_buffer_size=buffer,
         keep_remainder=chunking.keeps,
         limit=limit,
     )
