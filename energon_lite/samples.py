@@ -244,7 +244,8 @@ def pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
     seen = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
     target: Any = out.numpy() if seen else out
     for number, value in enumerate(values):
-        target[(number, *map(slice, value.shape))] = value.numpy() if seen else value
+        place = (number, *map(slice, value.shape))
+        target[place] = value.numpy() if seen else value
     return out
 
 

@@ -86,7 +86,7 @@ class ManyLeftOut:
         blocks = -(-samples // _BLOCK)
         self._bits = np.zeros((blocks, _BYTES), dtype=np.uint8)
         flat, filled = self._bits.reshape(-1), 0
-        rest = np.zeros(0, dtype=bool)  # what does not fill a byte yet
+        rest: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # what does not fill a byte yet
         for part in kept:
             part = np.concatenate([rest, part]) if len(rest) else part
             whole = len(part) // 8
@@ -98,8 +98,8 @@ class ManyLeftOut:
         counts = _ONES[self._bits].sum(axis=1, dtype=np.int64)
         #: Kept samples before each block, and all of them.
         self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        self._view = memoryview(self._before)  # type: ignore[arg-type]
-        self.digest = hashlib.blake2b(memoryview(flat), digest_size=16).hexdigest()  # type: ignore[arg-type]
+        self._view = self._before.data
+        self.digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return self._view[-1]
