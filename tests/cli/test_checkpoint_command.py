@@ -38,7 +38,7 @@ def run(*arguments: Any) -> tuple[int, str]:
 
 def packed(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
     config = WorkerConfig(rank=rank, world_size=world)
-    arguments = {"batch_size": 2, "packing_buffer_size": 8, "task_encoder": Pairs(), **arguments}
+    arguments = {"batch_size": 2, "packing_buffer_size": 8, "chunk_size": 8, "task_encoder": Pairs(), **arguments}
     return get_savable_loader(get_train_dataset(leaf, worker_config=config, **arguments))
 
 

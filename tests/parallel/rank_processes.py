@@ -25,7 +25,7 @@ DIED = (False, "died without a word")
 
 
 class RunRanks(Protocol):
-    def __call__(self, world: int, fn: Job, timeout: float = 60.0) -> list[Any]: ...
+    def __call__(self, world: int, fn: Job, timeout: float = 120.0) -> list[Any]: ...
 
 
 class RankFailure(AssertionError):
@@ -36,7 +36,7 @@ class RankFailure(AssertionError):
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())))
 
 
-def run_ranks(world: int, fn: Job, *, folder: Path, timeout: float = 60.0) -> list[Any]:
+def run_ranks(world: int, fn: Job, *, folder: Path, timeout: float = 120.0) -> list[Any]:
     """``[fn(0), ..., fn(world - 1)]``, called at once on the ranks of a group.
 
     Args:
@@ -135,7 +135,7 @@ def _rank_main(
     try:
         if world > 1:
             store = dist.FileStore(str(room / "meeting"), world)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
         message = pickle.dumps((True, fn(rank)))
     except BaseException:
         message = pickle.dumps((False, traceback.format_exc()))
