@@ -3,7 +3,7 @@
 Each tensor is saved under its global name, and each rank writes what it has of it, as rectangles of the global tensor;
 ``torch.distributed.checkpoint`` cuts them anew for the ranks that read it. Nothing is gathered. Everything else (step,
 loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
-an object. ``checkpoint_files.py`` says how a checkpoint is published.
+an object. ``files.py`` says how a checkpoint is published.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from energon_lite.checkpointing.files import CheckpointFiles, FileSum, SummingWriter
-from energon_lite.checkpointing.reader import (
-    FORMAT,
-    JSON_NAME,
-    CheckpointReader,
-    no_warning_when_alone,
-    read_content,
-)
+from energon_lite.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader, read_content
+from energon_lite.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.optimizer.plain_optimizer import Optimizer
 from energon_lite.parallel.mesh import ParallelMesh
@@ -174,8 +168,7 @@ def load_checkpoint(
     if content["world_size"] == mesh.world_size and all(reader.shape(name) is not None for name in random_states):
         tensors |= random_states
     check_shapes(reader, tensors, path)
-    with no_warning_when_alone():
-        dcp.load(tensors, storage_reader=reader, no_dist=mesh.world_size == 1)
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
     if optimizer is not None:
         optimizer.set_updates(content["updates"])
         for piece in optimizer.pieces():
@@ -249,8 +242,7 @@ def _write(
     if mesh.world_size > 1:
         dist.broadcast_object_list(place, src=0, group=group)
     writer = SummingWriter(place[0])
-    with no_warning_when_alone():
-        dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=mesh.world_size == 1)
+    save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
     sums: list[dict[str, FileSum]] = [writer.sums] * mesh.world_size
     if mesh.world_size > 1:
         dist.all_gather_object(sums, writer.sums, group=group)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from energon_lite.checkpointing.files import reading_streams
+from energon_lite.checkpointing.tensors import load_tensors
 from energon_lite.errors import StateError
 
 #: What this version writes and reads.
@@ -88,8 +86,7 @@ def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict
         if shape is None:
             raise StateError("the checkpoint does not say what it is", where=path, fix="use one made by this trainer")
         tensors = {JSON_NAME: torch.empty(shape, dtype=torch.uint8)}
-        with no_warning_when_alone():
-            dcp.load(tensors, storage_reader=CheckpointReader(path), no_dist=True)
+        load_tensors(tensors, CheckpointReader(path), alone=True)
         content: dict[str, Any] = json.loads(bytes(tensors[JSON_NAME].tolist()))
     except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
         if isinstance(error, StateError):
@@ -102,11 +99,3 @@ def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict
             fix="update energon_lite",
         )
     return content
-
-
-@contextmanager
-def no_warning_when_alone() -> Iterator[None]:
-    """torch warns where there is no process group, even when it is told that none is wanted."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
@@ -24,7 +23,8 @@ from torch.futures import Future
 
 from energon_lite.checkpointing.checkpoint import Place
 from energon_lite.checkpointing.files import CheckpointFiles, SummingWriter
-from energon_lite.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader, no_warning_when_alone
+from energon_lite.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader
+from energon_lite.checkpointing.tensors import save_tensors
 from energon_lite.parallel.pieces import Box
 
 #: Bytes after which the next file is begun. Ranks share the work of checking by files.
@@ -89,8 +89,7 @@ def write_unread(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tenso
     text = torch.frombuffer(bytearray(json.dumps(content, allow_nan=False).encode()), dtype=torch.uint8)
     files = CheckpointFiles(root)
     writer = StreamingWriter(files.begin(0))
-    with no_warning_when_alone():
-        dcp.save({JSON_NAME: text, **tensors}, storage_writer=writer, no_dist=True)
+    save_tensors({JSON_NAME: text, **tensors}, writer, alone=True)
     return files.publish(0, writer.sums)
 
 

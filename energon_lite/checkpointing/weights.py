@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from energon_lite.checkpointing.checkpoint import Place, check_shapes, model_tensors
 from energon_lite.checkpointing.files import CheckpointFiles
-from energon_lite.checkpointing.reader import CheckpointReader, no_warning_when_alone, read_content
+from energon_lite.checkpointing.reader import CheckpointReader, read_content
+from energon_lite.checkpointing.tensors import load_tensors
 from energon_lite.errors import StateError
 from energon_lite.optimizer.plain_optimizer import Optimizer
 from energon_lite.parallel.mesh import ParallelMesh
@@ -91,8 +91,7 @@ def load_weights(
             for name in fitting:
                 del tensors[name]
     check_shapes(reader, tensors, found)
-    with no_warning_when_alone():
-        dcp.load(tensors, storage_reader=reader, no_dist=mesh.world_size == 1)
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
     for piece in optimizer.pieces() if optimizer is not None else ():
         if "master" in piece.tensors:
             piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])

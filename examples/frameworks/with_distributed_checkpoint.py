@@ -49,7 +49,7 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
         everything = {"model": model, "loader": loader, "progress": progress}
         newest = max(output.glob("step-*"), key=lambda folder: int(folder.name[5:]), default=None)
         if newest is not None:
-            dcp.load(everything, checkpoint_id=newest, no_dist=not running)
+            dcp.load(everything, checkpoint_id=newest)
         for batch in loader:
             seen += batch["key"]
             loss = loss_of(model, batch) / world_size
@@ -61,7 +61,7 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
             optimizer.zero_grad()
             progress.step += 1
             if progress.step % save_every == 0:
-                dcp.save(everything, checkpoint_id=output / f"step-{progress.step}", no_dist=not running)
+                dcp.save(everything, checkpoint_id=output / f"step-{progress.step}")
             if progress.step == steps:
                 break
     return seen

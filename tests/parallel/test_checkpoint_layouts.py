@@ -236,8 +236,8 @@ def without_name(folder: Path) -> bool:
 
 #: What rank 0 dies in, and how.
 CRASHES = {
-    "before anything is written": ("dcp.save", lambda _: kill_instead),
-    "after its data is written": ("dcp.FileSystemWriter.write_data", die_in_writing),
+    "before anything is written": ("save_tensors", lambda _: kill_instead),
+    "after its data is written": ("SummingWriter.write_data", die_in_writing),
     "before it has its name": ("CheckpointFiles.publish", lambda _: kill_instead),
     "before it is the latest": ("checkpoint_files._flush_folder", die_when(named)),
     "while old ones are removed": ("CheckpointFiles.prune", lambda _: kill_instead),

@@ -1,0 +1,53 @@
+"""Tensors to and from storage by ``torch.distributed.checkpoint``, by all ranks or one, with any torch since 2.6."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+#: Of torch 2.6, only the former functions can be told that one rank among many works alone.
+_TELLS = "no_dist" in inspect.signature(dcp.save).parameters
+
+
+def save_tensors(
+    tensors: Mapping[str, Any], writer: StorageWriter, *, alone: bool, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write tensors.
+
+    Args:
+        tensors: by their names; each rank gives what it has.
+        writer: where to.
+        alone: this process writes all, and does not wait for other ranks.
+        group: those ranks; None for all.
+    """
+    with _silence():
+        if _TELLS:
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+        else:
+            dcp.save_state_dict(dict(tensors), writer, group, no_dist=alone)
+
+
+def load_tensors(tensors: dict[str, torch.Tensor], reader: StorageReader, *, alone: bool) -> None:
+    """Read tensors into memory that is there already; ``alone``: without waiting for other ranks."""
+    with _silence():
+        if _TELLS:
+            dcp.load(tensors, storage_reader=reader, no_dist=alone)
+        else:
+            dcp.load_state_dict(tensors, reader, no_dist=alone)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """torch warns where there is no process group, even when it is told that none is wanted, and of the older names."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="`(save|load)_state_dict` is deprecated")
+        yield
