@@ -116,6 +116,11 @@ class PlannedDataset(BaseDataset):
             error_handler=self.worker_config.global_error_handler,
         )
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether there is only one pass, which does not end."""
+        return self.plan.count(0) is None
+
     def count(self, pass_number: int) -> int | None:
         """Micro-batches in a pass over all ranks; None: the stream is endless."""
         count = self.plan.count(pass_number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from energon_lite.errors import StateError
 from energon_lite.loading.jobs.pipeline import Address, Job, Result
@@ -44,10 +43,6 @@ class PlannedWalk(PlanWalk[Cursor]):
         self._unchanged, self._executor, self._ahead = dataset, executor, ahead
         self.feed: Feed | None = None
 
-    def start_loop(self) -> None:
-        if self._loop_is_over():
-            self.cursor = self._next_loop()
-
     def take(self) -> Result | None:
         if self.is_over():
             return None
@@ -66,8 +61,7 @@ class PlannedWalk(PlanWalk[Cursor]):
         position = cursor.position * dataset.plan.rows
         if position >= MAX_LENGTH:
             raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
-        ends = dataset.count(0) is not None
-        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=ends)
+        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
         self._go_to(dataset, cursor)
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
@@ -90,17 +84,6 @@ class PlannedWalk(PlanWalk[Cursor]):
         if self.feed is not None and dataset.rebase != self.dataset.rebase:
             self.feed.follow(dataset)
         self.dataset, self.cursor = dataset, cursor
-
-    def _loop_is_over(self) -> bool:
-        if self.dataset.count(self.cursor.pass_number) is not None:
-            return self.dataset.pass_is_over(self.cursor)
-        length = self.dataset.loop_length
-        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
-
-    def _next_loop(self) -> Cursor:
-        if self.dataset.count(self.cursor.pass_number) is not None:
-            return Cursor(pass_number=self.cursor.pass_number + 1)
-        return replace(self.cursor, loop_start=self.cursor.position)
 
 
 class Feed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 
 from energon_lite.batching.oversize import Counts
 from energon_lite.loading.jobs.pipeline import Address, Result
@@ -48,15 +47,6 @@ class TokenWalk(PlanWalk[TokenCursor]):
         self._at: TokenCursor | None = None  # the cursor at which the first of _tickets will be asked for
         self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
         self.counts = Counts()
-
-    def start_loop(self) -> None:
-        if self._loop_is_over():
-            at_end = self.cursor
-            self.cursor = (
-                replace(at_end, loop_start=at_end.position)
-                if self.dataset.is_endless
-                else TokenCursor(at_end.pass_number + 1)
-            )
 
     def take(self) -> Result | None:
         reads = self.dataset.worker_config.reads
@@ -115,12 +105,6 @@ class TokenWalk(PlanWalk[TokenCursor]):
             yield self.dataset.job(cursor.pass_number, place)
             self.dataset.prepare_step(cursor.pass_number, place)
             cursor = self._behind_skipped(self.dataset.step(cursor))
-
-    def _loop_is_over(self) -> bool:
-        if not self.dataset.is_endless:
-            return self.dataset.pass_is_over(self.cursor)
-        length = self.dataset.loop_length
-        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
 
     def _count_step(self) -> None:
         """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""

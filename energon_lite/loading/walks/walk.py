@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.jobs.pipeline import Address, Result
@@ -63,11 +63,18 @@ class Walk(Protocol):
 
 
 class _Cursor(Protocol):
+    """A frozen dataclass whose default is where a run begins."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
     @property
     def pass_number(self) -> int: ...
 
     @property
     def position(self) -> int: ...
+
+    @property
+    def loop_start(self) -> int: ...
 
 
 C = TypeVar("C", bound=_Cursor)
@@ -76,6 +83,12 @@ C = TypeVar("C", bound=_Cursor)
 class _Plan(Protocol[C]):
     """What is walked through."""
 
+    @property
+    def is_endless(self) -> bool: ...
+
+    @property
+    def loop_length(self) -> int: ...
+
     def step(self, cursor: C) -> C:
         """The cursor after one more micro-batch on every rank."""
 
@@ -83,7 +96,7 @@ class _Plan(Protocol[C]):
         """Whether no step of the cursor's pass is left."""
 
 
-class PlanWalk(ABC, Generic[C]):
+class PlanWalk(Generic[C]):
     """What those walks have in common in which every rank knows the whole plan, so that ranks need not talk.
 
     Args:
@@ -111,6 +124,15 @@ class PlanWalk(ABC, Generic[C]):
     def step(self) -> tuple[int, int]:
         return self.cursor.pass_number, self.cursor.position
 
+    def start_loop(self) -> None:
+        if self._loop_is_over():
+            at_end = self.cursor
+            self.cursor = (
+                replace(at_end, loop_start=at_end.position)
+                if self.dataset.is_endless
+                else type(at_end)(pass_number=at_end.pass_number + 1)  # type: ignore[call-arg]  # a dataclass
+            )
+
     def is_over(self) -> bool:
         self.cursor = self._behind_skipped(self.cursor)
         return self._loop_is_over()
@@ -129,9 +151,12 @@ class PlanWalk(ABC, Generic[C]):
             self._stepped = cursor, after
         return after
 
-    @abstractmethod
     def _loop_is_over(self) -> bool:
         """Whether the ``for`` loop that is running ends here."""
+        if not self.dataset.is_endless:
+            return self.dataset.pass_is_over(self.cursor)
+        length = self.dataset.loop_length
+        return bool(length) and self.cursor.position - self.cursor.loop_start >= length * self._world
 
     def _is_skipped(self, pass_number: int, position: int) -> bool:
         return (pass_number, position // self._world) in self._skip
