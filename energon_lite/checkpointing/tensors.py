@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ _TELLS = "no_dist" in inspect.signature(dcp.save).parameters
 
 
 def save_tensors(
-    tensors: Mapping[str, Any], writer: StorageWriter, *, alone: bool, group: dist.ProcessGroup | None = None
+    tensors: dict[str, Any], writer: StorageWriter, *, alone: bool, group: dist.ProcessGroup | None = None
 ) -> None:
     """Write tensors.
 
@@ -30,9 +30,9 @@ def save_tensors(
     """
     with _silence():
         if _TELLS:
-            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+            dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=alone)
         else:
-            dcp.save_state_dict(dict(tensors), writer, group, no_dist=alone)
+            dcp.save_state_dict(tensors, writer, group, no_dist=alone)
 
 
 def load_tensors(tensors: dict[str, torch.Tensor], reader: StorageReader, *, alone: bool) -> None:

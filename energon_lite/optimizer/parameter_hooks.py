@@ -54,7 +54,8 @@ def hook_parameters(
             # Modules say of themselves if they use the parameters of their children without calling these.
             whole = compiled or getattr(module, "reads_children", False)
             entered = [p for p in module.parameters() if p in parameters] if whole else own
-            handles += _before_forward(module, entered, before_forward, compiled=compiled)
+            if entered:
+                handles.append(_before_forward(module, entered, before_forward, compiled=compiled))
         if compiled:
             inside.update(module.modules())
         if own:
@@ -73,8 +74,8 @@ def hook_parameters(
 
 def _before_forward(
     module: nn.Module, entered: list[nn.Parameter], call: OfModule, *, compiled: bool
-) -> list[RemovableHandle]:
+) -> RemovableHandle:
     def hook(*_: object) -> None:
         call(entered)
 
-    return [module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook)] if entered else []
+    return module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook)

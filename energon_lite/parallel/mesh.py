@@ -181,7 +181,7 @@ def build_mesh(
         sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
         virtual: chunks of layers of each pipeline stage; more than one makes the schedule interleaved.
         order: the axes, the fastest varying first; those of size 1 may be left out.
-        timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word
+        timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word;
             None for torch's default, which is half an hour for gloo and ten minutes for NCCL. The gloo of torch 2.6
             does not heed it.
 

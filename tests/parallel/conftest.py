@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,4 +24,4 @@ torch.set_num_threads(1)
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> RunRanks:
     """``run_ranks(world, fn, timeout=120)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
-    return lambda world, fn, timeout=120.0: run(world, fn, folder=tmp_path, timeout=timeout)
+    return partial(run, folder=tmp_path)

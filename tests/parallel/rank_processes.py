@@ -36,7 +36,7 @@ class RankFailure(AssertionError):
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())))
 
 
-def run_ranks(world: int, fn: Job, *, folder: Path, timeout: float = 120.0) -> list[Any]:
+def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path) -> list[Any]:
     """``[fn(0), ..., fn(world - 1)]``, called at once on the ranks of a group.
 
     Args:

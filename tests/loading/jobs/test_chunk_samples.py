@@ -18,7 +18,6 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
-    stateless,
 )
 from energon_lite.sources import range_cache
 from energon_lite.sources.shard_store import ShardStore
@@ -27,7 +26,6 @@ from energon_lite.sources.shard_store import ShardStore
 class Twice(TaskEncoder):
     """Each sample comes twice, so that only the hooks know how many there are."""
 
-    @stateless
     def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
         yield sample
         yield sample
