@@ -108,7 +108,9 @@ class DataLoader:
         self._ahead: OneAhead | None = None
         self._pipeline: Pipeline = dataset.pipeline()
         reaction: OnTimeout = on_timeout or ("raise" if fail_on_timeout else "warn")
-        options = PoolOptions(start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None)
+        options = PoolOptions(
+            start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None, prefetch_factor
+        )
         self._crew = Crew(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))

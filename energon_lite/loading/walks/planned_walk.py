@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from energon_lite.errors import StateError
-from energon_lite.loading.jobs.pipeline import Address, Job, Result
+from energon_lite.loading.jobs.pipeline import Address, Job
 from energon_lite.loading.walks.cursor import Cursor, from_state, to_state
 from energon_lite.loading.walks.dataset import PlannedDataset
 from energon_lite.loading.walks.rebase_entry import check_rebase
@@ -38,19 +37,9 @@ class PlannedWalk(PlanWalk[Cursor]):
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        super().__init__(Cursor(), dataset.worker_config.world_size, skip)
+        super().__init__(Cursor(), dataset.worker_config, executor, ahead=ahead, skip=skip)
         self.dataset: PlannedDataset = dataset
-        self._unchanged, self._executor, self._ahead = dataset, executor, ahead
-        self.feed: Feed | None = None
-
-    def take(self) -> Result | None:
-        if self.is_over():
-            return None
-        if not self.dataset.worker_config.reads:
-            return Result(None)
-        if self.feed is None:
-            self.feed = Feed(self.dataset, self._executor(), ahead=self._ahead, is_skipped=self._is_skipped)
-        return self.feed.take(self.cursor, following=self._behind_skipped(self._after(self.cursor)))
+        self._unchanged = dataset
 
     def state(self) -> State:
         return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)
@@ -75,90 +64,16 @@ class PlannedWalk(PlanWalk[Cursor]):
             raise no_such_step(number, step)
         return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank])]
 
-    def close(self) -> None:
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
-
-    def _go_to(self, dataset: PlannedDataset, cursor: Cursor) -> None:
-        if self.feed is not None and dataset.rebase != self.dataset.rebase:
-            self.feed.follow(dataset)
-        self.dataset, self.cursor = dataset, cursor
-
-
-class Feed:
-    """Keeps an executor supplied with the jobs that come next for this rank.
-
-    Args:
-        dataset: where jobs come from.
-        executor: who runs them.
-        ahead: jobs submitted before their turn.
-        is_skipped: ``(pass, position at which a step begins) -> it is passed over``.
-    """
-
-    def __init__(
-        self, dataset: PlannedDataset, executor: Executor, *, ahead: int, is_skipped: Callable[[int, int], bool]
-    ):
-        self._dataset = dataset
-        self._executor = executor
-        self._is_skipped = is_skipped
-        self._ahead = ahead
-        self._at: Cursor | None = None  # the cursor at which the first of _tickets will be asked for
-        self._tickets: deque[int] = deque()
-        self._planned: deque[Job] = deque()
-        self._next_number = 0  # the first micro-batch of this rank that is not planned yet
-
-    def take(self, cursor: Cursor, following: Cursor) -> Result:
-        """The result for this rank at ``cursor``. Quick if that was ``following`` last time; else starts over there.
-
-        Args:
-            following: where the next result will be asked for, as far as one knows.
-        """
-        if self._at is None or (self._at.pass_number, self._at.position) != (cursor.pass_number, cursor.position):
-            self._restart(cursor)
-        ahead = self._executor.ahead(self._ahead)
-        while len(self._tickets) <= ahead and (job := self._next_job(cursor)) is not None:
-            self._tickets.append(self._executor.submit(job))
-        self._at = None  # until the result is there: after an error the next call starts over
-        result = self._executor.result(self._tickets.popleft())
-        self._at = following
-        return result
-
-    def follow(self, dataset: PlannedDataset) -> None:
-        """Take jobs from another data set from now on."""
-        self._dataset, self._at = dataset, None
-
-    def close(self) -> None:
-        self._executor.close()
-
-    def _restart(self, cursor: Cursor) -> None:
-        self._executor.cancel()
-        self._tickets.clear()
-        self._planned.clear()
-        self._next_number = cursor.position + self._dataset.worker_config.rank
-
-    def _next_job(self, cursor: Cursor) -> Job | None:
-        if not self._planned:
-            self._plan(cursor)
-        return self._planned.popleft() if self._planned else None
-
-    def _plan(self, cursor: Cursor) -> None:
-        """Look up the addresses of the next few micro-batches of this rank that are not passed over."""
-        while not self._planned and self._plan_some(cursor):
-            pass
-
-    def _plan_some(self, cursor: Cursor) -> bool:
-        """Look up a few addresses in one go. False: the pass has no more of them."""
-        world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
-        number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
-        stop = self._next_number + number_of_jobs * world
-        count = self._dataset.count(cursor.pass_number)
+    def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
+        dataset, world, rank = self.dataset, self._world, self.dataset.worker_config.rank
+        number, count, stop = cursor.position + rank, dataset.count(cursor.pass_number), None
         if count is not None:
             # The last step begins below count; ranks that find nothing left there get an empty batch.
-            last_step = cursor.position + -(-(count - cursor.position) // world) * world
-            stop = min(stop, last_step + rank)
-        numbers = range(self._next_number, stop, world)
-        wanted = [number for number in numbers if not self._is_skipped(cursor.pass_number, number - rank)]
-        self._planned.extend(self._dataset.jobs(cursor.pass_number, wanted))
-        self._next_number = numbers[-1] + world if len(numbers) else self._next_number
-        return len(numbers) > 0
+            stop = number + -(-(count - cursor.position) // world) * world
+        at_once = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // dataset.plan.rows)) * world
+        while stop is None or number < stop:
+            following = number + at_once if stop is None else min(number + at_once, stop)
+            numbers = range(number, following, world)
+            wanted = [one for one in numbers if not self._is_skipped(cursor.pass_number, one - rank)]
+            yield from dataset.jobs(cursor.pass_number, wanted)
+            number = following

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from energon_lite.batching.oversize import Counts
-from energon_lite.loading.jobs.pipeline import Address, Result
+from energon_lite.loading.jobs.pipeline import Address
 from energon_lite.loading.jobs.token_pipeline import TokenJob
 from energon_lite.loading.walks.rebase_entry import check_rebase
 from energon_lite.loading.walks.token_cursor import TokenCursor, from_token_state, to_token_state
@@ -38,37 +37,11 @@ class TokenWalk(PlanWalk[TokenCursor]):
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        super().__init__(TokenCursor(), dataset.worker_config.world_size, skip)
+        super().__init__(TokenCursor(), dataset.worker_config, executor, ahead=ahead, skip=skip)
         self.dataset: TokenDataset = dataset
-        self._unchanged, self._make_executor, self._ahead = dataset, executor, ahead
-        self._executor: Executor | None = None
-        self._tickets: deque[int] = deque()
-        self._jobs: Iterator[TokenJob] = iter(())
-        self._at: TokenCursor | None = None  # the cursor at which the first of _tickets will be asked for
+        self._unchanged = dataset
         self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
         self.counts = Counts()
-
-    def take(self) -> Result | None:
-        reads = self.dataset.worker_config.reads
-        if reads and self._executor is None:
-            # Before the first chunk is planned: workers that are forked should not inherit a thread at work.
-            self._executor = self._make_executor()
-        if self.is_over():
-            return None
-        self._count_step()
-        if not reads or self._executor is None:
-            return Result(None)
-        if self._at != self.cursor:
-            self._executor.cancel()
-            self._tickets.clear()
-            self._jobs = self._jobs_from(self.cursor)
-        ahead = self._executor.ahead(self._ahead)
-        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
-            self._tickets.append(self._executor.submit(job))
-        self._at = None  # until the result is there: after an error the next call starts over
-        result = self._executor.result(self._tickets.popleft())
-        self._at = self._behind_skipped(self._after(self.cursor))
-        return result
 
     def state(self) -> State:
         return to_token_state(self.cursor, self.dataset.identity, self.dataset.rebase)
@@ -78,9 +51,7 @@ class TokenWalk(PlanWalk[TokenCursor]):
         cursor = TokenCursor() if state is None else from_token_state(state, dataset.identity)
         position = cursor.chunk * dataset.plan.chunk
         check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
-        if dataset.rebase != self.dataset.rebase:
-            self.dataset, self._at = dataset, None
-        self.cursor = cursor
+        self._go_to(dataset, cursor)
         self._counted = (self.cursor.pass_number, self.cursor.chunk)
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
@@ -93,20 +64,14 @@ class TokenWalk(PlanWalk[TokenCursor]):
         places = [dataset.place_at(near, first + rank) for rank in ranks]
         return [dataset.job(number, place).addresses for place in places]
 
-    def close(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
-        self._executor, self._at = None, None
-
     def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
-        """The jobs of this rank from a cursor to the end of its pass."""
         while not self.dataset.pass_is_over(cursor):
             place = self.dataset.place(cursor, self.dataset.seat(cursor))
             yield self.dataset.job(cursor.pass_number, place)
             self.dataset.prepare_step(cursor.pass_number, place)
             cursor = self._behind_skipped(self.dataset.step(cursor))
 
-    def _count_step(self) -> None:
+    def _begin_step(self) -> None:
         """Count what the plan left out in the chunks that this step reaches, each once; have the next one planned."""
         pass_number = self.cursor.pass_number
         count = self.dataset.plan.chunk_count(pass_number)

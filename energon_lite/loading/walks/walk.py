@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.jobs.pipeline import Address, Result
+from energon_lite.loading.jobs.pipeline import Address, Job, Result
+from energon_lite.loading.walks.prefetcher import Prefetcher
+from energon_lite.loading.workers.executor import Executor
+from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["PlanWalk", "State", "Walk", "no_such_step"]
 
@@ -101,19 +104,32 @@ class PlanWalk(Generic[C]):
 
     Args:
         cursor: where it begins.
-        world: number of ranks.
+        config: which rank this is.
+        executor: makes the executor, at the first batch.
+        ahead: jobs submitted before their turn.
         skip: ``(pass, step)`` of steps that are passed over.
 
     Attributes:
         dataset: what is planned.
         cursor: where this rank is.
+        following: where it is when what was taken last is delivered.
     """
 
     dataset: _Plan[C]
 
-    def __init__(self, cursor: C, world: int, skip: Collection[tuple[int, int]]):
-        self.cursor = cursor
-        self._world, self._skip = world, frozenset(skip)
+    def __init__(
+        self,
+        cursor: C,
+        config: WorkerConfig,
+        executor: Callable[[], Executor],
+        *,
+        ahead: int,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self.cursor = self.following = cursor
+        self._reads, self._world, self._skip = config.reads, config.world_size, frozenset(skip)
+        self._executor, self._ahead = executor, ahead
+        self._prefetcher: Prefetcher | None = None
         self._stepped = cursor, cursor
 
     @property
@@ -135,13 +151,48 @@ class PlanWalk(Generic[C]):
 
     def is_over(self) -> bool:
         self.cursor = self._behind_skipped(self.cursor)
-        return self._loop_is_over()
+        if self._loop_is_over():
+            return True
+        self.following = self._after(self.cursor)
+        return False
+
+    def take(self) -> Result | None:
+        if self._reads and self._prefetcher is None:
+            # Before anything is planned: workers that are forked should not inherit a thread at work.
+            self._prefetcher = Prefetcher(self._executor(), self._ahead)
+        if self.is_over():
+            return None
+        cursor = self.cursor
+        self._begin_step()
+        if self._prefetcher is None:
+            return Result(None)
+        return self._prefetcher.take(
+            _place(cursor), _place(self._behind_skipped(self.following)), lambda: self._jobs_from(cursor)
+        )
+
+    def _jobs_from(self, cursor: C) -> Iterator[Job]:
+        """The jobs of this rank from a cursor to the end of its pass."""
+        raise NotImplementedError
+
+    def _begin_step(self) -> None:
+        """What else is done at the beginning of a step."""
 
     def follow(self, step: tuple[int, int] | None) -> None:
         pass  # each rank knows for itself
 
     def advance(self) -> None:
-        self.cursor = self._after(self.cursor)
+        self.cursor = self.following
+
+    def close(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
+
+    def _go_to(self, dataset: _Plan[C], cursor: C) -> None:
+        """Go on at a cursor; with other jobs, if the data set is another one."""
+        if self._prefetcher is not None and dataset is not self.dataset:
+            self._prefetcher.forget()
+        self.dataset, self.cursor = dataset, cursor
 
     def _after(self, cursor: C) -> C:
         """The cursor behind one; of the last one it is known."""
@@ -168,6 +219,11 @@ class PlanWalk(Generic[C]):
                 break
             cursor = self.dataset.step(cursor)
         return cursor
+
+
+def _place(cursor: _Cursor) -> tuple[int, int]:
+    """What of a cursor decides which jobs come next."""
+    return cursor.pass_number, cursor.position
 
 
 def no_such_step(pass_number: int, step: int) -> UsageError:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from energon_lite.loading.jobs.pipeline import Pipeline
-from energon_lite.loading.workers.segments import Segments
+from energon_lite.loading.workers.segments import MemoryFiles
 
 __all__ = ["Notes", "observed"]
 
@@ -34,7 +34,7 @@ class Notes:
     """Memory that a worker writes and the trainer reads. On systems without ``memfd`` there is none, and no notes."""
 
     def __init__(self) -> None:
-        self._memory = Segments(2)
+        self._memory = MemoryFiles(2)
 
     @property
     def _descriptors(self) -> tuple[int, int] | None:

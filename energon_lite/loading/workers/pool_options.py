@@ -25,6 +25,7 @@ class PoolOptions:
         max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
             expected of the jobs at work, are larger than this. The job whose result is waited for is begun anyway.
         trace: results carry how they were made.
+        prefetch_factor: jobs that each worker is given before their turn; more if they are tiny.
 
     Raises:
         UsageError: a word that is none of these.
@@ -35,6 +36,7 @@ class PoolOptions:
     on_timeout: OnTimeout = "warn"
     max_bytes_in_flight: int = 1 << 30
     trace: bool = False
+    prefetch_factor: int = 2
 
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):

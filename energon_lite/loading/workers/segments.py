@@ -4,8 +4,9 @@ A worker has a few segments. It writes a result into one that is free; the train
 when the last of them is gone, the segment is free again. So nothing is allocated, cleared or mapped from batch to
 batch. If all segments are in use (the user keeps batches), results go through the pipe into memory of their own.
 
-Segments are anonymous memory behind descriptors (``memfd``): they have no name in ``/dev/shm`` that could stay behind,
-and vanish with the last process that has them, however it ended.
+All segments of a worker are regions of one anonymous file (``memfd``), which takes memory only where something was
+written. It has no name in ``/dev/shm`` that could stay behind, and vanishes with the last process that has it, however
+that ended.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SegmentReader", "SegmentWriter", "Segments"]
+__all__ = ["MemoryFiles", "SegmentReader", "SegmentWriter", "Segments"]
 
-#: Per worker: one is being written, some wait for their turn, one or two are with the user.
-_COUNT = 6
-#: Segments grow by whole multiples of this.
-_STEP = 1 << 20
+#: Segments grow by whole multiples of this, and begin at multiples of that: no result is as large.
+_STEP, _REGION = 1 << 20, 1 << 40
+#: Smaller messages do not need a segment, unless so many may wait in the pipe that it would be full.
+_LARGE, _PIPE = 16 << 10, 96 << 10
 #: Parts written by one call; the system allows 1,024.
 _VECTOR = 512
 
 
-class Segments:
-    """The descriptors of one worker's segments; made by the trainer, handed to the worker when it starts.
+class MemoryFiles:
+    """Descriptors of anonymous files, made by the trainer and handed to a worker when it starts.
 
     Args:
-        count: how many; 0 where the system has no such memory.
+        count: how many; there are none where the system has no such files.
     """
 
-    def __init__(self, count: int = _COUNT):
+    def __init__(self, count: int):
         self.descriptors: list[int] = []
         if hasattr(os, "memfd_create"):
             self.descriptors = [os.memfd_create("energon_lite", os.MFD_CLOEXEC) for _ in range(count)]
@@ -51,14 +52,26 @@ class Segments:
         """Close them in this process."""
         self._close()
 
-    def __getstate__(self) -> list[Any]:
+    def __getstate__(self) -> dict[str, Any]:
         # Only on the way to a process that is being started.
         context.assert_spawning(self)
-        return [reduction.DupFd(descriptor) for descriptor in self.descriptors]
+        return self.__dict__ | {"descriptors": [reduction.DupFd(one) for one in self.descriptors], "_close": None}
 
-    def __setstate__(self, state: list[Any]) -> None:
-        self.descriptors = [one.detach() for one in state]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, descriptors=[one.detach() for one in state["descriptors"]])
         self._close = weakref.finalize(self, _close, list(self.descriptors))
+
+
+class Segments(MemoryFiles):
+    """One worker's segments.
+
+    Args:
+        count: how many: one is being written, some wait for their turn, one or two are with the user.
+    """
+
+    def __init__(self, count: int):
+        super().__init__(1)
+        self.count = count if self.descriptors else 0
 
 
 def _close(descriptors: Sequence[int]) -> None:
@@ -66,13 +79,20 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
+def _grown(end: int) -> int:
+    """Bytes of a segment in which something ends at ``end``."""
+    return -(-end // _STEP) * _STEP
+
+
 class SegmentWriter:
     """The worker's side."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
-        self._sizes = [0] * len(segments.descriptors)
-        self._free = list(range(len(segments.descriptors)))
+        self._sizes = [0] * segments.count
+        self._free = list(range(segments.count))
+        #: Messages from so many bytes on are worth a segment.
+        self.worth = min(_LARGE, _PIPE // max(1, segments.count))
 
     def release(self, numbers: Sequence[int]) -> None:
         """The trainer has no more use for these."""
@@ -83,12 +103,14 @@ class SegmentWriter:
         if not self._free:
             return None
         number = self._free[-1]  # the one released last: the fewer are in use, the less memory
-        descriptor, end = self._segments.descriptors[number], offset + size
+        (descriptor,), end = self._segments.descriptors, offset + size
+        offset += number * _REGION
         try:
             if end > self._sizes[number]:
-                grown = -(-end // _STEP) * _STEP
-                os.ftruncate(descriptor, grown)
-                self._sizes[number] = grown
+                needed = number * _REGION + _grown(end)
+                if os.fstat(descriptor).st_size < needed:
+                    os.ftruncate(descriptor, needed)
+                self._sizes[number] = _grown(end)
             waiting = list(parts)
             while waiting:
                 written = os.pwritev(descriptor, waiting[:_VECTOR], offset)
@@ -116,8 +138,9 @@ class SegmentReader:
         """What a worker wrote. The segment is released when this, and all that looks into it, is gone."""
         mapped = self._maps.get(number)
         if mapped is None or len(mapped) < offset + size:
-            descriptor = self._segments.descriptors[number]
-            mapped = self._maps[number] = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+            (descriptor,) = self._segments.descriptors
+            mapped = mmap.mmap(descriptor, _grown(offset + size), offset=number * _REGION)
+            self._maps[number] = mapped
         memory = np.frombuffer(mapped, dtype=np.uint8, count=size, offset=offset)
         weakref.finalize(memory, self._released.append, number).atexit = False
         return memoryview(memory)  # type: ignore[arg-type]

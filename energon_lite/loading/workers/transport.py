@@ -13,7 +13,7 @@ import itertools
 import os
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,11 +23,9 @@ import torch
 
 from energon_lite.loading.workers.segments import SegmentReader, SegmentWriter
 
-__all__ = ["Message", "pack", "receive", "send", "unpack"]
+__all__ = ["Channel", "Message", "pack", "receive", "send", "unpack"]
 
 _ALIGNMENT = 64
-#: Messages from so many bytes on are worth a segment.
-_LARGE = 16 << 10
 #: Parts written by one call; the system allows 1,024.
 _VECTOR = 512
 
@@ -84,8 +82,33 @@ def pack(obj: Any) -> Message:
     return Message(parts, sum(part.nbytes for part in parts))
 
 
+def place(message: Message, segments: SegmentWriter) -> Message:
+    """Put a large message into a free segment; the message that says where it is, or the same one."""
+    number = segments.write(message.parts, message.size, message.lead) if message.size >= segments.worth else None
+    if number is None:
+        return message
+    return Message([memoryview(struct.pack("<4Q", 0, number, message.lead, message.size))], 32)
+
+
+def write(descriptor: int, waiting: list[memoryview]) -> None:
+    """Write as much of ``waiting`` as the pipe takes (all of it, if it blocks), and take that out of it.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    while waiting:
+        try:
+            sent = os.writev(descriptor, waiting[:_VECTOR])
+        except BlockingIOError:
+            return
+        while waiting and sent >= waiting[0].nbytes:
+            sent -= waiting.pop(0).nbytes
+        if sent:
+            waiting[0] = waiting[0][sent:]
+
+
 def send(connection: Connection, message: Message, segments: SegmentWriter | None = None) -> None:
-    """Send a message, straight from the memory where it is.
+    """Send a message, straight from the memory where it is; waits until the other side takes it.
 
     Args:
         segments: a large message is put into one of these, if there is a free one.
@@ -93,17 +116,8 @@ def send(connection: Connection, message: Message, segments: SegmentWriter | Non
     Raises:
         OSError: the other side is gone.
     """
-    if segments is not None and message.size >= _LARGE:
-        number = segments.write(message.parts, message.size, message.lead)
-        if number is not None:
-            message = Message([memoryview(struct.pack("<4Q", 0, number, message.lead, message.size))], 32)
-    waiting = [part for part in message.parts if part.nbytes]
-    while waiting:
-        sent = os.writev(connection.fileno(), waiting[:_VECTOR])
-        while waiting and sent >= waiting[0].nbytes:
-            sent -= waiting.pop(0).nbytes
-        if sent:
-            waiting[0] = waiting[0][sent:]
+    message = message if segments is None else place(message, segments)
+    write(connection.fileno(), [part for part in message.parts if part.nbytes])
 
 
 def receive(connection: Connection, segments: SegmentReader | None = None) -> tuple[Any, int]:
@@ -115,14 +129,102 @@ def receive(connection: Connection, segments: SegmentReader | None = None) -> tu
     Raises:
         EOFError, OSError: the other side is gone.
     """
-    (count,) = struct.unpack("<Q", _read(connection, 8))
+    received = receiving(segments)
+    wanted = next(received)
+    while True:
+        while wanted.nbytes:
+            wanted = wanted[_read(connection.fileno(), wanted) :]
+        try:
+            wanted = received.send(None)
+        except StopIteration as done:
+            return done.value
+
+
+#: Yields memory that has to be filled from the pipe before it goes on; returns the object and its size.
+Receiving = Generator[memoryview, None, tuple[Any, int]]
+
+
+def receiving(segments: SegmentReader | None) -> Receiving:
+    """Receive one object, by somebody else's reading."""
+    lead = _memory(8)
+    yield lead
+    (count,) = struct.unpack("<Q", lead)
     if not count:
         assert segments is not None
-        number, lead, size = struct.unpack("<3Q", _read(connection, 24))
-        return unpack(segments.view(number, lead, size)), size
-    sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
-    size = sum(map(_padded, sizes))
-    return _loads(_read(connection, size), sizes), size
+        place = _memory(24)
+        yield place
+        number, offset, size = struct.unpack("<3Q", place)
+        return unpack(segments.view(number, offset, size)), size
+    table = _memory(8 * count)
+    yield table
+    sizes = struct.unpack(f"<{count}Q", table)
+    body = _memory(sum(map(_padded, sizes)))
+    yield body
+    return _loads(body, sizes), body.nbytes
+
+
+class Channel:
+    """The trainer's end of a worker's pipe: neither sending nor receiving ever waits for the worker.
+
+    Args:
+        connection: the end; it does not block from now on.
+        segments: where the worker puts large messages.
+    """
+
+    def __init__(self, connection: Connection, segments: SegmentReader):
+        os.set_blocking(connection.fileno(), False)
+        self._connection, self._segments = connection, segments
+        self._unsent: list[memoryview] = []
+        self._receiving = receiving(segments)
+        self._wanted = next(self._receiving)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something waits to be sent until the worker has read what was sent before."""
+        return bool(self._unsent)
+
+    def send(self, message: Message) -> None:
+        """Send a message, or as much of it as the pipe takes; :meth:`flush` sends the rest.
+
+        Raises:
+            OSError: the worker is gone.
+        """
+        self._unsent += [part for part in message.parts if part.nbytes]
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the pipe takes it.
+
+        Raises:
+            OSError: the worker is gone.
+        """
+        write(self.fileno(), self._unsent)
+
+    def receive(self) -> tuple[Any, int] | None:
+        """The next object and its size in bytes; None: it is not here yet, or not whole.
+
+        Raises:
+            EOFError, OSError: the worker is gone.
+        """
+        while True:
+            while self._wanted.nbytes:
+                try:
+                    self._wanted = self._wanted[_read(self.fileno(), self._wanted) :]
+                except BlockingIOError:
+                    return None
+            try:
+                self._wanted = self._receiving.send(None)
+            except StopIteration as done:
+                self._receiving = receiving(self._segments)
+                self._wanted = next(self._receiving)
+                return done.value
+
+    def close(self) -> None:
+        self._connection.close()
+        self._segments.close()
 
 
 def unpack(memory: memoryview) -> Any:
@@ -142,13 +244,14 @@ def _padded(size: int) -> int:
     return size + -size % _ALIGNMENT
 
 
-def _read(connection: Connection, size: int) -> memoryview:
-    """So many bytes, in memory of their own that is neither cleared nor copied."""
-    memory = memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
-    done = 0
-    while done < size:
-        got = os.readv(connection.fileno(), [memory[done:]])
-        if not got:
-            raise EOFError
-        done += got
-    return memory
+def _memory(size: int) -> memoryview:
+    """So many bytes, neither cleared nor copied."""
+    return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
+
+
+def _read(descriptor: int, memory: memoryview) -> int:
+    """Read into ``memory`` what is there; returns how much that is."""
+    got = os.readv(descriptor, [memory])
+    if not got:
+        raise EOFError
+    return got

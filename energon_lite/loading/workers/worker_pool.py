@@ -13,21 +13,17 @@ import os
 import select
 import signal
 import time
-import weakref
 from collections import deque
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 from energon_lite.errors import WorkerError
 from energon_lite.loading.jobs.pipeline import Job, Pipeline, Result
 from energon_lite.loading.jobs.stage_timer import note_transfer
 from energon_lite.loading.workers.executor import Load
-from energon_lite.loading.workers.observation import Notes
 from energon_lite.loading.workers.pool_options import PoolOptions
-from energon_lite.loading.workers.segments import SegmentReader, Segments
-from energon_lite.loading.workers.transport import pack, receive, send
-from energon_lite.loading.workers.worker_process import STOP_SIGNALS, Request, serve
+from energon_lite.loading.workers.transport import pack
+from energon_lite.loading.workers.worker_handle import WorkerHandle, end_workers
+from energon_lite.loading.workers.worker_process import serve
 
 __all__ = ["WorkerPool"]
 
@@ -35,55 +31,24 @@ logger = logging.getLogger(__name__)
 
 #: A job during which so many workers died, or hung, is not tried again.
 MAX_DEATHS = 3
-#: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
-_START_SECONDS = 120.0
-#: Jobs that a worker has: one to work on, one to go on with. Of very short ones so many at most, that give results of
-#: so many bytes, as many as take so many seconds: to wake a sleeping process up takes longer than to copy such a batch.
-_DEPTH, _MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 2, 16, 1 << 20, 4e-3
+#: Jobs that a worker has at least: one to work on, one to go on with. No more until a result's size is known.
+_DEPTH = 2
+#: Very short jobs that a worker has at most, that give results of so many bytes, as many as take so many seconds: to
+#: wake a sleeping process up takes longer than to copy such a batch.
+_MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 16, 1 << 20, 4e-3
+#: Results that a worker can hand over through shared memory beyond those that wait for their turn.
+_WITH_USER = 4
+#: Seconds that workers have to end the job that they are at, when they are told to leave.
+_LEAVE = 2.0
 #: Seconds that a job may take as long as nobody knows better: the first ones, and those after a death, go one by one.
 _UNKNOWN = 1.0
-#: Jobs larger than this (in bytes) are sent to idle workers only, so that both sides never wait to be read.
-_SMALL_JOB = 32 << 10
-
-# The trainer's ends of all pipes, and its views of all segments. A forked worker inherits them and closes them at once:
-# as long as anyone else holds such an end, a worker would not notice that its trainer is gone.
-_trainer_ends: weakref.WeakSet[Connection | SegmentReader] = weakref.WeakSet()
-
-
-@dataclass(eq=False)
-class _Worker:
-    number: int
-    process: BaseProcess
-    connection: Connection
-    segments: SegmentReader
-    notes: Notes
-    tickets: deque[int] = field(default_factory=deque)  # jobs sent and not answered, oldest first
-    together: bool = False  # some of them were sent at once, so that it is not known which one it works on
-    since: float = 0.0  # when it began the oldest of them, or later
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid or 0
-
-    def busy_seconds(self, now: float) -> float:
-        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
-        began = self.notes.began()
-        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
-
-    def dismiss(self) -> None:
-        """Tell it to leave."""
-        self.notes.dismiss()
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the pipe and of the memory."""
-        self.connection.close()
-        self.segments.close()
-        self.notes.close()
 
 
 class WorkerPool:
     """Runs jobs in worker processes.
+
+    Whatever interrupts a call (Ctrl-C may come between any two steps, in the middle of a message too) leaves the pool
+    as one that nobody relies on: :meth:`cancel` then starts new workers.
 
     Args:
         pipeline: what runs a job; it is copied into each worker.
@@ -109,18 +74,28 @@ class WorkerPool:
         self._awaited = 0  # the ticket that somebody waits for
         self.total_deaths = 0
         self._closed = False
+        self._workers: list[WorkerHandle] = []
+        # Workers end when nobody has the pool any more, and when this process ends: multiprocessing, which then waits
+        # for all processes, runs this before, whatever was imported first.
         self._owner = os.getpid()
-        self._workers = [self._start(number) for number in range(num_workers)]
+        self._at_exit = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
+        self._whole = False  # no call is at work, and none was interrupted
+        for number in range(num_workers):
+            self._start(number)
+        self._whole = True
 
     def submit(self, job: Job) -> int:
+        self._whole = False
         self._tickets += 1
         self._jobs[self._tickets] = job
         self._waiting.append(self._tickets)
-        if self._depth == _DEPTH or not all(worker.tickets for worker in self._workers):
+        if self._depth <= self._base_depth or not all(worker.tickets for worker in self._workers):
             self._dispatch()  # else many are sent together, when a result is asked for
+        self._whole = True
         return self._tickets
 
     def result(self, ticket: int) -> Result:
+        self._whole = False
         limit = self._options.watchdog_seconds
         deadline = None if limit is None else time.monotonic() + limit
         self._awaited = ticket
@@ -135,88 +110,77 @@ class WorkerPool:
             self._dispatch()
         outcome = self._done.pop(ticket)
         self._sizes.pop(ticket, None)
+        self._whole = True
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
     def load(self) -> Load:
-        while self._collect(0.0):
-            pass  # answers that have come are taken; to look must not begin any work
+        if self._whole:
+            self._whole = False
+            while self._collect(0.0):
+                pass  # answers that have come are taken; to look must not begin any work
+            self._whole = True
         return Load(len(self._done), len(self._jobs), sum(self._sizes.values()))
 
     def ahead(self, jobs: int) -> int:
-        return jobs if self._depth == _DEPTH else max(jobs, 2 * self._depth * len(self._workers))
+        depth = self._depth
+        return jobs if depth <= self._base_depth else max(jobs, 2 * depth * len(self._workers))
 
     def cancel(self) -> None:
         # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
-        self._waiting.clear()
-        self._jobs.clear()
-        self._done.clear()
-        self._sizes.clear()
-        self._deaths.clear()
+        for forgotten in (self._waiting, self._jobs, self._done, self._sizes, self._deaths):
+            forgotten.clear()
+        if not self._whole and not self._closed:
+            end_workers(self._workers, 0.0)
+            self._poll = select.poll()
+            for number in range(len(self._workers)):
+                self._start(number)
+            self._whole = True
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._owner:  # a forked copy of the trainer must not touch its workers
             return
+        end_workers(self._workers, _LEAVE)
+        self._at_exit.cancel()
         self._closed = True
-        for worker in self._workers:
-            worker.dismiss()
-        deadline = time.monotonic() + 2.0
-        for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.is_alive():  # in the middle of a long job
-                worker.process.kill()
-                worker.process.join()
         self.cancel()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int) -> _Worker:
-        ours, theirs = self._context.Pipe(duplex=True)
-        segments, notes = Segments(), Notes()
-        reader = SegmentReader(segments)
-        forked = self._context.get_start_method() == "fork"
-        inherited = [*_trainer_ends, ours] if forked else []
-        _trainer_ends.update((ours, reader))
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=serve,
-            args=(theirs, segments, notes, self._pipeline, os.getpid(), inherited, self._options.trace),
-            name=f"energon-lite-worker-{number}",
-            daemon=True,
-        )
-        # Until it ignores them, which takes a moment, signals wait.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        worker = _Worker(number, process, ours, reader, notes)
-        for handle in (ours.fileno(), process.sentinel):
+    def _start(self, number: int) -> None:
+        """Start a worker, and put it in its place: before it begins, so that it is known even after an interrupt."""
+        options, segments = self._options, self._base_depth + _WITH_USER
+        worker = WorkerHandle(self._context, number, self._pipeline, segments=segments, trace=options.trace)
+        self._workers[number : number + 1] = [worker]
+        worker.start()
+        for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
-        return worker
 
-    def _forget(self, worker: _Worker) -> None:
-        for handle in (worker.connection.fileno(), worker.process.sentinel):
-            self._poll.unregister(handle)
-        worker.close()
+    @property
+    def _base_depth(self) -> int:
+        """Jobs that a worker has ahead where they are not tiny."""
+        return max(_DEPTH, self._options.prefetch_factor)
 
     @property
     def _depth(self) -> int:
-        """Jobs that a worker may have: one to work on and one to go on with; more where waking it up costs more."""
+        """Jobs that a worker may have now: more of those that take it less time than to be woken up."""
         small = _SMALL_RESULTS // (1 + self._largest * len(self._workers))
         short = _MAX_DEPTH if self._seconds * _MAX_DEPTH <= _WORTH_WAKING else int(_WORTH_WAKING / self._seconds)
-        return max(_DEPTH, min(short, small))
+        return max(self._base_depth if self._largest else _DEPTH, min(short, small))
 
     def _dispatch(self) -> None:
-        """Send waiting jobs, to idle workers first."""
-        depth = self._depth
-        for most in (0, depth // 2):
-            for worker in self._workers:
-                if self._waiting and len(worker.tickets) <= most:
-                    wanted = 1 if depth == _DEPTH else depth - len(worker.tickets)
-                    if not self._send(worker, self._next_jobs(wanted)):
-                        return self._dispatch()  # the jobs wait again, and there is another worker in its place
+        """Send waiting jobs, each to the worker that has the fewest."""
+        while self._waiting:
+            depth = self._depth
+            worker = min(self._workers, key=lambda one: len(one.tickets))
+            together = depth > self._base_depth
+            if len(worker.tickets) >= depth or (together and len(worker.tickets) > depth // 2):
+                return
+            tickets = self._next_jobs(depth - len(worker.tickets) if together else 1)
+            if not tickets:
+                return
+            self._send(worker, tickets)
 
     def _next_jobs(self, wanted: int) -> list[int]:
         """Tickets that are sent together, taken from those that wait. One in which a worker died goes alone."""
@@ -229,28 +193,22 @@ class WorkerPool:
                 break
         return found
 
-    def _send(self, worker: _Worker, tickets: list[int]) -> bool:
-        """Send jobs, if there are any and they are not too large for a worker that is busy. False: it is dead."""
-        while tickets:
-            jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
-            request = Request(jobs, worker.segments.take_released(), tickets[0] in self._deaths)
-            message = pack((request.jobs, request.released, request.observe))
-            if message.size <= _SMALL_JOB or (len(tickets) == 1 and not worker.tickets):
-                break
-            self._waiting.extendleft(reversed(tickets[1:] or tickets))
-            worker.segments.put_back(request.released)
-            tickets = tickets[:1] if len(tickets) > 1 else []
-        if not tickets:
-            return True
+    def _send(self, worker: WorkerHandle, tickets: list[int]) -> None:
+        """Send jobs; if the worker is dead, they wait again, and there is another one in its place."""
+        jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
+        message = pack((jobs, worker.segments.take_released(), tickets[0] in self._deaths))
         worker.since = worker.since if worker.tickets else time.monotonic()
         worker.together = len(tickets) > 1 or (worker.together and bool(worker.tickets))
         worker.tickets.extend(tickets)
         try:
-            send(worker.connection, message)
+            worker.channel.send(message)
+            self._watch(worker)
         except OSError:
             self._replace(worker)
-            return False
-        return True
+
+    def _watch(self, worker: WorkerHandle) -> None:
+        """Look for answers, and for room in a pipe that was full."""
+        self._poll.modify(worker.channel.fileno(), select.POLLIN | (select.POLLOUT if worker.channel.is_full else 0))
 
     def _has_room(self, ticket: int, taken: int) -> bool:
         """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
@@ -260,46 +218,44 @@ class WorkerPool:
         return needed or expected <= self._options.max_bytes_in_flight
 
     def _collect(self, timeout: float | None) -> bool:
-        """Wait for something to happen; take an answer of each worker that has one. False: nothing happened in time."""
-        events = self._poll.poll(None if timeout is None else 1000 * timeout)
-        handles = [handle for handle, _ in events]
-        for worker in [worker for worker in self._workers if worker.connection.fileno() in handles]:
+        """Wait for something to happen; take what answers there are. False: nothing happened in time."""
+        events = dict(self._poll.poll(None if timeout is None else 1000 * timeout))
+        for worker in list(self._workers):
+            event = events.get(worker.channel.fileno(), 0)
             try:
-                self._take_answer(worker)
+                if event & select.POLLOUT:
+                    worker.channel.flush()
+                    self._watch(worker)
+                if event & ~select.POLLOUT:
+                    self._take_answers(worker)
+                elif worker.process.sentinel in events:  # what it said before its end is heard first
+                    self._replace(worker)
             except (EOFError, OSError):
                 self._replace(worker)
-        for worker in [worker for worker in self._workers if worker.process.sentinel in handles]:
-            if not worker.connection.poll():  # what it said before its end is heard first
-                self._replace(worker)
-        return bool(handles)
+        return bool(events)
 
-    def _take_answer(self, worker: _Worker) -> None:
+    def _take_answers(self, worker: WorkerHandle) -> None:
         began = time.monotonic()
-        (answers, seconds), size = receive(worker.connection, worker.segments)
-        size, seconds = size // len(answers), seconds / len(answers)
-        for _ in answers:
-            self._seconds += 0.2 * (seconds - self._seconds)
-        worker.since = time.monotonic()
-        for ticket, ok, value in answers:
-            worker.tickets.remove(ticket)
-            self._deaths.pop(ticket, None)
-            if self._jobs.pop(ticket, None) is None:
-                continue
-            outcome = Result(*value) if ok else value
-            if self._options.trace and isinstance(outcome, Result):
-                note_transfer(outcome, began, worker.since)
-            self._done[ticket] = outcome
-            self._sizes[ticket] = size
-            self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
+        while (received := worker.channel.receive()) is not None:
+            (answers, seconds), size = received
+            size, seconds = size // len(answers), seconds / len(answers)
+            worker.since = time.monotonic()
+            for ticket, ok, value in answers:
+                self._seconds += 0.2 * (seconds - self._seconds)
+                worker.tickets.remove(ticket)
+                self._deaths.pop(ticket, None)
+                if self._jobs.pop(ticket, None) is None:
+                    continue
+                outcome = Result(*value) if ok else value
+                if self._options.trace and isinstance(outcome, Result):
+                    note_transfer(outcome, began, worker.since)
+                self._done[ticket] = outcome
+                self._sizes[ticket] = size
+                self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
 
-    def _replace(self, worker: _Worker, *, hung: bool = False) -> None:
+    def _replace(self, worker: WorkerHandle, *, hung: bool = False) -> None:
         """A worker died, or is killed because it hangs: start another one and run its jobs again."""
-        if hung:
-            worker.process.kill()
-        worker.process.join(1.0)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+        worker.end(0.0 if hung else 1.0)
         end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
         self.total_deaths += 1
         self._seconds = _UNKNOWN
@@ -312,7 +268,9 @@ class WorkerPool:
             if self._deaths[running] >= MAX_DEATHS:
                 self._done[running] = self._gave_up(self._jobs.pop(running), worker, end)
                 lost.remove(running)
-        self._forget(worker)
+        for handle in worker.handles:
+            self._poll.unregister(handle)
+        worker.close()
         self._waiting.extendleft(reversed(lost))
         logger.warning(
             "worker %d (pid %s) %s; it is replaced, and %d of its jobs run again",
@@ -321,9 +279,9 @@ class WorkerPool:
             end,
             len(lost),
         )
-        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        self._start(worker.number)
 
-    def _gave_up(self, job: Job, worker: _Worker, end: str) -> WorkerError:
+    def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
         names = [f"{self._pipeline.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         step = worker.notes.last_step()

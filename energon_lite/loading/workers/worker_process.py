@@ -1,17 +1,14 @@
 """A worker's life: take a job, make the batch, send it.
 
-Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when they are
-told to, when their pipe closes, or when their parent is gone. On SIGUSR1 they write down what they are doing.
+Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when their
+pipe closes, or when their trainer is gone. On SIGUSR1 they write down what they are doing.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
-import select
-import shutil
 import signal
 import sys
 import time
@@ -26,8 +23,9 @@ from energon_lite.loading.jobs.pipeline import Job, Pipeline
 from energon_lite.loading.jobs.stage_timer import time_stages
 from energon_lite.loading.workers.forked_streams import renew_streams
 from energon_lite.loading.workers.observation import Notes, observed
-from energon_lite.loading.workers.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.workers.transport import Message, pack, receive, send
+from energon_lite.loading.workers.parent_watch import end_with_trainer
+from energon_lite.loading.workers.segments import Segments, SegmentWriter
+from energon_lite.loading.workers.transport import Channel, Message, pack, receive, send
 
 __all__ = ["STOP_SIGNALS", "Request", "serve"]
 
@@ -35,12 +33,10 @@ logger = logging.getLogger(__name__)
 
 #: What ends a trainer, and no worker.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds between two looks at whether the parent is still there.
-_PARENT_CHECK = 2.0
 #: Seconds that answers wait for each other, at most.
 _TOGETHER = 1e-3
 #: Seconds that a trainer, whose pipes have closed, may take to be gone.
-_LAST_BREATH = 10.0
+_LAST_BREATH = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,8 @@ def serve(
     notes: Notes,
     pipeline: Pipeline,
     trainer: int,
-    inherited: Sequence[Connection | SegmentReader],
+    by_kernel: bool,
+    inherited: Sequence[Channel | Connection],
     trace: bool,
 ) -> None:
     """The body of a worker process.
@@ -79,6 +76,7 @@ def serve(
         notes: where the trainer looks if this process dies, or hangs.
         pipeline: what runs a job.
         trainer: its process.
+        by_kernel: the kernel ends this process with the trainer.
         inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
         trace: time the stages of each batch.
     """
@@ -89,6 +87,7 @@ def serve(
         renew_streams()
     for end in inherited:
         end.close()
+    watch = end_with_trainer(trainer, by_kernel=by_kernel)
     notes.begin()
     import torch
 
@@ -97,9 +96,7 @@ def serve(
         time_stages(pipeline)
     try:
         writer = SegmentWriter(segments)
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
-        while _wait_for_job(poll, trainer):
+        while True:
             fields, _ = receive(connection)
             request = Request(*fields)
             writer.release(request.released)
@@ -108,40 +105,12 @@ def serve(
                     send(connection, message, writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
-    if not notes.dismissed:
-        _clean_up_after_trainer()
+    if watch is not None and not notes.dismissed:
+        watch.join(_LAST_BREATH)  # it ends this process when the trainer is gone
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
     os._exit(0)
-
-
-def _wait_for_job(poll: select.poll, trainer: int) -> bool:
-    while not poll.poll(1000 * _PARENT_CHECK):
-        if not _is_there(trainer):
-            return False
-    return True
-
-
-def _is_there(trainer: int) -> bool:
-    if os.getppid() == trainer:
-        return True
-    parent = multiprocessing.parent_process()  # with forkserver the parent is the server, not the trainer
-    return os.getppid() != 1 and parent is not None and parent.pid == trainer and parent.is_alive()
-
-
-def _clean_up_after_trainer() -> None:
-    """Remove the temporary folder in which multiprocessing keeps the socket of the fork server.
-
-    The trainer does that itself, unless it was killed.
-    """
-    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    parent = multiprocessing.parent_process()
-    if folder is None or parent is None:
-        return
-    parent.join(_LAST_BREATH)
-    if not parent.is_alive():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:

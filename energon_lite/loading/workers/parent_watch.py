@@ -1,0 +1,85 @@
+"""A worker's end when its trainer has ended, however it did, and whatever the worker is doing at that moment.
+
+A worker between two jobs sees its pipe close. One in a hook that takes minutes, or never returns, does not look.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+
+__all__ = ["can_kernel_watch", "end_with_trainer"]
+
+#: ``PR_SET_PDEATHSIG`` of Linux: the signal that a process gets when the thread that started it has ended.
+_SET_PARENT_DEATH_SIGNAL = 1
+#: Seconds between two looks at whether the trainer is there, on systems that cannot wait for it.
+_LOOK = 1.0
+
+
+def end_with_trainer(trainer: int, *, by_kernel: bool) -> threading.Thread | None:
+    """Have this process end when the trainer has.
+
+    Args:
+        trainer: its process.
+        by_kernel: the kernel may kill this process (see :func:`can_kernel_watch`), which it does even where a hook
+            never gives Python's lock back. Else a thread waits for the trainer's end.
+
+    Returns:
+        The thread, if there is one.
+    """
+    if by_kernel:
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != trainer:  # it was gone before
+            os._exit(1)
+        return None
+    thread = threading.Thread(target=_wait_and_end, args=(trainer,), name="energon-lite-parent-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def can_kernel_watch(start_method: str) -> bool:
+    """Whether the kernel can watch over a process that the calling thread is about to start.
+
+    The signal comes when the *thread* ends that started it, so that has to be the main one. With a fork server the
+    parent is the server; and the folder of its socket has to be removed, which takes a worker that is told of the end.
+    """
+    return sys.platform == "linux" and start_method != "forkserver" and threading.get_native_id() == os.getpid()
+
+
+def _wait_and_end(trainer: int) -> None:
+    _wait(trainer)
+    # Of the fork server: the folder of its socket, which the trainer removes unless it was killed.
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _wait(trainer: int) -> None:
+    """Return when a process has ended."""
+    try:
+        ended = select.poll()
+        ended.register(os.pidfd_open(trainer), select.POLLIN)
+        ended.poll()
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not Linux, or forbidden
+        while _is_there(trainer):
+            time.sleep(_LOOK)
+
+
+def _is_there(trainer: int) -> bool:
+    try:
+        os.kill(trainer, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,114 @@
+"""A worker as its trainer sees it: a process, a pipe, memory, and the jobs that it was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+
+from energon_lite.loading.jobs.pipeline import Pipeline
+from energon_lite.loading.workers.observation import Notes
+from energon_lite.loading.workers.parent_watch import can_kernel_watch
+from energon_lite.loading.workers.segments import SegmentReader, Segments
+from energon_lite.loading.workers.transport import Channel
+from energon_lite.loading.workers.worker_process import STOP_SIGNALS, serve
+
+__all__ = ["WorkerHandle", "end_workers"]
+
+#: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
+_START_SECONDS = 120.0
+#: Seconds that a worker that was killed may take to be gone.
+_KILLED = 5.0
+
+# The trainer's ends of all pipes, with its views of their segments. A forked worker inherits them and closes them at
+# once: as long as anyone else holds such an end, a worker would not notice that its trainer is gone.
+_trainer_ends: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+class WorkerHandle:
+    """A worker that :meth:`start` starts.
+
+    Args:
+        context: how: fork, forkserver or spawn.
+        number: of the worker in its pool.
+        pipeline: what runs a job.
+        segments: large results that may be in shared memory at the same time.
+        trace: time the stages of each batch.
+
+    Attributes:
+        tickets: jobs sent and not answered, oldest first.
+        together: some of them were sent at once, so that it is not known which one it works on.
+        since: when it began the oldest of them, or later.
+    """
+
+    def __init__(self, context: BaseContext, number: int, pipeline: Pipeline, *, segments: int, trace: bool):
+        self.number, self.notes = number, Notes()
+        ours, self._theirs = context.Pipe(duplex=True)
+        memory = Segments(segments)
+        self.segments = SegmentReader(memory)
+        self.channel = Channel(ours, self.segments)
+        self.tickets: deque[int] = deque()
+        self.together = False
+        self.since = 0.0
+        method = context.get_start_method()
+        inherited = [*_trainer_ends, ours] if method == "fork" else []
+        _trainer_ends.add(self.channel)
+        watched = (os.getpid(), can_kernel_watch(method))
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=serve,
+            args=(self._theirs, memory, self.notes, pipeline, *watched, inherited, trace),
+            name=f"energon-lite-worker-{number}",
+            daemon=True,
+        )
+
+    def start(self) -> None:
+        """Start the process."""
+        # Until it ignores them, which takes a moment, signals wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """0: it was not started."""
+        return self.process.pid or 0
+
+    @property
+    def handles(self) -> list[int]:
+        """What can be polled: its answers, and its end."""
+        return [self.channel.fileno(), self.process.sentinel]
+
+    def busy_seconds(self, now: float) -> float:
+        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
+        began = self.notes.began()
+        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
+
+    def end(self, patience: float = 0.0) -> None:
+        """Wait so many seconds for it to leave, then kill it."""
+        if self.pid:
+            self.process.join(patience)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join(_KILLED)
+
+    def close(self) -> None:
+        """Let go of the pipe and of the memory."""
+        self.channel.close()
+        self.notes.close()
+
+
+def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
+    """Tell workers to leave, and kill those that have not left after so many seconds."""
+    for worker in workers:
+        worker.notes.dismiss()
+        worker.close()
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        worker.end(max(0.0, deadline - time.monotonic()))
