@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.jobs.pipeline import Pipeline
 from energon_lite.loading.jobs.stage_timer import time_stages
 from energon_lite.loading.walks.lane_feed import InlineChunks, PooledChunks
 from energon_lite.loading.workers.executor import Executor, InlineExecutor, Load
+from energon_lite.loading.workers.own_watchdog import OwnWatchdog
 from energon_lite.loading.workers.pool_options import PoolOptions
 from energon_lite.loading.workers.thread_pool import ThreadPool, check_threads
 from energon_lite.loading.workers.worker_pool import WorkerPool
@@ -32,6 +35,7 @@ class Crew:
             check_threads(pipeline)
         if not num_workers and options.trace:
             time_stages(pipeline)
+        self._watchdog = OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
 
@@ -43,6 +47,10 @@ class Crew:
     def load(self) -> Load:
         """What is in hand now."""
         return Load() if self._executor is None else self._executor.load()
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Entered while a batch is waited for: somebody has to watch this process where it does the work itself."""
+        return nullcontext() if self._num_workers else self._watchdog
 
     def executor(self) -> Executor:
         """The one who runs jobs; the same until it is closed."""
@@ -58,6 +66,7 @@ class Crew:
 
     def close(self) -> bool:
         """Stop the workers. False: nobody was at work."""
+        self._watchdog.close()
         self._past_deaths = self.worker_deaths
         executor, self._executor = self._executor, None
         if executor is not None:

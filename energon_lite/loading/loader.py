@@ -48,12 +48,12 @@ class DataLoader:
 
     Args:
         dataset: from ``get_train_dataset`` or ``get_val_dataset``.
-        prefetch_factor: batches that each worker is ahead; more if they are tiny.
+        prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny.
         start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
             this process, for light work that does not hold Python's lock for long.
         watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
         on_timeout: ``warn``: go on waiting then; ``replace`` the worker that hangs, and run its job again; or
-            ``raise`` a WorkerError.
+            ``raise`` a WorkerError. Without workers nobody can be replaced, and the error comes when the hook is done.
         fail_on_timeout: Energon's word for ``on_timeout="raise"``.
         max_bytes_in_flight: bytes of batches that may wait for their turn, or are expected soon; with very large
             batches workers then keep less ahead than ``prefetch_factor``.
@@ -130,9 +130,9 @@ class DataLoader:
             tokens = (tokens_of(batch) or result.tokens) if batches else 0
             self._report.count(result.outcomes, batches=batches, tokens=tokens)
             place = self._walk.step if self._trace is not None else (0, 0)
-            # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
-            self._walk.advance()
             if self._ahead is not None:
+                # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
+                self._walk.advance()
                 batch = self._ahead.finish()
             delivered = time.monotonic()
             self._progress.waited(delivered - asked)
@@ -141,6 +141,9 @@ class DataLoader:
             if self._progress.is_due:
                 self._progress.log(self._crew)
             del result  # with what is on the device already
+            # A state saved in the loop's body counts this batch; one saved after an interrupt, if it came before this
+            # point, does not. Python looks for interrupts where functions begin and loops go round: not behind it.
+            self._walk.advance()
             yield batch
 
     def __len__(self) -> int:
@@ -167,7 +170,8 @@ class DataLoader:
         return result
 
     def _load(self) -> Result | None:
-        result = self._walk.take()
+        with self._crew.watching():
+            result = self._walk.take()
         if result is not None:
             self._report.check(result.outcomes)
         return result

@@ -26,8 +26,6 @@ __all__ = ["Notes", "observed"]
 _PATIENCE, _LOOK = 1.0, 0.01
 #: Bytes of a note, and of a stack that are shown.
 _NOTE, _STACK = 512, 16 << 10
-#: Where it stands that the worker may leave, behind the note and a time.
-_DISMISSED = _NOTE + 8
 
 
 class Notes:
@@ -61,17 +59,7 @@ class Notes:
         if self._descriptors is not None:
             os.pwrite(self._descriptors[1], step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
 
-    @property
-    def dismissed(self) -> bool:
-        """The trainer has closed the worker's pipe because it wants no more of it, not because it died."""
-        return self._descriptors is None or os.pread(self._descriptors[1], 1, _DISMISSED) == b"1"
-
     # -- in the trainer -------------------------------------------------------------------------------------------
-
-    def dismiss(self) -> None:
-        """Tell the worker that it may leave."""
-        if self._descriptors is not None and self._memory.is_open:
-            os.pwrite(self._descriptors[1], b"1", _DISMISSED)
 
     def began(self) -> float | None:
         """When the worker began to work, by the monotonic clock; None: it is being started."""

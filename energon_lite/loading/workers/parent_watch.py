@@ -6,10 +6,8 @@ A worker between two jobs sees its pipe close. One in a hook that takes minutes,
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -23,42 +21,33 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK = 1.0
 
 
-def end_with_trainer(trainer: int, *, by_kernel: bool) -> threading.Thread | None:
+def end_with_trainer(trainer: int, *, by_kernel: bool) -> None:
     """Have this process end when the trainer has.
 
     Args:
         trainer: its process.
         by_kernel: the kernel may kill this process (see :func:`can_kernel_watch`), which it does even where a hook
-            never gives Python's lock back. Else a thread waits for the trainer's end.
-
-    Returns:
-        The thread, if there is one.
+            never gives Python's lock back. Where it may not, or this is no child of the trainer, a thread waits for
+            the trainer's end.
     """
     if by_kernel:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != trainer:  # it was gone before
-            os._exit(1)
-        return None
-    thread = threading.Thread(target=_wait_and_end, args=(trainer,), name="energon-lite-parent-watch", daemon=True)
-    thread.start()
-    return thread
+    if not by_kernel or os.getppid() != trainer:
+        threading.Thread(target=_wait_and_end, args=(trainer,), name="energon-lite-parent-watch", daemon=True).start()
 
 
 def can_kernel_watch(start_method: str) -> bool:
     """Whether the kernel can watch over a process that the calling thread is about to start.
 
-    The signal comes when the *thread* ends that started it, so that has to be the main one. With a fork server the
-    parent is the server; and the folder of its socket has to be removed, which takes a worker that is told of the end.
+    The signal comes when the *thread* ends that started it, so that has to be the main one. With a fork server it is
+    that of the server, which ends right behind its trainer, unless other processes use it, too.
     """
-    return sys.platform == "linux" and start_method != "forkserver" and threading.get_native_id() == os.getpid()
+    in_main_thread = start_method == "forkserver" or threading.get_native_id() == os.getpid()
+    return sys.platform == "linux" and in_main_thread
 
 
 def _wait_and_end(trainer: int) -> None:
     _wait(trainer)
-    # Of the fork server: the folder of its socket, which the trainer removes unless it was killed.
-    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -8,9 +8,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+from multiprocessing.util import get_temp_dir
 
 from energon_lite.loading.jobs.pipeline import Pipeline
+from energon_lite.loading.workers import fork_server
 from energon_lite.loading.workers.observation import Notes
 from energon_lite.loading.workers.parent_watch import can_kernel_watch
 from energon_lite.loading.workers.segments import SegmentReader, Segments
@@ -55,6 +58,8 @@ class WorkerHandle:
         self.together = False
         self.since = 0.0
         method = context.get_start_method()
+        if method == "forkserver":
+            _prepare_server(context)
         inherited = [*_trainer_ends, ours] if method == "fork" else []
         _trainer_ends.add(self.channel)
         watched = (os.getpid(), can_kernel_watch(method))
@@ -104,10 +109,19 @@ class WorkerHandle:
         self.notes.close()
 
 
+def _prepare_server(context: BaseContext) -> None:
+    """Have the fork server, if it is not there yet, import what workers need, once for all of them."""
+    context.set_forkserver_preload(["__main__", fork_server.__name__, serve.__module__, "torch"])
+    os.environ[fork_server.FOLDER] = get_temp_dir()
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ[fork_server.FOLDER]
+
+
 def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
     """Tell workers to leave, and kill those that have not left after so many seconds."""
     for worker in workers:
-        worker.notes.dismiss()
         worker.close()
     deadline = time.monotonic() + seconds
     for worker in workers:

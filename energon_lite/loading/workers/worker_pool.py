@@ -16,14 +16,13 @@ import time
 from collections import deque
 from multiprocessing.util import Finalize
 
-from energon_lite.errors import WorkerError
+from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.jobs.pipeline import Job, Pipeline, Result
 from energon_lite.loading.jobs.stage_timer import note_transfer
 from energon_lite.loading.workers.executor import Load
 from energon_lite.loading.workers.pool_options import PoolOptions
 from energon_lite.loading.workers.transport import pack
 from energon_lite.loading.workers.worker_handle import WorkerHandle, end_workers
-from energon_lite.loading.workers.worker_process import serve
 
 __all__ = ["WorkerPool"]
 
@@ -63,9 +62,6 @@ class WorkerPool:
         self._seconds = _UNKNOWN  # that a job takes, lately
         self._poll = select.poll()
         self._context = multiprocessing.get_context(self._options.start_method)
-        if self._options.start_method == "forkserver":
-            # The server imports torch once; else each worker, and each replacement, would do it for itself.
-            self._context.set_forkserver_preload(["__main__", serve.__module__, "torch"])
         self._tickets = 0
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered
@@ -73,19 +69,34 @@ class WorkerPool:
         self._deaths: dict[int, int] = {}
         self._awaited = 0  # the ticket that somebody waits for
         self.total_deaths = 0
-        self._closed = False
+        self._closing = False
         self._workers: list[WorkerHandle] = []
         # Workers end when nobody has the pool any more, and when this process ends: multiprocessing, which then waits
         # for all processes, runs this before, whatever was imported first.
         self._owner = os.getpid()
-        self._at_exit = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
+        self._end = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
         self._whole = False  # no call is at work, and none was interrupted
         for number in range(num_workers):
             self._start(number)
         self._whole = True
 
-    def submit(self, job: Job) -> int:
+    @property
+    def _is_open(self) -> bool:
+        """Whether nobody ends, or has ended, its workers."""
+        return not self._closing and self._end.still_active()
+
+    def _begin(self) -> None:
+        """A call begins that workers are needed for."""
+        if os.getpid() != self._owner:
+            raise UsageError(
+                "a loader is used in a process that was forked after its workers were started: they answer to the "
+                "process that started them",
+                fix="make a loader in the new process, and restore its state there",
+            )
         self._whole = False
+
+    def submit(self, job: Job) -> int:
+        self._begin()
         self._tickets += 1
         self._jobs[self._tickets] = job
         self._waiting.append(self._tickets)
@@ -95,7 +106,7 @@ class WorkerPool:
         return self._tickets
 
     def result(self, ticket: int) -> Result:
-        self._whole = False
+        self._begin()
         limit = self._options.watchdog_seconds
         deadline = None if limit is None else time.monotonic() + limit
         self._awaited = ticket
@@ -103,11 +114,16 @@ class WorkerPool:
             self._waiting.remove(ticket)
             self._waiting.appendleft(ticket)
         self._dispatch()
-        while ticket not in self._done:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
-                deadline = self._too_slow(ticket)
-            self._dispatch()
+        try:
+            while ticket not in self._done:
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
+                    deadline = self._too_slow(ticket)
+                self._dispatch()
+        except OSError:
+            if self._is_open:
+                raise
+            raise WorkerError("the loader was closed while another thread waited for a batch") from None
         outcome = self._done.pop(ticket)
         self._sizes.pop(ticket, None)
         self._whole = True
@@ -116,7 +132,7 @@ class WorkerPool:
         return outcome
 
     def load(self) -> Load:
-        if self._whole:
+        if self._whole and os.getpid() == self._owner:
             self._whole = False
             while self._collect(0.0):
                 pass  # answers that have come are taken; to look must not begin any work
@@ -131,7 +147,7 @@ class WorkerPool:
         # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
         for forgotten in (self._waiting, self._jobs, self._done, self._sizes, self._deaths):
             forgotten.clear()
-        if not self._whole and not self._closed:
+        if not self._whole and self._is_open:
             end_workers(self._workers, 0.0)
             self._poll = select.poll()
             for number in range(len(self._workers)):
@@ -139,11 +155,11 @@ class WorkerPool:
             self._whole = True
 
     def close(self) -> None:
-        if self._closed or os.getpid() != self._owner:  # a forked copy of the trainer must not touch its workers
+        if not self._end.still_active() or os.getpid() != self._owner:  # a forked trainer must not touch the workers
             return
+        self._closing = True
         end_workers(self._workers, _LEAVE)
-        self._at_exit.cancel()
-        self._closed = True
+        self._end.cancel()
         self.cancel()
 
     # -- inside ---------------------------------------------------------------------------------------------------

@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds that answers wait for each other, at most.
 _TOGETHER = 1e-3
-#: Seconds that a trainer, whose pipes have closed, may take to be gone.
-_LAST_BREATH = 5.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def serve(
         renew_streams()
     for end in inherited:
         end.close()
-    watch = end_with_trainer(trainer, by_kernel=by_kernel)
+    end_with_trainer(trainer, by_kernel=by_kernel)
     notes.begin()
     import torch
 
@@ -105,8 +103,6 @@ def serve(
                     send(connection, message, writer)
     except (EOFError, OSError):
         pass  # the trainer closed the pipe, or is gone
-    if watch is not None and not notes.dismissed:
-        watch.join(_LAST_BREATH)  # it ends this process when the trainer is gone
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.

@@ -1,0 +1,132 @@
+"""Ctrl-C at any point of ``next()``: what was not handed out comes next, whoever goes on, and nothing comes twice."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+
+PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
+#: Behind these Python looks whether a signal has come.
+LOOKS = ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at the ``number``-th point at which Python could have done so in the package."""
+
+    def __init__(self, number: int):
+        self.left, self.raised, self._process = number, False, os.getpid()
+        self._last: dict[FrameType, str] = {}
+        self._returned: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """As ``sys.settrace`` calls it."""
+        if os.getpid() != self._process:  # a worker has been forked
+            return sys.settrace(None)
+        if event == "call":
+            frame.f_trace_opcodes = frame.f_code.co_filename.startswith(PACKAGE)
+            frame.f_trace_lines = False
+        elif event == "return":
+            self._returned = frame.f_back
+            self._last.pop(frame, None)
+        elif event == "opcode":
+            before, here = self._last.get(frame), dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self._last[frame] = here
+            # A function written in Python returns without another look.
+            called = before is not None and before.startswith("CALL") and self._returned is not frame
+            self._returned = None
+            if called or before in LOOKS:
+                self.left -= 1
+                if not self.left:
+                    self.raised = True
+                    raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def interrupted(number: int) -> Iterator[Interrupts]:
+    before, interrupts = sys.gettrace(), Interrupts(number)
+    gc.collect()
+    gc.disable()  # what is raised in a finalizer is swallowed
+    sys.settrace(interrupts)
+    try:
+        yield interrupts
+    finally:
+        sys.settrace(before)
+        gc.enable()
+
+
+Build = Callable[[], Any]
+
+
+def _keys(batch: Any) -> list[str]:
+    return list(batch.__key__)
+
+
+def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, how: str) -> bool:
+    """Interrupt a loader in the batch ``first``; False: that batch has not so many points."""
+    loader = build()
+    try:
+        batches = iter(loader)
+        found = [_keys(next(batches)) for _ in range(first)]
+        try:
+            with interrupted(number) as interrupts:
+                found.append(_keys(next(batches)))
+        except KeyboardInterrupt:
+            pass
+        state = loader.save_state_rank()
+        assert state["position"] == len(found)
+        if how == "restored":
+            loader.restore_state_rank(state)
+        elif how == "anew":
+            loader.close()
+            loader = build()
+            loader.restore_state_rank(state)
+        found += [_keys(batch) for batch in itertools.islice(loader, len(expected) - len(found))]
+        assert found == expected, f"interrupt {number} of batch {first}"
+        return interrupts.raised
+    finally:
+        loader.close()
+
+
+def _every(build: Build, first: int, step: int) -> int:
+    """Interrupt each ``step``-th point of a batch; returns how many there were."""
+    loader = build()
+    expected = [_keys(batch) for batch in itertools.islice(loader, first + 6)]
+    loader.close()
+    hows = itertools.cycle(["looped", "restored", "anew"])
+    return sum(
+        itertools.takewhile(
+            bool, (_goes_on(build, expected, number, first, next(hows)) for number in itertools.count(1, step))
+        )
+    )
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "planned": {"batch_size": 3},
+    "runs": {"batch_size": 3, "max_samples_per_sequence": 10, "shuffle_buffer_size": 30},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method, workers, step", [("fork", 0, 1), ("thread", 2, 3), ("fork", 2, 37)])
+@pytest.mark.parametrize("first", [0, 2])
+def test_every_point(leaf_of: Any, kind: str, method: Any, workers: int, step: int, first: int) -> None:
+    def build() -> Any:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        dataset = get_train_dataset(leaf_of(50), worker_config=config, **KINDS[kind])
+        return get_savable_loader(dataset, start_method=method)
+
+    points = _every(build, first, step)
+    assert points * step > 50
