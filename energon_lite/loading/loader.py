@@ -101,7 +101,9 @@ class DataLoader:
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
         self._quarantine = self._make_quarantine(quarantine)
-        self._trace = TraceFile(trace, config.rank, config.world_size) if trace is not None and self._writes else None
+        self._trace: TraceFile | None = None
+        if trace is not None and self._writes:
+            self._trace = TraceFile(trace, config.rank, config.world_size, dataset.leaves)
         names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
         self._report = Report(dataset.task_encoder.failure_tolerance, names, self._quarantine)
         self._progress = Progress(self._report, log_every)
