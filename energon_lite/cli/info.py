@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 
 from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.paths import local_path
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.loading.stages import find_stages
 from energon_lite.order.stages import Stage, StagedBlend
@@ -99,7 +100,7 @@ def command(path: str, split_part: str, samples: int, max_epochs: float, split_c
     """
     specs = find_leaves(path, split_part, "dataset.yaml", split_config, None)
     facts = leaf_facts(specs, [len(open_source(spec)) for spec in specs], samples)
-    base = os.path.abspath(path)
+    base = os.path.abspath(local_path(path))
     click.echo(_title(base, split_part, facts))
     click.echo()
     for line in _aligned([_header(facts), *_rows(facts, os.path.dirname(base), 0), _cells("total", facts)]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.measure_progress import measure_progress
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
@@ -85,6 +85,7 @@ def command(
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
     """
+    path = local_dataset(path, "measure")
     if name:
         check_column_name(name)
     encoder = make_task_encoder(task_encoder)
@@ -127,8 +128,7 @@ def command(
 def _specs(path: str, split_parts: Sequence[str], dataset_config: str, split_config: str) -> list[LeafSpec]:
     """The data sets that are meant; an empty split stands for all shards."""
     parts = split_parts or (("train",) if is_metadataset(path) else ("",))
-    expanded = os.path.expanduser(path)
-    return [spec for part in parts for spec in find_leaves(expanded, part, dataset_config, split_config, None)]
+    return [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, None)]
 
 
 def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
@@ -184,7 +184,7 @@ def _command(
 ) -> str:
     """The command line by which this is done again."""
     usual = ("", "dataset.yaml", "split.yaml")
-    words = ["energon-lite", "measure", os.path.abspath(os.path.expanduser(path)), "--task-encoder", task_encoder]
+    words = ["energon-lite", "measure", path, "--task-encoder", task_encoder]
     for option, value in [*options.items(), *(("--split-part", part) for part in split_parts)]:
         words += [] if value in usual else [option, value]
     return shlex.join([*words, *(["--trust-code"] if trust_code else [])])

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import EnergonLiteError, UsageError
 
 __all__ = ["Run", "chrome_events", "command", "read_runs", "sightings"]
@@ -38,7 +39,7 @@ class Run:
 
 
 @click.command(name="trace", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=str, dir_okay=False, exists=True))
+@click.argument("files", nargs=-1, required=True, type=ExistingPath(dir_okay=False))
 @click.option(
     "--output",
     "-o",

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.config.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError, WorkerError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.atomic_file import remove_if_there, write_bytes
@@ -191,7 +192,7 @@ def _expand(patterns: Sequence[str]) -> list[str]:
     """Files that are meant by paths, folders and patterns; in the order given, those of one pattern sorted."""
     found: list[str] = []
     for pattern in patterns:
-        path = os.path.expanduser(pattern)
+        path = os.path.expanduser(local_path(pattern))
         if os.path.isfile(path):
             found.append(path)
             continue
@@ -202,7 +203,10 @@ def _expand(patterns: Sequence[str]) -> list[str]:
             matches = glob.glob(path, recursive=True)
         matches = sorted(one for one in matches if os.path.isfile(one))
         if not matches:
-            raise UsageError("there are no files to tokenise", where=pattern, fix="check the path")
+            cure = f"check the path; files named {', '.join(f'*{suffix}' for suffix in KINDS)} are read"
+            if not os.path.isdir(path) and not glob.has_magic(path):
+                cure = missing_file_fix(path, cure)
+            raise UsageError("there are no files to tokenise", where=pattern, fix=cure)
         found += matches
     return [os.path.abspath(path) for path in found]
 
