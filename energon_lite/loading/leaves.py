@@ -173,7 +173,8 @@ def _sample_loader(
             f"none of the {len(encoder.cookers)} cookers of {type(encoder).__name__} is for a data set with subflavors "
             f"{subflavors}",
             where=spec.path,
-            fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
+            fix="give it those that its cooker looks for (in the YAML, by subflavors=..., or by measure --subflavors), "
+            "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     check_needs(cooker, spec.path)
     return loader, cooker
