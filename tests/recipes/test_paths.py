@@ -19,6 +19,7 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.cli.main import main
+from energon_lite.tokenizing.metadata import read_metadata
 
 CRUDE = "CrudeWebdataset"
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -82,6 +83,11 @@ def test_commands_take_file_urls(room: Path, command: list[str]) -> None:
     result = CliRunner().invoke(main, [word.format(room=room) for word in command])
     assert result.exit_code == 0, result.output
     assert "file:" not in result.output
+
+
+def test_a_list_of_files_takes_file_urls(room: Path) -> None:
+    (room / "corpus.json").write_text(json.dumps({"inputs": [{"files": [f"file://{room}/chats.jsonl", "more.txt"]}]}))
+    assert read_metadata(str(room / "corpus.json"))[0].files == (f"{room}/chats.jsonl", f"{room}/more.txt")
 
 
 NEAR = {"pros": "prose", "blend.yml": "blend.yaml", "chat.jsonl": "chats.jsonl", "prose/../bland.yaml": "blend.yaml"}
