@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from energon_lite.errors import DecodeError, UsageError, nearest
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
@@ -165,6 +165,7 @@ class SampleDecoder:
 
         Raises:
             DecodeError: the bytes are not what the extension says, or reading them could run code.
+            FatalSampleError: a package is missing.
         """
         extension = part_name.rpartition(".")[2]
         decode = self.handlers.get(extension) if self.handlers else None
@@ -179,6 +180,13 @@ class SampleDecoder:
             if error.what.startswith("part "):
                 raise
             raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
+        except FatalSampleError:
+            raise
+        except ImportError as error:  # not this sample's fault, and all others would fail as well
+            raise FatalSampleError(
+                f"part {part_name!r} needs a package that is not installed: {error}",
+                fix="pip install 'energon-lite[image]' for images; else the package that is named",
+            ) from error
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
             raise DecodeError(
                 f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
