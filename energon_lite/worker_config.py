@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Replica", "WorkerConfig"]
+
+logger = logging.getLogger(__name__)
 
 #: ``(exception, sample or list of samples or None, sources or None) -> None``; raising from it ends the iteration.
 ErrorHandler = Callable[[Exception, Any, Any], None]
@@ -86,9 +90,15 @@ class WorkerConfig:
         saves_state: False on ranks whose state a peer saves; ``save_state_rank`` returns None there.
         replica: the ranks that get the same batches, if they are to share the work; :meth:`from_mesh` fills it in.
         global_error_handler: called with each sample that fails, in the process where it failed. None: log it.
+        restore_error_handler: called with the SampleError and the key when ``restore_sample`` fails, before that error
+            is raised. None: it is raised.
+        worker_debug_path: with ``worker_log_level`` of 1 or more, the loader's trace goes there, if it has no ``trace``
+            of its own. ``{worker_id}`` in it stands for the data-parallel rank, ``{pid}`` for the process.
+        worker_log_level: see ``worker_debug_path``.
 
     Raises:
         TopologyError: rank and world size do not fit together.
+        UsageError: a number is negative, or ``worker_debug_path`` has another field.
 
     Example:
         >>> WorkerConfig(rank=0, world_size=1, num_workers=2).num_workers
@@ -104,6 +114,9 @@ class WorkerConfig:
     saves_state: bool = True
     replica: Replica | None = None
     global_error_handler: ErrorHandler | None = None
+    restore_error_handler: ErrorHandler | None = None
+    worker_debug_path: str | None = None
+    worker_log_level: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -113,6 +126,24 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise UsageError(f"num_workers is {self.num_workers}", fix="give 0 (no worker processes) or more")
+        self.debug_file()
+        if self.worker_log_level > 0 and self.worker_debug_path is None:
+            logger.warning(
+                "worker_log_level=%d has no effect without worker_debug_path; or give the loader trace=, a file",
+                self.worker_log_level,
+            )
+
+    def debug_file(self) -> str | None:
+        """The file that ``worker_debug_path`` and ``worker_log_level`` ask for; None: they ask for none."""
+        if self.worker_debug_path is None or self.worker_log_level < 1:
+            return None
+        try:
+            return str(self.worker_debug_path).format(worker_id=self.rank, pid=os.getpid())
+        except (LookupError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"worker_debug_path {self.worker_debug_path!r} has a field that is not known: {error}",
+                fix="write no other fields than {worker_id} and {pid}",
+            ) from None
 
     @property
     def reads(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.loading.states.files import (
     SUFFIXES,
@@ -23,7 +24,7 @@ from energon_lite.loading.walks.walk import State
 __all__ = ["command"]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_STATES = click.argument("states", nargs=-1, required=True, type=click.Path(exists=True, path_type=str))
+_STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 
 
 @click.group(name="checkpoint", context_settings=_HELP)

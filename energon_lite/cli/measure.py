@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.measure_progress import measure_progress
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
@@ -51,6 +51,7 @@ _SHOWN_REASONS = 20
 @click.option("--same-encoder", is_flag=True, help="Keep what the encoder measured before its code changed.")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: what a sample is.")
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
+@click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
 @click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
 @rank_options
@@ -65,6 +66,7 @@ def command(
     same_encoder: bool,
     dataset_config: str,
     split_config: str,
+    subflavors: str | None,
     trust_code: bool,
     progress: bool,
     ranks: Ranks,
@@ -85,6 +87,7 @@ def command(
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
     """
+    path = local_dataset(path, "measure")
     if name:
         check_column_name(name)
     encoder = make_task_encoder(task_encoder)
@@ -94,9 +97,10 @@ def command(
         "--name": name,
         "--dataset-config": dataset_config,
         "--split-config": split_config,
+        "--subflavors": subflavors or "",
     }
     written_as = _command(path, task_encoder, options, split_parts, trust_code)
-    specs = _specs(path, split_parts, dataset_config, split_config)
+    specs = _specs(path, split_parts, dataset_config, split_config, _labels(subflavors))
     for folder, same in _by_folder(specs).items():
         spec = same[0]
         leaf = open_whole(spec, encoder, trust_code)
@@ -124,11 +128,24 @@ def command(
         show_report(report, ranks)
 
 
-def _specs(path: str, split_parts: Sequence[str], dataset_config: str, split_config: str) -> list[LeafSpec]:
+def _labels(text: str | None) -> dict[str, Any]:
+    """What ``--subflavors`` says."""
+    cure = """write them like --subflavors '{"kind": "chat"}', in single quotes"""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(f"--subflavors is not JSON: {error}", fix=cure) from None
+    if not isinstance(value, dict):
+        raise UsageError("--subflavors is not a JSON object", fix=cure)
+    return value
+
+
+def _specs(
+    path: str, split_parts: Sequence[str], dataset_config: str, split_config: str, subflavors: Mapping[str, Any]
+) -> list[LeafSpec]:
     """The data sets that are meant; an empty split stands for all shards."""
     parts = split_parts or (("train",) if is_metadataset(path) else ("",))
-    expanded = os.path.expanduser(path)
-    return [spec for part in parts for spec in find_leaves(expanded, part, dataset_config, split_config, None)]
+    return [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, subflavors)]
 
 
 def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
@@ -184,7 +201,7 @@ def _command(
 ) -> str:
     """The command line by which this is done again."""
     usual = ("", "dataset.yaml", "split.yaml")
-    words = ["energon-lite", "measure", os.path.abspath(os.path.expanduser(path)), "--task-encoder", task_encoder]
+    words = ["energon-lite", "measure", path, "--task-encoder", task_encoder]
     for option, value in [*options.items(), *(("--split-part", part) for part in split_parts)]:
         words += [] if value in usual else [option, value]
     return shlex.join([*words, *(["--trust-code"] if trust_code else [])])

@@ -129,6 +129,9 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
         UsageError: not a list of lengths.
         DatasetError: not a prepared data set, or one without the column.
     """
+    from energon_lite.config.paths import local_path
+
+    path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml", ".jsonl")):
         return _read_file(path)
     import numpy as np

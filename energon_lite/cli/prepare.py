@@ -10,14 +10,17 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
+from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.scan_progress import scan_progress
-from energon_lite.errors import UsageError
+from energon_lite.config.metadataset import is_metadataset, load_metadataset
+from energon_lite.config.paths import missing_file_fix
+from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans
 from energon_lite.sources.jsonl import is_jsonl
@@ -101,7 +104,13 @@ def command(
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
-    root = os.path.abspath(os.path.expanduser(path))
+    root = local_dataset(path, "prepare")
+    if not os.path.exists(root):
+        what = "JSONL file" if is_jsonl(root) else "folder"
+        fix = missing_file_fix(root, "give the folder that holds the tar files")
+        raise UsageError(f"there is no such {what}", where=root, fix=fix)
+    if is_metadataset(root):
+        raise _metadataset(root)
     if is_jsonl(root):
         choices = {
             "--split-ratio": split_ratio,
@@ -164,6 +173,21 @@ def command(
     _show_report(report, splits=True)
     _store_lengths(root, length_field, num_workers, progress)
     _show_next_step(report, dataset_yaml_name)
+
+
+def _metadataset(path: str) -> UsageError:
+    """What is to be said of a YAML file, with the data sets that it names."""
+    folders: dict[str, None] = {}
+    for split in ("train", "val"):
+        with suppress(EnergonLiteError):
+            folders.update(dict.fromkeys(spec.path for spec in load_metadataset(path, split_part=split)))
+    named = f" ({', '.join(folders)})" if folders else ""
+    return UsageError(
+        "a metadataset is not prepared, its data sets are",
+        where=path,
+        fix=f"run `energon-lite prepare` for each of them that is not prepared yet{named}, and look at the whole with "
+        "`energon-lite info`",
+    )
 
 
 def _refuse_choices(path: str, refused: list[str]) -> None:

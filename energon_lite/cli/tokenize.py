@@ -27,7 +27,7 @@ __all__ = ["command"]
 @click.option("--prompt-field", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b.")
 @click.option("--response-field", default="response", show_default=True, help="sft: field of the response.")
 @click.option("--messages-field", help="sft: field with a list of {role, content}, instead of prompt and response.")
-@click.option("--text-field", default="content", show_default=True, help="pt: field of the text.")
+@click.option("--text-field", help="pt: field of the text.  [default: text, or else content]")
 @click.option(
     "--text-records",
     type=click.Choice(["file", "line"]),
@@ -61,7 +61,7 @@ def command(
     prompt_field: str,
     response_field: str,
     messages_field: str | None,
-    text_field: str,
+    text_field: str | None,
     text_records: str,
     max_length: int | None,
     too_long: Any,

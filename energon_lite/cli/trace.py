@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import click
 
-from energon_lite.errors import UsageError
+from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.errors import EnergonLiteError, UsageError
 
-__all__ = ["Run", "chrome_events", "command", "read_runs"]
+__all__ = ["Run", "chrome_events", "command", "read_runs", "sightings"]
 
 _STAGES = ("read", "decode", "hooks", "batch", "transfer")
 _FORMAT, _VERSION = "energon_lite.trace", 1
@@ -25,16 +28,18 @@ class Run:
     Args:
         rank: data-parallel.
         clock: seconds to be added to the times, for the time of day.
+        datasets: name and path of each data set.
         batches: the lines.
     """
 
     rank: int
     clock: float
+    datasets: list[tuple[str, str]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
 
 
 @click.command(name="trace", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=str, dir_okay=False, exists=True))
+@click.argument("files", nargs=-1, required=True, type=ExistingPath(dir_okay=False))
 @click.option(
     "--output",
     "-o",
@@ -58,15 +63,21 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     Example:
       energon-lite trace trace.jsonl -o trace.json
       energon-lite trace trace.rank*.jsonl --sample 000123
+
+    With --sample the exit code is 1 if a key was not seen, and no data set of the trace has it.
     """
     runs, unread = read_runs(files)
     if unread:
         click.secho(f"{unread} lines cannot be read, and are left out", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
+    unknown = False
     if keys:
-        for line in _sightings(runs, keys):
-            click.echo(line)
+        for key in keys:
+            known, lines = sightings(runs, key)
+            unknown |= not known
+            for line in lines:
+                click.echo(line)
     else:
         for line in _summary(runs, slowest):
             click.echo(line)
@@ -74,6 +85,8 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(chrome_events(runs)), "displayTimeUnit": "ms"}, file)
         click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.")
+    if unknown:
+        sys.exit(1)
 
 
 def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
@@ -92,7 +105,8 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
                     line = json.loads(text)
                     if line.get("format") == _FORMAT:
                         _check_version(line, path)
-                        run = Run(int(line["rank"]), float(line["clock"]))
+                        datasets = [(str(name), str(path)) for name, path in line.get("datasets", ())]
+                        run = Run(int(line["rank"]), float(line["clock"]), datasets)
                         runs.append(run)
                     elif run is not None:
                         run.batches.append({"pass": 0, "keys": [], "stages": {}, "samples": []} | line)
@@ -122,7 +136,7 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     batches = [batch for run in runs for batch in run.batches]
     waited = sum(batch["delivered"] - batch["asked"] for batch in batches)
     span = sum(_span(run) for run in runs)
-    samples = sum(len(batch["keys"]) for batch in batches)
+    samples = sum(len(_sources(batch)) for batch in batches)
     yield (
         f"{len(batches):,} batches, {samples:,} samples, {span:,.2f} s; "
         f"the trainer waited {waited:,.2f} s of them ({100 * waited / max(span, 1e-9):.1f} %)"
@@ -163,17 +177,56 @@ def _stage_table(batches: Sequence[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def _sightings(runs: Sequence[Run], keys: Sequence[str]) -> Iterator[str]:
+def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
+    """When the samples with a key were seen, also inside of packs; and whether there is such a sample at all."""
     from datetime import datetime
 
-    for key in keys:
-        seen = [(run, batch) for run in runs for batch in run.batches if key in batch["keys"]]
-        yield f"{key}: seen {len(seen)} times"
-        for run, batch in sorted(seen, key=lambda one: one[0].clock + one[1]["delivered"]):
-            when = datetime.fromtimestamp(run.clock + batch["delivered"]).isoformat(" ", "milliseconds")
-            took = [seconds for name, seconds in batch["samples"] if name == key]
-            place = f"rank {run.rank}, pass {batch['pass']}, step {batch['step']:,}, place {batch['keys'].index(key)}"
-            yield f"  {when}  {place}" + (f", {1e3 * took[0]:.2f} ms" if took else "")
+    lines = []
+    for run in runs:
+        for batch in run.batches:
+            sources = _sources(batch)
+            leaves = list(dict.fromkeys(leaf for leaf, name in sources if name == key))
+            for leaf in leaves:
+                when = run.clock + batch["delivered"]
+                words = [f"rank {run.rank}, pass {batch['pass']}, step {batch['step']:,}"]
+                if [name for _, name in sources] == batch["keys"]:  # else it stands in a pack, or wherever hooks put it
+                    words.append(f"place {sources.index((leaf, key))}")
+                if len(run.datasets) > 1 and leaf is not None:
+                    words.append(run.datasets[leaf][0])
+                words += [f"{1e3 * seconds:.2f} ms" for name, seconds in batch["samples"] if name == key][:1]
+                shown = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
+                lines.append((when, f"  {shown}  {', '.join(words)}"))
+    if not lines:
+        return _unseen(runs, key)
+    times = "1 time" if len(lines) == 1 else f"{len(lines)} times"
+    return True, [f"{key}: seen {times}", *(line for _, line in sorted(lines))]
+
+
+def _sources(batch: dict[str, Any]) -> list[tuple[int | None, str]]:
+    """Number of the data set, and key, of each sample in a batch; else the keys that the batch itself has."""
+    found = batch.get("sources")
+    return [(None, key) for key in batch["keys"]] if found is None else [(leaf, key) for leaf, key in found]
+
+
+def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
+    """What is to be said of a sample that is in no batch: that it is still to come, or that there is none."""
+    from energon_lite.sources.webdataset import WebdatasetSource
+
+    closed = []
+    paths = list(dict.fromkeys(path for run in runs for _, path in run.datasets))
+    for path in paths:
+        try:
+            index = WebdatasetSource.open(path).index
+        except (EnergonLiteError, OSError):
+            closed.append(path)
+            continue
+        for shard, (first, stop) in zip(index.shard_names, pairwise(index.shards[:, 3].tolist()), strict=True):
+            if key in index.keys(first, stop):
+                return True, [f"{key}: not seen so far; it is in {path}, {shard}"]
+    if closed or not paths:
+        which = ", ".join(closed) or "the data (the trace does not name it)"
+        return False, [f"{key}: not seen so far; {which} cannot be searched for it"]
+    return False, [f"{key}: no data set of the trace has a sample with this key ({', '.join(paths)})"]
 
 
 def _span(run: Run) -> float:

@@ -21,7 +21,7 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.paths import is_url, missing_file_fix
+from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import Course, Piece, SlopesMeet, multiply
 from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
@@ -121,9 +121,10 @@ def load_metadataset(
     if isinstance(path_or_dict, Mapping):
         document = parse_metadataset(from_plain(path_or_dict, DICT_NAME), os.getcwd())
         return tuple(flattening.split(document, split_part, _Above()))
-    path = os.path.abspath(path_or_dict)
-    if is_url(os.fspath(path_or_dict)) or not os.path.isfile(path):
-        raise _no_document(os.fspath(path_or_dict), path)
+    given = local_path(os.fspath(path_or_dict))
+    path = os.path.abspath(given)
+    if is_url(given) or not os.path.isfile(path):
+        raise _no_document(given, path)
     document = flattening.document(path)
     return tuple(flattening.split(document, split_part, _Above(chain=((path, split_part),))))
 
@@ -326,7 +327,7 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
 def _locate(reference: Reference, folder: str) -> str:
     """The absolute path of what a reference means; a URL as it is."""
     node = reference.path
-    text = node.string("the path of a data set's folder or of a metadataset")
+    text = local_path(node.string("the path of a data set's folder or of a metadataset"))
     if is_url(text):
         if is_metadataset(text):
             raise node.error(

@@ -1,4 +1,4 @@
-"""Words for a path that is not there."""
+"""Paths and URLs as users write them, and words for a path that is not there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import os
 
 from energon_lite.errors import nearest
 
-__all__ = ["is_url", "missing_file_fix"]
+__all__ = ["is_url", "local_path", "missing_file_fix"]
 
 _SHOWN = 5
+_FILE = "file://"
 
 
 def is_url(path: str) -> bool:
-    """True for ``s3://bucket/key`` and the like."""
-    return "://" in path
+    """True for ``s3://bucket/key`` and the like, False for paths and ``file://`` URLs."""
+    return "://" in path and not path.startswith(_FILE)
+
+
+def local_path(path: str) -> str:
+    """The path that a ``file://`` URL means; what is none stays as it is.
+
+    Example:
+        >>> local_path("file:///data/digits"), local_path("s3://bucket/digits")
+        ('/data/digits', 's3://bucket/digits')
+    """
+    return path.removeprefix(_FILE)
 
 
 def missing_file_fix(path: str, otherwise: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_lite.config.paths import missing_file_fix
 from energon_lite.config.yaml_node import YamlNode, from_plain, join_path, parse_bool, shorten
 from energon_lite.errors import ConfigError
 
@@ -51,8 +52,11 @@ def _read_text(file: str) -> str:
     try:
         data = Path(file).read_bytes()
     except OSError as error:
+        cure = "check the path and its permissions"
         raise ConfigError(
-            f"cannot read the document: {error.strerror or error}", file=file, fix="check the path and its permissions"
+            f"cannot read the document: {error.strerror or error}",
+            file=file,
+            fix=missing_file_fix(file, cure) if isinstance(error, FileNotFoundError) else cure,
         ) from error
     try:
         return data.decode("utf-8-sig")

@@ -60,7 +60,7 @@ def examine(
     """
     told = os.environ if environment is None else environment
     started = list(launch(told))
-    checks = (software(), accelerators(told), processors(told), shared_memory(), limits(), disk(path))
+    checks = (software(), accelerators(told), processors(told), shared_memory(told), limits(), disk(path))
     mine = [*started, *chain.from_iterable(checks)]
     if any(finding.level == "wrong" for finding in mine if finding.topic in ("ranks", "GPU")):
         return Report((tuple(mine),))  # ranks could not meet, or not talk

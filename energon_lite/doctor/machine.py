@@ -86,19 +86,18 @@ def accelerators(
         yield Finding("GPU", used, "warning", "see nvidia-smi for another process")
 
 
-def shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
-    """Room for batches on their way from loader processes."""
+def shared_memory(environment: Mapping[str, str], path: str = "/dev/shm") -> Iterator[Finding]:
+    """Room for NCCL's buffers between GPUs of a machine. Batches of loader processes do not go through it."""
+    import torch
+
     try:
         total, _, free = shutil.disk_usage(path)
+        text = f"{free / GIB:.2f} of {total / GIB:.2f} GiB free in {path}"
     except OSError as error:
-        yield Finding("shared memory", f"{path}: {error.strerror}", "warning", "use data.workers=0")
-        return
-    text = f"{free / GIB:.2f} of {total / GIB:.2f} GiB free in {path}"
-    fix = "docker run --shm-size=16g; in Kubernetes, an emptyDir with medium: Memory at /dev/shm"
-    if total < GIB / 2 or free < GIB / 8:
-        yield Finding("shared memory", f"{text}: loader processes will die of it", "wrong", fix)
-    elif total < 2 * GIB:
-        yield Finding("shared memory", f"{text}: large batches will not fit", "warning", fix)
+        free, text = 0, f"{path}: {error.strerror}"
+    if free < GIB and torch.cuda.is_available() and environment.get("LOCAL_WORLD_SIZE", "1") != "1":
+        fix = "docker run --shm-size=1g; in Kubernetes, an emptyDir with medium: Memory at /dev/shm"
+        yield Finding("shared memory", f"{text}: NCCL may need more between GPUs", "warning", fix)
     else:
         yield Finding("shared memory", text)
 

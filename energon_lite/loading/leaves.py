@@ -11,8 +11,9 @@ from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.split import load_split_config
-from energon_lite.errors import ConfigError, UsageError
+from energon_lite.errors import ConfigError, NotPreparedError, UsageError
 from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.walks.identity import LeafIdentity
 from energon_lite.order.hashing import hash_ints, hash_text
@@ -26,6 +27,7 @@ from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.trusted_code import load_function
 from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import Cooker, TaskEncoder
+from energon_lite.task_encoder.cooking import check_needs
 
 __all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole"]
 
@@ -44,12 +46,18 @@ def find_leaves(
 
     Raises:
         ConfigError: a mistake in a metadataset.
+        NotPreparedError: there is no such folder or file.
     """
     if is_metadataset(path):
         specs = list(load_metadataset(path, split_part=split_part))
     else:
-        folder = os.fspath(path)  # type: ignore[arg-type]
-        folder = folder if "://" in folder else os.path.abspath(folder)
+        folder = local_path(os.fspath(path))  # type: ignore[arg-type]
+        if not is_url(folder):
+            folder = os.path.abspath(folder)
+            if not os.path.exists(folder):
+                what = "JSONL file" if is_jsonl(folder) else "data set"
+                fix = missing_file_fix(folder, "check the path")
+                raise NotPreparedError(f"there is no such {what}", where=folder, fix=fix)
         specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
     return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
 
@@ -154,6 +162,9 @@ def _sample_loader(
         decoder=SampleDecoder() if encoder.decoder is None and is_jsonl(spec.path) else encoder.decoder,
         sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
     )
+    if loader.decoder is not None:
+        wanted = source.part_names if loader.parts is None else source.part_names & loader.parts
+        loader.decoder.check_parts(wanted, spec.path)
     if config.kind != "crude" or not encoder.cookers:
         return loader, None
     cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
@@ -162,8 +173,10 @@ def _sample_loader(
             f"none of the {len(encoder.cookers)} cookers of {type(encoder).__name__} is for a data set with subflavors "
             f"{subflavors}",
             where=spec.path,
-            fix="add a Cooker whose has_subflavors are among them, or one without has_subflavors",
+            fix="give it those that its cooker looks for (in the YAML, by subflavors=..., or by measure --subflavors), "
+            "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
+    check_needs(cooker, spec.path)
     return loader, cooker
 
 

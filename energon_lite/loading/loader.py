@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import SampleError, UsageError
 from energon_lite.loading.crew import Crew
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.jobs.pipeline import Pipeline, Result
@@ -101,7 +101,10 @@ class DataLoader:
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
         self._quarantine = self._make_quarantine(quarantine)
-        self._trace = TraceFile(trace, config.rank, config.world_size) if trace is not None and self._writes else None
+        self._trace: TraceFile | None = None
+        trace = config.debug_file() if trace is None else trace
+        if trace is not None and self._writes:
+            self._trace = TraceFile(trace, config.rank, config.world_size, dataset.leaves)
         names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
         self._report = Report(dataset.task_encoder.failure_tolerance, names, self._quarantine)
         self._progress = Progress(self._report, log_every)
@@ -254,7 +257,12 @@ class DataLoader:
         Example:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
-        return restore_by_key(restore_key, self._walk.dataset, self._pipeline)
+        try:
+            return restore_by_key(restore_key, self._walk.dataset, self._pipeline)
+        except SampleError as error:
+            if self.worker_config.restore_error_handler is not None:
+                self.worker_config.restore_error_handler(error, restore_key, None)
+            raise
 
     def samples_at(self, step: int, *, all_ranks: bool = False, pass_number: int | None = None) -> list[SampleAddress]:
         """The samples of a step, from the plan alone: nothing is read, and the loader does not move.

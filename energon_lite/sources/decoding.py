@@ -29,12 +29,12 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from energon_lite.errors import DecodeError, UsageError, nearest
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
@@ -79,6 +79,10 @@ _NPY = re.compile(
     re.DOTALL,
 )
 _PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
+#: Audio and video, which stay bytes.
+_AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
+#: What Energon can make of them.
+_AV_FORMS = ("AVDecoder", "torch", "pyav")
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,14 @@ class SampleDecoder:
         trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript).
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
+        av_decode: as in Energon, ``AVDecoder``, ``torch`` or ``pyav``; a data set with audio or video is refused then,
+            since its parts cannot be decoded yet. None: they stay bytes.
+        video_decode_audio: as in Energon; of no effect without ``av_decode``.
+        guess_content: as in Energon; a data set with parts of unknown extensions is refused then, since what they are
+            is not guessed.
 
     Raises:
-        UsageError: ``image_decode`` is unknown.
+        UsageError: ``image_decode`` or ``av_decode`` is unknown.
 
     Example:
         >>> SampleDecoder().decode("json", b'{"text": ["a"]}')
@@ -104,14 +113,48 @@ class SampleDecoder:
     image_decode: str | None = "torchrgb"
     trust_code: bool = False
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
+    av_decode: str | None = None
+    video_decode_audio: bool = False
+    guess_content: bool = False
 
     def __post_init__(self) -> None:
-        if self.image_decode is not None and self.image_decode not in IMAGE_FORMS:
-            close = nearest(self.image_decode, IMAGE_FORMS)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise UsageError(
-                f"image_decode {self.image_decode!r} is unknown", fix=f"{hint}Known: {', '.join(IMAGE_FORMS)}, or None"
-            )
+        for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", _AV_FORMS)):
+            form = getattr(self, name)
+            if form is not None and form not in forms:
+                close = nearest(form, forms)
+                hint = f"did you mean {close!r}? " if close else ""
+                raise UsageError(f"{name} {form!r} is unknown", fix=f"{hint}Known: {', '.join(forms)}, or None")
+
+    def check_parts(self, part_names: Iterable[str], where: str) -> None:
+        """See that these parts can be decoded in the way that was asked for.
+
+        Args:
+            part_names: of a data set.
+            where: it is, for messages.
+
+        Raises:
+            UsageError: one cannot.
+        """
+        for name in sorted(part_names):
+            extension = name.removesuffix(".gz").rpartition(".")[2]
+            if extension in self.handlers:
+                continue
+            is_av = extension.lower() in _AV_EXTENSIONS
+            if self.av_decode is not None and is_av:
+                raise UsageError(
+                    f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of audio "
+                    "and video yet",
+                    where=where,
+                    fix="give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own "
+                    f"decoder, SampleDecoder(handlers={{{extension!r}: ...}})",
+                )
+            if self.guess_content and not is_av and _decoder_for(extension, "pil", False) is None:
+                raise UsageError(
+                    f"guess_content=True is not supported, and part {name!r} has an extension that says nothing",
+                    where=where,
+                    fix="leave guess_content out, with which it stays bytes; or give SampleDecoder(handlers="
+                    f"{{{extension!r}: ...}})",
+                )
 
     def decode(self, part_name: str, data: bytes) -> Any:
         """Decode one part.
@@ -122,6 +165,7 @@ class SampleDecoder:
 
         Raises:
             DecodeError: the bytes are not what the extension says, or reading them could run code.
+            FatalSampleError: a package is missing.
         """
         extension = part_name.rpartition(".")[2]
         decode = self.handlers.get(extension) if self.handlers else None
@@ -136,6 +180,13 @@ class SampleDecoder:
             if error.what.startswith("part "):
                 raise
             raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
+        except FatalSampleError:
+            raise
+        except ImportError as error:  # not this sample's fault, and all others would fail as well
+            raise FatalSampleError(
+                f"part {part_name!r} needs a package that is not installed: {error}",
+                fix="pip install 'energon-lite[image]' for images; else the package that is named",
+            ) from error
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
             raise DecodeError(
                 f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+from energon_lite.errors import UsageError
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample
 from energon_lite.task_encoder.stateless import stateless
 
-__all__ = ["Cooker", "basic_sample_keys", "cooker"]
+__all__ = ["Cooker", "basic_sample_keys", "check_needs", "cooker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,9 +34,46 @@ class Cooker:
         return all(key in given and given[key] == value for key, value in (self.has_subflavors or {}).items())
 
 
-def cooker(fn: F) -> F:
-    """Mark a function as a cooker: a pure function that makes a sample out of a crude one."""
-    return stateless(fn)
+@overload
+def cooker(fn: F) -> F: ...
+
+
+@overload
+def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[[F], F]: ...
+
+
+def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False) -> Any:
+    """Mark a function as a cooker: a pure function that makes a sample out of a crude one.
+
+    Args:
+        need_cache, need_primary: as in Energon, whose caches and file stores do not exist here. A data set that such a
+            cooker is for is refused.
+
+    Example:
+        >>> @cooker
+        ... def cook_text(sample):
+        ...     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+    """
+    if fn is None:
+        return functools.partial(cooker, need_cache=need_cache, need_primary=need_primary)
+    needs = {"need_cache": need_cache, "need_primary": need_primary}
+    marked = stateless(fn)
+    marked.__cooker_needs__ = [name for name, needed in needs.items() if needed]  # type: ignore[attr-defined]
+    return marked
+
+
+def check_needs(cooker: Cooker, where: str) -> None:
+    """See that a cooker needs nothing but its sample.
+
+    Raises:
+        UsageError: it was marked as one that needs more.
+    """
+    for need in getattr(cooker.cook, "__cooker_needs__", ()):
+        raise UsageError(
+            f"{getattr(cooker.cook, '__name__', cooker.cook)} is a cooker with {need}=True, which is not supported",
+            where=where,
+            fix="put all parts of a sample into its tar, and take them from the sample; then leave this argument out",
+        )
 
 
 def basic_sample_keys(sample: CrudeSample | Sample) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from energon_lite.config.paths import local_path
 from energon_lite.config.yaml_document import load_yaml
 from energon_lite.config.yaml_node import YamlNode
 from energon_lite.errors import UsageError
@@ -56,7 +57,7 @@ def _input(entry: YamlNode, folder: str) -> Input:
         task = Task(**settings)
     except UsageError as error:
         raise entry.error(error.what, fix=error.fix) from None
-    files = tuple(os.path.join(folder, os.path.expanduser(name)) for name in _names(keys["files"]))
+    files = tuple(os.path.join(folder, os.path.expanduser(local_path(name))) for name in _names(keys["files"]))
     return Input(files, task, text_records)
 
 

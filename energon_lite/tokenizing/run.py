@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.config.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError, WorkerError
 from energon_lite.sources import nv_meta
 from energon_lite.sources.atomic_file import remove_if_there, write_bytes
 from energon_lite.sources.columns import LENGTH, write_column
 from energon_lite.sources.prepare import prepare_dataset
 from energon_lite.sources.ranks import Ranks
+from energon_lite.sources.splits import parse_ratio
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
 from energon_lite.tokenizing.shards import (
     TOKENS_PART,
@@ -127,8 +129,9 @@ def tokenize_files(
     ranks = ranks or Ranks()
     root = os.path.abspath(os.path.expanduser(output))
     work = os.path.join(root, WORK_FOLDER)
+    parse_ratio(split_ratio)  # what is wrong with the call is known before anything is written
     inputs = [replace(one, files=tuple(_expand(one.files))) for one in inputs]
-    HuggingFaceTokenizer(tokenizer, begin=begin, end=end)  # what is wrong with it is known before anything is written
+    HuggingFaceTokenizer(tokenizer, begin=begin, end=end)
     blocks = _blocks_of(inputs, records_per_shard)
     settings = _settings_of(inputs, tokenizer, begin, end, records_per_shard)
     files = [path for one in inputs for path in one.files]
@@ -191,7 +194,7 @@ def _expand(patterns: Sequence[str]) -> list[str]:
     """Files that are meant by paths, folders and patterns; in the order given, those of one pattern sorted."""
     found: list[str] = []
     for pattern in patterns:
-        path = os.path.expanduser(pattern)
+        path = os.path.expanduser(local_path(pattern))
         if os.path.isfile(path):
             found.append(path)
             continue
@@ -202,7 +205,10 @@ def _expand(patterns: Sequence[str]) -> list[str]:
             matches = glob.glob(path, recursive=True)
         matches = sorted(one for one in matches if os.path.isfile(one))
         if not matches:
-            raise UsageError("there are no files to tokenise", where=pattern, fix="check the path")
+            cure = f"check the path; files named {', '.join(f'*{suffix}' for suffix in KINDS)} are read"
+            if not os.path.isdir(path) and not glob.has_magic(path):
+                cure = missing_file_fix(path, cure)
+            raise UsageError("there are no files to tokenise", where=pattern, fix=cure)
         found += matches
     return [os.path.abspath(path) for path in found]
 
@@ -245,19 +251,19 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: bool) -> None:
-    """Make the folder, or find that it was begun with the same settings."""
+    """Make the folder, or find that it was begun with the same settings. What holds no example is in nobody's way."""
     begun = _read_json(os.path.join(work, "settings.json"))
     if begun is not None and begun != settings:
         different = sorted(name for name in settings if begun.get(name) != settings[name])
-        if not force_overwrite:
+        if not force_overwrite and _holds_examples(root):
             raise UsageError(
                 f"this data set was begun with other settings or files: {', '.join(different)} differ",
                 where=root,
                 fix="call with the same ones to go on, or with --force-overwrite to begin anew",
             )
-        begun = None
+        begun, force_overwrite = None, True
     if begun is None:
-        if not force_overwrite and (nv_meta.is_prepared(root) or _shards_in(root)):
+        if not force_overwrite and (nv_meta.is_prepared(root) or _holds_examples(root)):
             raise UsageError(
                 "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
             )
@@ -286,6 +292,15 @@ def _read_json(path: str) -> Any:
 
 def _shards_in(root: str) -> list[str]:
     return sorted(glob.glob(os.path.join(glob.escape(root), "tokens-*.tar*")))
+
+
+def _holds_examples(root: str) -> bool:
+    """Whether any shard has a member; an archive without one is nothing but zeros."""
+    for path in _shards_in(root):
+        with open(path, "rb") as file:
+            if file.read(1) != b"\0":
+                return True
+    return False
 
 
 def _wait_for(condition: Callable[[], bool], timeout: float) -> bool:

@@ -26,6 +26,8 @@ from energon_lite.errors import UsageError
 __all__ = ["TASKS", "Example", "Task", "TextTokenizer", "examples_of"]
 
 TASKS = ("sft", "pt")
+#: Where the text of a ``pt`` record is looked for. That of a text file is called ``content``.
+_TEXT_FIELDS = ("text", "content")
 TooLong = Literal["keep", "truncate", "drop", "split"]
 
 
@@ -52,7 +54,7 @@ class Task:
         kind: ``sft`` or ``pt``.
         prompt, response: fields of an ``sft`` record; ``prompt`` may name several, which are joined by line ends.
         messages: the field with a list of ``{"role": ..., "content": ...}``, instead of the two.
-        text: field of a ``pt`` record.
+        text: field of a ``pt`` record; None: ``text``, or else ``content``, whichever it has.
         max_length: most tokens of an example; None: any number.
         too_long: what happens to a longer one: ``keep``, ``truncate``, ``drop``, or (``pt``) ``split`` into several.
 
@@ -64,7 +66,7 @@ class Task:
     prompt: tuple[str, ...] = ("prompt",)
     response: str = "response"
     messages: str | None = None
-    text: str = "content"
+    text: str | None = None
     max_length: int | None = None
     too_long: TooLong = "truncate"
 
@@ -140,19 +142,22 @@ def _texts(record: Mapping[str, Any], task: Task) -> Any:
             raise ValueError(f"field {task.messages!r} is not a list of messages with a role each")
         return messages
     if task.kind == "pt":
-        return [_text(record, task.text)]
+        return [_text(record, *(_TEXT_FIELDS if task.text is None else (task.text,)))]
     return ["\n".join(text for name in task.prompt if (text := _text(record, name))), _text(record, task.response)]
 
 
-def _field(record: Mapping[str, Any], name: str) -> Any:
-    if name not in record:
-        raise ValueError(f"no field {name!r}; there are: {', '.join(map(str, record))}")
-    return record[name]
+def _field(record: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first field of these that there is."""
+    for name in names:
+        if name in record:
+            return record[name]
+    raise ValueError(f"no field {' or '.join(map(repr, names))}; there are: {', '.join(map(str, record))}")
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
-    value = _field(record, name)
+def _text(record: Mapping[str, Any], *names: str) -> str:
+    value = _field(record, *names)
     if not isinstance(value, str):
+        name = next(name for name in names if name in record)
         raise ValueError(f"field {name!r} is not a text but a {type(value).__name__}")
     return value
 

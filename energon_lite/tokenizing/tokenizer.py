@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.config.paths import missing_file_fix
 from energon_lite.errors import DatasetError, UsageError
 
 __all__ = ["HuggingFaceTokenizer", "fingerprint_of"]
@@ -144,9 +145,9 @@ def _find(path: str) -> tuple[str, str]:
     """The folder, and the file ``tokenizer.json``."""
     file = os.path.join(path, _FILES[0]) if os.path.isdir(path) else path
     if not os.path.isfile(file):
-        raise UsageError(
-            "there is no tokenizer here", where=file, fix="give a folder with tokenizer.json, or that file itself"
-        )
+        cure = "give a folder with tokenizer.json, or that file itself"
+        fix = cure if os.path.exists(path) else missing_file_fix(path, cure)
+        raise UsageError("there is no tokenizer here", where=file, fix=fix)
     return os.path.dirname(file) or ".", file
 
 

@@ -77,8 +77,55 @@ def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
 def test_a_folder(room: Path) -> None:
     code, output, warnings = info(room / "forty", "--split-part", "val", "--samples", 40)
     assert (code, warnings) == (0, "")
-    assert output.startswith(f"{room}/forty [val]: 1 data set\n\ndata set     samples  weight  epochs\n")
-    assert "forty [val]       40    100%    1.00\n" in output
+    assert output == textwrap.dedent(f"""\
+        {room}/forty [val]: 1 data set
+
+        data set     samples  epochs
+        forty [val]       40    1.00
+
+        Epochs: how often 40 samples of the run show each sample of the data set.
+        """)
+
+
+def test_a_folder_whose_run_has_no_known_length(room: Path) -> None:
+    code, output, warnings = info(room / "ten")
+    assert (code, warnings) == (0, "")
+    assert output == f"{room}/ten [train]: 1 data set\n\ndata set     samples\nten [train]       10\n"
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_that_is_read_once_has_no_weights(room: Path, split: str) -> None:
+    (room / "checks.yaml").write_text(
+        f"splits:\n  {split}:\n    blend:\n    - {{path: ten, weight: 3, split_part: train}}\n"
+        "    - {path: forty, weight: 1, split_part: train}\n"
+    )
+    code, output, warnings = info(room / "checks.yaml", "--split-part", split)
+    assert (code, warnings) == (0, "")
+    assert output == textwrap.dedent(f"""\
+        {room}/checks.yaml [{split}]: 2 data sets, one after the other
+
+        data set       samples
+        ten [train]         10
+        forty [train]       40
+        total               50
+
+        Validation shows each sample once; weights do not count. For a training run on this split, give --samples.
+        """)
+
+
+def test_a_blend_whose_run_has_no_known_length(room: Path) -> None:
+    code, output, warnings = info(room / "in.yaml")
+    assert (code, warnings) == (0, "")
+    assert output == textwrap.dedent(f"""\
+        {room}/in.yaml [train]: 2 data sets, blended by weight
+
+        data set            samples  weight
+        sub/twenty [train]       20     25%
+        forty [train]            40     75%
+        total                    60    100%
+
+        With --samples, the length of the run: how often it shows each sample of a data set.
+        """)
 
 
 def test_warnings_begin_with_the_worst_and_say_where(room: Path) -> None:
@@ -91,16 +138,16 @@ def test_warnings_begin_with_the_worst_and_say_where(room: Path) -> None:
     )
 
 
-def test_a_folder_that_is_too_small_for_the_default_run(room: Path) -> None:
-    code, _, warnings = info(room / "ten")
+def test_a_folder_that_is_too_small_for_the_run(room: Path) -> None:
+    code, _, warnings = info(room / "ten", "--samples", 10**6)
     assert code == 0
-    assert "1,000,000 samples of the blend show it 100,000.00 times, more than 4; give it more data" in warnings
+    assert "1,000,000 samples of the run show it 100,000.00 times, more than 4; give it more data" in warnings
 
 
 def test_many_warnings_are_counted(room: Path) -> None:
     entries = "".join("    - path: ten\n" for _ in range(13))
     (room / "many.yaml").write_text(f"splits:\n  train:\n    blend:\n{entries}")
-    _, _, warnings = info(room / "many.yaml")
+    _, _, warnings = info(room / "many.yaml", "--samples", 10**6)
     assert len(warnings.splitlines()) == 11 and "... and 3 more data sets" in warnings
 
 
@@ -170,6 +217,30 @@ def test_weights_that_change(room: Path) -> None:
         Epochs: how often 2,000 samples of the blend show each sample of the data set.
         """)
     assert "ten [train]" in warnings and "140.00 times, more than 50" in warnings and len(warnings.splitlines()) == 1
+
+
+def test_weights_that_change_over_a_run_of_no_known_length(room: Path) -> None:
+    (room / "steps.yaml").write_text(
+        "splits:\n  train:\n    blend:\n    - {path: forty}\n    - {path: ten, weight: {0: 0, 5000: 3}}\n"
+    )
+    code, output, warnings = info(room / "steps.yaml")
+    assert (code, warnings) == (0, "")
+    assert output == textwrap.dedent(f"""\
+        {room}/steps.yaml [train]: 2 data sets, blended by weight
+
+        data set       samples
+        forty [train]       40
+        ten [train]         10
+        total               50
+
+        Weights in each stage:
+
+        from position     0  5,000
+        forty [train]  100%    25%
+        ten [train]      0%    75%
+
+        With --samples, the length of the run: how often it shows each sample of a data set.
+        """)
 
 
 def test_a_data_set_that_comes_in_after_the_run_is_not_warned_of(room: Path) -> None:

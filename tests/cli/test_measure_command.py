@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from energon_lite.cli import measure_progress, progress
 from energon_lite.cli.main import main
+from energon_lite.errors import DataIndexError
 from energon_lite.sources.prepare import prepare_dataset
 from energon_lite.sources.webdataset import WebdatasetSource
 
@@ -237,3 +238,52 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         assert tick is not None
         tick(400)
     assert "Measuring coco: 100%" in capsys.readouterr().err
+
+
+COOKS = """
+from energon_lite import Cooker, TaskEncoder, basic_sample_keys, cooker
+
+@cooker
+def chat(sample):
+    return {**basic_sample_keys(sample), "tokens": sample["json"]["chat"]}
+
+class Cooks(TaskEncoder):
+    cookers = [Cooker(chat, has_subflavors={"kind": "chat", "turns": 2})]
+"""
+
+
+def test_cookers_that_match_by_subflavors(here: Path) -> None:
+    (here / "cooks_here.py").write_text(COOKS)
+    chats = here / "chats.jsonl"
+    chats.write_text("".join(f'{{"chat": {list(range(number))}}}\n' for number in range(4)))
+    code, output = run(chats, "--task-encoder", "cooks_here:Cooks")
+    assert code == 1 and "none of the 1 cookers of Cooks" in output and "--subflavors" in output
+    code, output = run(chats, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"kind": "chat", "turns": 2}')
+    assert code == 0, output
+    assert lengths(chats) == [0, 1, 2, 3]
+    blend = here / "blend.yaml"
+    blend.write_text("splits: {train: {blend: [{path: chats.jsonl, subflavors: {kind: chat}, weight: 1}]}}\n")
+    code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
+    assert code == 0 and lengths(chats, "two.length") == [0, 1, 2, 3]
+    code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
+    assert "4 of them known before" in output
+    sys.modules.pop("cooks_here", None)
+
+
+def test_the_command_that_measures_again_has_the_subflavors(here: Path) -> None:
+    (here / "cooks_here.py").write_text(COOKS)
+    chats = here / "chats.jsonl"
+    chats.write_text('{"chat": [1]}\n')
+    subflavors = '{"kind": "chat", "turns": 2}'
+    run(chats, "--task-encoder", "cooks_here:Cooks", "--subflavors", subflavors)
+    sys.modules.pop("cooks_here", None)
+    chats.write_text('{"chat": [1, 2]}\n{"chat": [1, 2]}\n')
+    with pytest.raises(DataIndexError) as error:
+        lengths(chats)
+    assert f"--subflavors '{subflavors}'" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("text", ["kind=chat", "[1]", '"chat"'])
+def test_subflavors_that_are_none(data: Path, text: str) -> None:
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--subflavors", text)
+    assert code == 1 and "--subflavors" in output and '{"kind": "chat"}' in output

@@ -8,12 +8,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
-from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import (
+    Capacity,
+    Greedy,
+    SavableDataLoader,
+    SkipSample,
+    TaskEncoder,
+    TokenSequence,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.cli.main import main
 from energon_lite.cli.trace import chrome_events, read_runs
+from energon_lite.sources.columns import write_column
 
 
 class Slow(TaskEncoder):
@@ -28,6 +41,54 @@ class Packs(Slow):
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         return {"__key__": "+".join(sample.__key__ for sample in samples), "size": len(samples)}
+
+
+class Named(Packs):
+    """Packs that have no key of their own, and samples that yield two pieces each."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise SkipSample("three")
+        yield {"names": [sample.__key__], "tokens": torch.zeros(3)}
+        yield {"names": [sample.__key__], "tokens": torch.zeros(5)}
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        yield {"names": [name for sample in samples for name in sample["names"]]}
+        yield {"names": [name for sample in samples for name in sample["names"]]}
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"names": [name for sample in samples for name in sample["names"]]}
+
+
+class Grouped(Named):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise SkipSample("three")
+        return {"names": [sample.__key__], "tokens": torch.zeros(len(sample.text))}
+
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return len(sample["tokens"]), None
+
+
+class Lengths(TaskEncoder):
+    """Samples that are cut into pieces, which come into different batches."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise SkipSample("three")
+        return TokenSequence.derive_from(sample, tokens=torch.arange(7), labels=torch.arange(7))
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"names": [sample.__key__ for sample in samples]}
+
+
+class Replaced(TaskEncoder):
+    """A batch of samples that were put where others had failed."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise SkipSample("three")
+        return {"names": sample.__key__, "tokens": torch.zeros(len(sample.text))}
 
 
 def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **kwargs: Any) -> SavableDataLoader:
@@ -71,6 +132,48 @@ def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers:
         assert all([key for key, _ in line["samples"]] == line["keys"] for line in lines)
         assert all(seconds >= 0.001 for line in lines for _, seconds in line["samples"])
         assert all(line["stages"]["hooks"] >= 0.004 for line in lines)
+
+
+PIECES = Greedy(Capacity(5), oversize="split")
+ENCODERS: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
+    "columns": (TaskEncoder, {"batch_size": 4}),
+    "replaced": (Replaced, {"batch_size": 4}),
+    "single": (Replaced, {"batch_size": None}),
+    "packs": (Named, {"batch_size": 2, "packing_buffer_size": 4}),
+    "single packs": (Named, {"batch_size": None, "packing_buffer_size": 4}),
+    "groups": (Grouped, {"batch_size": 3}),
+    "by lengths": (Lengths, {"batch_size": None, "batching": PIECES, "length_column": None}),
+    "planned": (Lengths, {"batch_size": None, "batching": PIECES}),
+}
+
+
+def _names(batch: Any) -> list[str]:
+    found = batch["names"] if isinstance(batch, dict) else batch.__key__
+    return [found] if isinstance(found, str) else list(found)
+
+
+@pytest.mark.parametrize(("workers", "method"), WORKERS)
+@pytest.mark.parametrize("kind", list(ENCODERS))
+def test_a_line_has_the_samples_of_its_batch(
+    leaf_of: Any, tmp_path: Path, kind: str, workers: int, method: Any
+) -> None:
+    encoder, arguments = ENCODERS[kind]
+    tag = "q" if kind == "planned" else ""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    leaves = [leaf_of(30, f"a{tag}"), leaf_of(20, f"b{tag}")]
+    if kind == "planned":
+        for leaf, count in zip(leaves, (30, 20), strict=True):
+            write_column(str(leaf), "length", np.full(count, 7, dtype=np.int64))
+    entries = [{"path": str(leaf), "weight": 1} for leaf in leaves]
+    blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
+    dataset = get_train_dataset(blend, task_encoder=encoder(), worker_config=config, **arguments)
+    with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl", start_method=method) as loader:
+        batches = [batch for _, batch in zip(range(12), loader, strict=False)]
+    _, *lines = _lines(tmp_path / "trace.jsonl")
+    for line, batch in zip(lines, batches, strict=True):
+        # Pieces of a sample may stand in a batch together; the line has it once for each item.
+        assert {key for _, key in line["sources"]} == set(_names(batch))
+        assert all(key.startswith("ab"[leaf]) for leaf, key in line["sources"])
 
 
 def test_each_rank_has_its_file_and_a_second_run_goes_on_in_it(leaf_of: Any, tmp_path: Path) -> None:
@@ -122,13 +225,36 @@ def test_the_tables(traced: Path) -> None:
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "--sample", "a-7", "-s", "nobody"])
+    result = CliRunner().invoke(main, ["trace", str(traced), "--sample", "a-7"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert lines[0] == "a-7: seen 2 times" and lines[3] == "nobody: seen 0 times"
+    assert lines[0] == "a-7: seen 2 times"
     at = [batch for batch in _lines(traced)[1:] if "a-7" in batch["keys"]]
     for line, batch in zip(lines[1:3], at, strict=True):
         assert f"rank 0, pass 0, step {batch['step']}, place {batch['keys'].index('a-7')}, " in line
+
+
+def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    with _loader(leaf_of(30), file, "packs") as loader:
+        batches = [batch for _, batch in zip(range(2), loader, strict=False)]
+    keys = [key for batch in batches for pack in batch["__key__"] for key in pack.split("+")]
+    seen = CliRunner().invoke(main, ["trace", str(file), "-s", keys[-1]])
+    assert seen.exit_code == 0 and f"{keys[-1]}: seen 1 time\n" in seen.output and "step 1" in seen.output
+    later = next(f"a-{number}" for number in range(30) if f"a-{number}" not in keys)
+    unseen = CliRunner().invoke(main, ["trace", str(file), "-s", later])
+    assert unseen.exit_code == 0, unseen.output
+    assert unseen.output.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
+
+
+def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:
+    result = CliRunner().invoke(main, ["trace", str(traced), "-s", "nobody", "-s", "a-7"])
+    assert result.exit_code == 1 and "a-7: seen 2 times" in result.output
+    assert f"nobody: no data set of the trace has a sample with this key ({leaf_of(30)})" in result.output
+    moved = traced.with_name("moved.jsonl")
+    moved.write_text(traced.read_text().replace(str(leaf_of(30)), "/gone"))
+    result = CliRunner().invoke(main, ["trace", str(moved), "-s", "nobody"])
+    assert result.exit_code == 1 and "nobody: not seen so far; /gone cannot be searched for it" in result.output
 
 
 def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energon_lite.config.paths import is_url, missing_file_fix
+from energon_lite.config.paths import is_url, local_path, missing_file_fix
 
 
 def test_urls() -> None:
     assert is_url("s3://bucket/key") and is_url("msc://profile/x")
+    assert not is_url("file:///data/x") and local_path("file:///data/x") == "/data/x"
     assert not is_url("/data/x") and not is_url("C:/x") and not is_url("a:b")
 
 

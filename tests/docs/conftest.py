@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from PIL import Image
 
 from energon_lite.sources.prepare import prepare_dataset
+
+sys.path.insert(0, str(Path(__file__).parent))  # for pages and fresh_environment
 
 BLEND = """\
 __module__: megatron.energon

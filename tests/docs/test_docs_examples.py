@@ -20,39 +20,16 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+from pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 LINKING = [*PAGES, *(page for page in [ROOT / "README.md"] if page.exists())]
 
-_BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_PRINTS = re.compile(r"# prints: (.*)$", re.M)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A code block of a page."""
-
-    mark: str
-    language: str
-    code: str
-    line: int
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    """The code blocks of a page, in order."""
-    text = page.read_text()
-    for found in _BLOCK.finditer(text):
-        line = text.count("\n", 0, found.start("code")) + 1
-        yield Block(found["mark"] or "", found["language"], found["code"], line)
 
 
 def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
@@ -62,7 +39,7 @@ def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(code, module.__dict__)
-    expected = _PRINTS.findall(block.code)
+    expected = PRINTS.findall(block.code)
     assert [line for line in output.getvalue().splitlines() if line.strip()] == expected, f"{page.name}:{block.line}"
 
 
@@ -127,7 +104,7 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
 
 
 def _without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]*`", "", _BLOCK.sub("", text))
+    return re.sub(r"`[^`\n]*`", "", BLOCK.sub("", text))
 
 
 def _exists(page: Path, target: str) -> bool:
@@ -137,7 +114,7 @@ def _exists(page: Path, target: str) -> bool:
         return False
     if not anchor or path.suffix != ".md":
         return True
-    headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", path.read_text()), re.M)
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", path.read_text()), re.M)
     return anchor in map(slug, headings)
 
 

@@ -75,14 +75,32 @@ def test_other_launchers() -> None:
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.mark.parametrize(
-    ("total", "free", "level"),
-    [(64, 64, "wrong"), (8192, 100, "wrong"), (1024, 1000, "warning"), (8192, 8000, "ok")],
-)
-def test_shared_memory(monkeypatch: pytest.MonkeyPatch, total: int, free: int, level: str) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total << 20, 0, free << 20))
-    (found,) = shared_memory()
+@pytest.mark.parametrize(("free", "level"), [(64, "warning"), (1000, "warning"), (8000, "ok")])
+def test_shared_memory_is_for_several_gpus(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(8192 << 20, 0, free << 20))
+    alone = {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}
+    assert [one.level for told in ({}, alone, TORCHRUN) for one in shared_memory(told)] == ["ok"] * 3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [one.level for told in ({}, alone) for one in shared_memory(told)] == ["ok"] * 2
+    (found,) = shared_memory(TORCHRUN)
     assert found.level == level and bool(found.fix) == (level != "ok")
+
+
+def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = str(tmp_path / "nowhere")
+    assert [one.level for one in shared_memory(TORCHRUN, path)] == ["ok"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert f"{path}: No such file" in wrong(shared_memory(TORCHRUN, path), "warning")
+
+
+def test_a_small_dev_shm_ends_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = {"/dev/shm": Usage(64 << 20, 0, 64 << 20)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: sizes.get(path, Usage(99 * GIB, 0, 99 * GIB)))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(main, ["doctor", "--path", str(tmp_path)])
+    assert result.exit_code == 0 and "0.06 of 0.06 GiB free in /dev/shm" in result.output, result.output
 
 
 @pytest.mark.parametrize(("soft", "level"), [(256, "wrong"), (1024, "warning"), (65536, "ok"), (-1, "ok")])

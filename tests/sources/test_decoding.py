@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
-from energon_lite.errors import DecodeError, UsageError
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
 
 PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
@@ -222,3 +222,14 @@ def test_own_handlers_come_first() -> None:
 def test_decoders_compare_and_travel() -> None:
     assert SampleDecoder() == pickle.loads(pickle.dumps(SampleDecoder())) != SampleDecoder(image_decode="pil")
     assert {SampleDecoder(), SampleDecoder()} == {SampleDecoder()}
+
+
+def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is missing for every sample, so none is left out for it."""
+    data = png()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for part in ("png", "seg.png.gz"):
+        said = f"part '{part.removesuffix('.gz')}' needs a package that is not installed: .*PIL"
+        with pytest.raises(FatalSampleError, match=said) as error:
+            SampleDecoder().decode(part, gzip.compress(data) if part.endswith("gz") else data)
+        assert "pip install 'energon-lite[image]'" in str(error.value.fix)

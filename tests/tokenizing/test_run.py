@@ -217,6 +217,45 @@ def test_nothing_at_all_says_why(tokenizer_folder: Path, tmp_path: Path) -> None
     assert "--prompt-field" in str(error.value)
     with pytest.raises(UsageError, match="there are no files to tokenise"):
         _make(tmp_path / "*.parquet", tokenizer_folder, tmp_path / "out")
+    with pytest.raises(UsageError, match="is not a ratio"):
+        _make(path, tokenizer_folder, tmp_path / "never", split_ratio="8;1")
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("before", ["nothing", "a data set"])
+@pytest.mark.parametrize("failure", ["no example", "interrupt"])
+def test_a_run_that_made_nothing_blocks_nothing(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, failure: str, before: str
+) -> None:
+    out = tmp_path / "out"
+    force = before == "a data set"
+    if force:
+        _make(chats, tokenizer_folder, out)
+    if failure == "interrupt":
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            _make(chats, tokenizer_folder, out, records_per_shard=8, progress=stop, force_overwrite=force)
+    else:
+        wrong = [Input((str(chats),), Task(prompt=("question",)))]
+        with pytest.raises(EmptyDatasetError):
+            tokenize_files(wrong, str(tokenizer_folder), str(out), records_per_shard=7, force_overwrite=force)
+    report = _make(chats, tokenizer_folder, out, records_per_shard=9)
+    assert (report.counts.examples, report.made) == (198, report.shards)
+    assert len(list(out.glob("*.tar"))) == report.shards == 23
+
+
+def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) -> None:
+    records = [{"text": "ab", "content": "not me"}, {"content": "abc"}, {"body": "a"}]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["tokenize", str(tmp_path / "texts.jsonl"), "-t", str(tokenizer_folder), "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, [*command, "--task", "pt", "--num-workers", "1"])
+    assert result.exit_code == 0 and "3 records -> 2 examples with 9 tokens" in result.output, result.output
+    assert "no field 'text' or 'content'; there are: body" in result.output
+    result = CliRunner().invoke(main, [*command, "--task", "pt", "--text-field", "body", "--force-overwrite"])
+    assert "3 records -> 1 examples with 3 tokens" in result.output, result.output
 
 
 def test_an_absent_rank_is_named(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

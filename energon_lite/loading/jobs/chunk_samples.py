@@ -36,8 +36,9 @@ class Item:
         value: what the hooks made.
         start: its place in the chunk.
         after: that of the one that follows.
-        origins: addresses of the samples that it stands for.
+        origins: addresses of the samples that it stands for, and is counted for.
         result: number among the results of its sample; None: it is packed.
+        more_of: addresses of samples that are counted with another item, and partly in this one.
     """
 
     value: Any
@@ -45,6 +46,7 @@ class Item:
     after: Reading
     origins: Origins
     result: int | None = None
+    more_of: Origins = ()
 
 
 class ChunkSamples(Pipeline):
@@ -203,7 +205,7 @@ class ChunkSamples(Pipeline):
             following = (*start, number + 1, 0) if number + 1 < len(packs) else (*buffer[-1].after[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
-                yield Item(value, (*here, part), after, () if part else origins)
+                yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
 
     def _select(self, buffer: list[Item], start: tuple[int, int], job: ChunkJob, log: ChunkLog) -> list[list[Any]]:
         """What ``select_samples_to_pack`` says, without empty packs; samples left out are counted."""

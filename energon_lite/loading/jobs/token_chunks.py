@@ -107,4 +107,5 @@ class TokenChunkPipeline(ChunkPipeline):
                 log.fail(rejected.failure, item.origins)
                 continue
             # A sample counts once, with its first piece.
-            yield replace(item, value=value, origins=() if start else item.origins)
+            counted, more_of = ((), item.origins) if start else (item.origins, item.more_of)
+            yield replace(item, value=value, origins=counted, more_of=more_of)

@@ -8,9 +8,10 @@ import logging
 import os
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from energon_lite.loading.jobs.pipeline import Result
+from energon_lite.loading.jobs.pipeline import Leaf, Result
 
 __all__ = ["TraceFile"]
 
@@ -26,11 +27,12 @@ class TraceFile:
     Args:
         path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``.
         rank, world_size: data-parallel.
+        leaves: the data sets, in the order's numbering; each line names samples by the number of theirs, and the key.
 
     A file that cannot be written is warned of once; the run goes on without it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rank: int, world_size: int):
+    def __init__(self, path: str | os.PathLike[str], rank: int, world_size: int, leaves: Sequence[Leaf]):
         stem, end = os.path.splitext(os.fspath(path))
         self.path = f"{stem}.rank{rank}{end}" if world_size > 1 else os.fspath(path)
         self._rank, self._world = rank, world_size
@@ -43,9 +45,8 @@ class TraceFile:
         except OSError as error:
             self._give_up(error)
         clock = time.time() - time.monotonic()
-        self._write(
-            {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
-        )
+        header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
+        self._write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
 
     def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
         """A batch is delivered.
@@ -60,7 +61,7 @@ class TraceFile:
         made = result.trace or {}
         keys = _keys_of(result.batch)
         line = {"pass": place[0], "step": place[1] // self._world, "asked": asked, "delivered": delivered}
-        self._write(line | {"keys": keys or [key for key, _ in made.get("samples", ())]} | made)
+        self._write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:

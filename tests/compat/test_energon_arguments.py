@@ -1,0 +1,165 @@
+"""What Energon's own classes take, these take: code that was written for them fails where something cannot work, and
+says what to do, instead of at its import."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import megatron.energon
+import pytest
+from megatron.energon.task_encoder.cooking import cooker as their_cooker
+
+from energon_lite import (
+    Cooker,
+    SampleDecoder,
+    SampleError,
+    TaskEncoder,
+    UsageError,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_savable_loader,
+    get_train_dataset,
+)
+
+CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+@pytest.fixture
+def crude(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+    shard = [(str(number), {"txt": b"a", "mp4": b"film", "blob": b"?"}) for number in range(4)]
+    return write_dataset(tmp_path / "crude", {"0.tar": shard}, dataset_yaml=CRUDE)
+
+
+def taken_by(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of a function, and their defaults."""
+    parameters = inspect.signature(function).parameters
+    return {
+        name: None if one.default is one.empty else one.default
+        for name, one in parameters.items()
+        if not name.startswith("_") and name not in ("self", "fn")
+    }
+
+
+def test_all_that_energon_takes() -> None:
+    theirs = taken_by(megatron.energon.WorkerConfig)
+    assert {"worker_debug_path", "worker_log_level", "restore_error_handler"} <= theirs.keys()
+    ours = WorkerConfig(**theirs | {"rank": 1, "world_size": 2, "num_workers": 3})
+    assert (ours.rank, ours.world_size, ours.num_workers) == (1, 2, 3)
+    SampleDecoder(**taken_by(megatron.energon.SampleDecoder.__init__))
+    options = taken_by(their_cooker)
+    assert options.keys() == {"need_cache", "need_primary"}
+
+    @cooker(**options)
+    def cook(sample: dict[str, Any]) -> Any:
+        return sample["txt"]
+
+    assert cook({"txt": 1}) == 1
+
+
+def test_as_megatron_lm_calls_it() -> None:
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=2, data_parallel_group=None, worker_debug_path=None, worker_log_level=0
+    )
+    assert config.num_workers == 2
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, level: int) -> None:
+    path = str(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_debug_path=path, worker_log_level=level)
+    with get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)) as loader:
+        keys = [batch.__key__ for _, batch in zip(range(3), loader, strict=False)]
+    files = list(tmp_path.glob("debug/worker_0_*.jsonl"))
+    assert len(files) == level
+    if level:
+        _, *lines = [json.loads(line) for line in files[0].read_text().splitlines()]
+        assert [line["keys"] for line in lines] == keys and "{" not in files[0].name
+
+
+def test_a_log_level_without_a_path(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = WorkerConfig(rank=0, world_size=1, worker_log_level=2)
+    with (
+        caplog.at_level(logging.WARNING),
+        get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)),
+    ):
+        assert "worker_debug_path" in caplog.text
+
+
+def test_a_debug_path_with_another_field() -> None:
+    with pytest.raises(UsageError, match=r"worker_debug_path.*step"):
+        WorkerConfig(rank=0, world_size=1, worker_debug_path="debug_{step}.jsonl", worker_log_level=1)
+
+
+def test_the_handler_of_restored_samples(leaf_of: Any) -> None:
+    seen: list[Any] = []
+
+    class Bad(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            raise ValueError("bad")
+
+    config = WorkerConfig(
+        rank=0, world_size=1, restore_error_handler=lambda error, sample, sources: seen.append((error, sample))
+    )
+    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=config, task_encoder=Bad())
+    with get_savable_loader(dataset) as loader, pytest.raises(SampleError, match="bad"):
+        loader.restore_sample(("sample", 0, 1, 0, 0))
+    ((error, key),) = seen
+    assert isinstance(error, SampleError) and key == ("sample", 0, 1, 0, 0)
+
+
+def built_with(path: Path, decoder: SampleDecoder) -> None:
+    encoder = TaskEncoder()
+    encoder.decoder = decoder
+    get_train_dataset(path, batch_size=2, worker_config=ALONE, task_encoder=encoder)
+
+
+@pytest.mark.parametrize("form", ["AVDecoder", "torch", "pyav"])
+def test_films_are_refused_where_there_are_any(leaf_of: Any, crude: Path, form: str) -> None:
+    decoder = SampleDecoder(av_decode=form, video_decode_audio=True)
+    built_with(leaf_of(10), decoder)
+    with pytest.raises(UsageError, match=rf"part 'mp4'.*av_decode='{form}'") as error:
+        built_with(crude, decoder)
+    assert error.value.where == str(crude) and "av_decode=None" in str(error.value.fix)
+    built_with(crude, SampleDecoder(av_decode=form, handlers={"mp4": len}))
+    built_with(crude, SampleDecoder())
+    assert SampleDecoder().decode("mp4", b"film") == b"film"
+
+
+def test_guessing_is_refused_where_it_would_matter(leaf_of: Any, crude: Path) -> None:
+    built_with(leaf_of(10), SampleDecoder(guess_content=True))
+    with pytest.raises(UsageError, match=r"guess_content=True.*part 'blob'"):
+        built_with(crude, SampleDecoder(guess_content=True, handlers={"mp4": len}))
+
+
+def test_a_form_of_films_that_nobody_knows() -> None:
+    with pytest.raises(UsageError, match="av_decode 'AVDecode' is unknown") as error:
+        SampleDecoder(av_decode="AVDecode")
+    assert "'AVDecoder'" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("name", ["need_cache", "need_primary"])
+def test_a_cooker_that_needs_more_than_its_sample(crude: Path, name: str) -> None:
+    @cooker(**{name: True})
+    def cook(sample: dict[str, Any], **more: Any) -> Any:
+        return {**basic_sample_keys(sample), "text": sample["txt"]}
+
+    @cooker(need_cache=False)
+    def plain(sample: dict[str, Any]) -> Any:
+        return {**basic_sample_keys(sample), "text": sample["txt"]}
+
+    class Encoder(TaskEncoder):
+        cookers = [Cooker(cook, has_subflavors={"kind": "cached"}), Cooker(plain)]
+
+    get_train_dataset(crude, batch_size=2, worker_config=ALONE, task_encoder=Encoder())
+    with pytest.raises(UsageError, match=f"cook.*{name}=True") as error:
+        get_train_dataset(
+            crude, batch_size=2, worker_config=ALONE, task_encoder=Encoder(), subflavors={"kind": "cached"}
+        )
+    assert error.value.fix

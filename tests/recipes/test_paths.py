@@ -1,0 +1,139 @@
+"""Paths as users write them: ``file://`` URLs, and names that are nearly right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import (
+    EnergonLiteError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from energon_lite.cli.main import main
+from energon_lite.tokenizing.metadata import read_metadata
+
+CRUDE = "CrudeWebdataset"
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+@pytest.fixture
+def room(tmp_path: Path, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a data set, a blend and a JSONL file."""
+    shard = [(str(number), {"txt": b"a"}) for number in range(8)]
+    write_dataset(tmp_path / "prose", {"0.tar": shard})
+    (tmp_path / "blend.yaml").write_text(_blend(tmp_path / "prose"))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(8)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _blend(path: Any) -> str:
+    return (
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        f"  train: {{path: '{path}'}}\n  val: {{path: '{path}'}}\n"
+    )
+
+
+def batches(path: Any) -> list[Any]:
+    dataset = get_train_dataset(path, batch_size=2, worker_config=ALONE, repeat=False)
+    with get_savable_loader(dataset) as loader:
+        return [list(batch["__key__"]) if isinstance(batch, dict) else list(batch.__key__) for batch in loader]
+
+
+@pytest.mark.parametrize("name", ["prose", "blend.yaml", "chats.jsonl"])
+def test_a_file_url_is_its_path(room: Path, name: str) -> None:
+    path = room / name
+    assert batches(f"file://{path}") == batches(path)
+    (room / "outer.yaml").write_text(_blend(f"file://{path}"))
+    assert batches(room / "outer.yaml") == batches(path) == batches(f"file://{room}/outer.yaml")
+    assert len(get_val_datasets(f"file://{path}", batch_size=2, worker_config=ALONE)) == 1
+
+
+def test_a_state_of_a_file_url_fits_its_path(room: Path) -> None:
+    def loader(path: str) -> Any:
+        return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=ALONE))
+
+    with loader(f"file://{room}/prose") as one, loader(str(room / "prose")) as other:
+        next(iter(one))
+        other.restore_state_rank(one.save_state_rank())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["prepare", "file://{room}/raw", "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", CRUDE],
+        ["info", "file://{room}/prose"],
+        ["info", "file://{room}/blend.yaml"],
+        ["measure", "file://{room}/prose", "--task-encoder", "energon_lite:TaskEncoder", "--length-field", "text"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_commands_take_file_urls(room: Path, command: list[str]) -> None:
+    (room / "raw").mkdir()
+    (room / "raw" / "0.tar").write_bytes((room / "prose" / "0.tar").read_bytes())
+    result = CliRunner().invoke(main, [word.format(room=room) for word in command])
+    assert result.exit_code == 0, result.output
+    assert "file:" not in result.output
+
+
+def test_a_list_of_files_takes_file_urls(room: Path) -> None:
+    (room / "corpus.json").write_text(json.dumps({"inputs": [{"files": [f"file://{room}/chats.jsonl", "more.txt"]}]}))
+    assert read_metadata(str(room / "corpus.json"))[0].files == (f"{room}/chats.jsonl", f"{room}/more.txt")
+
+
+NEAR = {"pros": "prose", "blend.yml": "blend.yaml", "chat.jsonl": "chats.jsonl", "prose/../bland.yaml": "blend.yaml"}
+
+
+@pytest.mark.parametrize("wrong", list(NEAR))
+@pytest.mark.parametrize("function", [get_train_dataset, get_val_dataset, get_val_datasets])
+def test_a_wrong_path_has_a_neighbour(room: Path, function: Any, wrong: str) -> None:
+    with pytest.raises(EnergonLiteError) as error:
+        function(wrong, batch_size=2, worker_config=ALONE)
+    assert f"did you mean {str(room / NEAR[wrong])!r}?" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "near"),
+    [
+        (["prepare", "pros", "--non-interactive", "--split-ratio", "8,1,1"], "prose"),
+        (["prepare", "chat.jsonl"], "chats.jsonl"),
+        (["info", "pros"], "prose"),
+        (["info", "bland.yaml"], "blend.yaml"),
+        (["plan", "pros", "--capacity", "8"], "prose"),
+        (["measure", "pros", "--task-encoder", "energon_lite:TaskEncoder"], "prose"),
+        (["trace", "chat.jsonl"], "chats.jsonl"),
+        (["checkpoint", "info", "chat.jsonl"], "chats.jsonl"),
+        (["tokenize", "chat.jsonl", "-t", "prose", "-o", "out"], "chats.jsonl"),
+        (["tokenize", "chats.jsonl", "-t", "pros", "-o", "out"], "prose"),
+        (["tokenize", "--metadata", "bland.yaml", "-t", "prose", "-o", "out"], "blend.yaml"),
+    ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words, list) else "",
+)
+def test_a_wrong_path_on_the_command_line(room: Path, command: list[str], near: str) -> None:
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code in (1, 2), result.output
+    assert f"did you mean {str(room / near)!r}?" in result.output.replace("\n  ", " "), result.output
+
+
+def test_what_prepare_is_not_for(room: Path) -> None:
+    def said(path: str) -> str:
+        result = CliRunner().invoke(main, ["prepare", path, "--non-interactive", "--split-ratio", "8,1,1"])
+        assert result.exit_code == 1
+        return result.output
+
+    remote = said("s3://bucket/coco")
+    assert "prepare works on local folders" in remote and "where: s3://bucket/coco" in remote
+    assert "upload its .nv-meta" in remote
+    blend = said("blend.yaml")
+    assert "a metadataset is not prepared, its data sets are" in blend and str(room / "prose") in blend
+    measured = CliRunner().invoke(main, ["measure", "s3://bucket/coco", "--task-encoder", "energon_lite:TaskEncoder"])
+    assert measured.exit_code == 1 and "measure works on local folders" in measured.output
