@@ -109,6 +109,7 @@ def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     values["optimizer"]["betas"] = list(config.optimizer.betas)
     values["train"]["freeze"] = list(config.train.freeze)
+    values["data"]["skip_steps"] = list(config.data.skip_steps)
     values["train"]["profile"] = None if config.train.profile is None else list(config.train.profile)
     return values
 
