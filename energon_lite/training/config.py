@@ -13,6 +13,14 @@ from energon_lite.optimizer.config import OptimizerConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+#: Settings of a model that decide what its weights mean, and what of them is compared. (The others are how it is
+#: computed or begun, or show in the shapes of its weights.)
+MODEL_MEANING = {
+    **{name: name for name in ("hidden_size", "num_layers", "num_heads")},
+    "num_kv_heads": "kv_heads",
+    **{name: name for name in ("ffn_size", "vocab_size", "rope_theta", "rope_scaling", "norm_eps", "tie_embeddings")},
+    **{name: name for name in ("norm", "image_size", "patch_size")},
+}
 #: What is not kept for the backward pass but computed again.
 RECOMPUTE = ("none", "selective", "full")
 
@@ -243,6 +251,7 @@ class TrainConfig:
         eval_every: steps between evaluations; 0 for none.
         init_from: a checkpoint, or a folder of checkpoints, of which the newest is meant: a new run begins with its
             weights. None for random ones. A run that has a checkpoint of its own goes on from that.
+        init_from_ignore: settings of the model, as ``rope_theta``, that may be other ones than that checkpoint's.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
@@ -259,6 +268,7 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 0
     init_from: str | None = None
+    init_from_ignore: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
     peak_tflops: float | None = None
@@ -270,6 +280,11 @@ class TrainConfig:
         require(window, "profile is no window of steps", "train.profile", "give e.g. [5, 6]")
         peak = self.peak_tflops is None or self.peak_tflops > 0
         require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
+        for name in self.init_from_ignore:
+            if name not in MODEL_MEANING:
+                what = f"{name!r} is no setting that decides what weights mean"
+                at, known = "train.init_from_ignore", list(MODEL_MEANING)
+                raise ConfigError(what, at=at, choices=known, suggest_for=name)
         require(self.save_timeout >= 0, "save_timeout is negative", "train.save_timeout", "give seconds, e.g. 300")
         counts = ("steps", "keep", "log_every", "nonfinite_limit")
         for name, least in (*((name, 1) for name in counts), ("save_every", 0), ("eval_every", 0)):

@@ -26,7 +26,6 @@ from energon_lite import (
     learning_rate_scale,
 )
 from energon_lite.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
-from energon_lite.checkpointing.weights import load_weights
 from energon_lite.errors import StateError, TopologyError
 from energon_lite.optimizer.plain_optimizer import learning_rate, make_optimizer
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
@@ -38,6 +37,7 @@ from energon_lite.training.llama import LlamaModel
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
 from energon_lite.training.nonfinite import NonFiniteGuard, StepData, is_finite
 from energon_lite.training.profiling import ProfileWindow
+from energon_lite.training.starting_weights import load_starting_weights
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 from energon_lite.training.token_data import make_task_encoder
@@ -45,7 +45,7 @@ from energon_lite.training.token_data import make_task_encoder
 #: Settings of ``train`` that change no step.
 HARMLESS = (
     *("save_every", "keep", "async_save", "save_timeout", "log_every", "eval_every", "tensorboard", "peak_tflops"),
-    *("init_from", "profile", "nonfinite_limit"),
+    *("init_from", "init_from_ignore", "profile", "nonfinite_limit"),
 )
 
 logger = logging.getLogger(__name__)
@@ -200,8 +200,10 @@ class Trainer:
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
             if self.config.train.init_from is not None:
-                # An image prefix is nothing that a language model has: then it begins as new.
-                load_weights(self.config.train.init_from, self.model, self.mesh, self.optimizer, may_lack=["vision.*"])
+                ignore = self.config.train.init_from_ignore
+                load_starting_weights(
+                    self.config.train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore
+                )
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.loader.restore_state_rank(state["loader"])
