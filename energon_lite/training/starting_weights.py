@@ -46,7 +46,7 @@ def load_starting_weights(
         raise StateMismatchError(
             f"the checkpoint is of another model, by {number}: {said}",
             where=found,
-            fix="take the checkpoint's own settings with model.preset=init_from; if another model is meant, say so with "
+            fix="take the checkpoint's own settings with model.preset=init_from; if another model is meant, say so: "
             f"train.init_from_ignore=[{names}]",
         )
     # An image prefix is nothing that a language model has: then it begins as new.
