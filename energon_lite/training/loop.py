@@ -201,9 +201,7 @@ class Trainer:
         if path is None:
             if self.config.train.init_from is not None:
                 ignore = self.config.train.init_from_ignore
-                load_starting_weights(
-                    self.config.train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore
-                )
+                load_starting_weights(self.config.train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.loader.restore_state_rank(state["loader"])
