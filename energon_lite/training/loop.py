@@ -92,7 +92,8 @@ class Trainer:
         self.checkpoints = f"{config.output}/checkpoints"
         train = config.train
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
-        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, limit=train.nonfinite_limit)
+        skip = config.data.skip_steps
+        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, limit=train.nonfinite_limit, skip_steps=skip)
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self.profile = ProfileWindow(config.train.profile, f"{config.output}/profile", self.mesh)
         given = config.train.peak_tflops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -41,13 +41,22 @@ class NonFiniteGuard:
         model, optimizer: what is trained.
         mesh: the ranks. All of them must make a guard, and call its methods.
         limit: steps in a row after which the run ends.
+        skip_steps: what the run passes over already.
 
     Attributes:
         in_a_row: steps until now that were not finite, without one between them that was.
     """
 
-    def __init__(self, model: LlamaModel, optimizer: Optimizer, mesh: ParallelMesh, *, limit: int):
-        self.model, self.optimizer, self.mesh, self.limit = model, optimizer, mesh, limit
+    def __init__(
+        self,
+        model: LlamaModel,
+        optimizer: Optimizer,
+        mesh: ParallelMesh,
+        *,
+        limit: int,
+        skip_steps: Collection[int] = (),
+    ):
+        self.model, self.optimizer, self.mesh, self.limit, self.skip_steps = model, optimizer, mesh, limit, skip_steps
         self.in_a_row = 0
         self._numbers: list[int] = []
 
@@ -107,11 +116,15 @@ class NonFiniteGuard:
         if self.mesh.any_rank(bool(wrong)):
             where = f"on this rank: {_some(wrong)}" if wrong else "on another rank"
             what = f"weights or moments are not finite after step {step}: the run cannot go on with them"
-            raise NonFiniteError(what, where=where, fix=self._fix() + "; they are in no checkpoint")
+            raise NonFiniteError(what, where=where, fix=self._fix())
 
     def _fix(self) -> str:
-        passed = f", pass over this data with data.skip_steps={self._numbers}" if self._numbers else ""
-        return f"start the run again, from its newest checkpoint, with a smaller optimizer.lr or clip{passed}"
+        steps = sorted({*self.skip_steps, *self._numbers})
+        passed = f", or pass over this data with data.skip_steps={steps}" if self._numbers else ""
+        return (
+            "start the run again: it goes on from its newest checkpoint, which has none of this; lower optimizer.lr or "
+            f"optimizer.clip{passed}"
+        )
 
 
 def is_finite(values: Mapping[str, Any]) -> bool:
