@@ -201,10 +201,12 @@ class Trainer:
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
             if self.config.train.init_from is not None:
-                ignore = self.config.train.init_from_ignore
-                load_starting_weights(self.config.train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)
+                begin, ignore = self.config.train.init_from, self.config.train.init_from_ignore
+                read = load_starting_weights(begin, self.model, self.mesh, self.optimizer, ignore=ignore)
+                self.guard.check_state(0, read=read)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
+        self.guard.check_state(step, read=path)
         self.loader.restore_state_rank(state["loader"])
         self.guard.restore(state.get("nonfinite", {}))
         if self.mesh.is_main:

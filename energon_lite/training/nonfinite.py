@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from energon_lite.checkpointing.checkpoint import Place
 from energon_lite.errors import NonFiniteError
 from energon_lite.optimizer.plain_optimizer import Optimizer
 from energon_lite.parallel.mesh import ParallelMesh
@@ -99,11 +100,12 @@ class NonFiniteGuard:
                 fix=f"{self._fix()}; or allow for more of them with train.nonfinite_limit",
             )
 
-    def check_state(self, step: int) -> None:
+    def check_state(self, step: int, *, read: Place | None = None) -> None:
         """Look at all weights and moments.
 
         Args:
             step: the last one.
+            read: the checkpoint that they were just read from.
 
         Raises:
             NonFiniteError: on all ranks: some are not finite on one of them.
@@ -116,7 +118,10 @@ class NonFiniteGuard:
         if self.mesh.any_rank(bool(wrong)):
             where = f"on this rank: {_some(wrong)}" if wrong else "on another rank"
             what = f"weights or moments are not finite after step {step}: the run cannot go on with them"
-            raise NonFiniteError(what, where=where, fix=self._fix())
+            fix = self._fix()
+            if read is not None:
+                where, fix = f"{read}, {where}", "use another checkpoint: without this one, the run takes the former"
+            raise NonFiniteError(what, where=where, fix=fix)
 
     def _fix(self) -> str:
         steps = sorted({*self.skip_steps, *self._numbers})

@@ -16,9 +16,10 @@ import torch
 from rank_processes import RankFailure, RunRanks
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
+from energon_lite.checkpointing.checkpoint import save_checkpoint
 from energon_lite.checkpointing.files import CheckpointFiles
 from energon_lite.errors import NonFiniteError
-from energon_lite.training import Trainer, read_state
+from energon_lite.training import Trainer, config_to_dict, read_state
 
 Disturb = Callable[[Trainer, int], None]
 
@@ -203,3 +204,36 @@ def test_a_spoilt_run_is_a_failure_of_the_process(
     with pytest.raises(RankFailure) as failure:
         run_ranks(4, lambda rank: train(config, spoil_weights(2)))
     assert all("NonFiniteError" in text for text in failure.value.by_rank.values()) and len(failure.value.by_rank) == 4
+
+
+@pytest.mark.parametrize("how", ["resumed", "init_from"])
+def test_what_is_read_is_looked_at_too(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    how: str,
+) -> None:
+    """Another program may have written it, and a step with it would be blamed on the data."""
+    other = tmp_path / ("run" if how == "resumed" else "other")
+
+    def save_spoilt(rank: int) -> None:
+        with Trainer(make_config(blend, other)) as trainer:
+            spoil_weights(1)(trainer, 1)
+            state = {"loader": trainer.loader.save_state_rank(), "config": config_to_dict(trainer.config)}
+            save_checkpoint(trainer.checkpoints, 1, trainer.model, trainer.optimizer, trainer.mesh, state)
+
+    run_ranks(1, save_spoilt)
+    init = str(other / "checkpoints") if how == "init_from" else None
+    for text in run_ranks(2, message(make_config(blend, tmp_path / "run", init_from=init), lambda *_: None)):
+        assert "step-00000001" in text and "use another" in text and "skip_steps" not in text
+
+
+def test_what_is_passed_over_already_is_said_again(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = make_config(blend, tmp_path / "run", nonfinite_limit=1)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=(2,)))
+    (text,) = run_ranks(1, message(config, spoil_gradients(3)))
+    assert "data.skip_steps=[2, 4]" in text, "the third step has the fourth's data"
