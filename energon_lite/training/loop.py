@@ -167,7 +167,7 @@ class Trainer:
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
         }
-        if skipped := step - self.optimizer.updates:
+        if (skipped := step - self.optimizer.updates) > 0:
             values["skipped_updates"] = skipped
         if self.peak_flops is not None:
             needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
