@@ -24,6 +24,7 @@ __all__ = [
     "FatalSampleError",
     "FieldAccessError",
     "MissingShardError",
+    "NonFiniteError",
     "NotPreparedError",
     "SampleError",
     "ShardChangedError",
@@ -221,6 +222,10 @@ class StateError(EnergonLiteError, ValueError):
 
 class StateMismatchError(StateError):
     """A saved state belongs to another data set, another configuration or another order."""
+
+
+class NonFiniteError(EnergonLiteError, FloatingPointError):
+    """Losses, gradients or weights of a training run are NaN or infinite, and going on would not cure it."""
 
 
 class TopologyError(EnergonLiteError, ValueError):

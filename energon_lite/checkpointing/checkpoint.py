@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class CheckpointSaver:
         root: folder or URL of all checkpoints of the run, seen by all ranks.
         mesh: the ranks. All of them must make a saver, and call its methods.
         keep: finished checkpoints that are kept, the newest.
+        timeout: seconds that :meth:`close`, and the end of the process, wait for a checkpoint that is being written.
 
     Attributes:
         seconds_blocked: how long the last :meth:`save` held up its caller.
@@ -55,16 +57,23 @@ class CheckpointSaver:
         >>> saver.finish()  # before the process ends
     """
 
-    def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2):
+    def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2, timeout: float = 300.0):
         self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
+        self.timeout = timeout
         # A group of its own: collectives of training must not come between those of saving.
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
+        self._at_exit: weakref.finalize | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Place:
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], *, prune: bool = True
+    ) -> Place:
         """Begin to write a checkpoint, when the one before it is on disk. Arguments as :func:`save_checkpoint`.
+
+        Args:
+            prune: remove all but the newest ``keep`` when it is there; otherwise, none.
 
         Returns:
             The path or URL that it will have.
@@ -73,8 +82,12 @@ class CheckpointSaver:
         self.finish()
         tensors = _everything(step, model, optimizer, self.mesh, state)
         self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
-        self._thread = threading.Thread(target=self._write, args=(step, self._copies), name=f"checkpoint-{step}")
+        # A daemon: the end of the process waits for it, but not for ever, if a peer is stuck.
+        arguments = (step, self._copies, self.keep if prune else None)
+        name = f"the checkpoint of step {step}"
+        self._thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
         self._thread.start()
+        self._at_exit = weakref.finalize(self, _join_at_exit, self._thread, self.timeout)
         self.seconds_blocked = time.perf_counter() - began
         return self.files.place(f"step-{step:08d}")
 
@@ -86,7 +99,7 @@ class CheckpointSaver:
         """
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
+            self._forget_thread()
         if self._error is not None:
             error, self._error = self._error, None
             raise StateError(
@@ -95,11 +108,44 @@ class CheckpointSaver:
                 fix="is there room, and may we write?",
             ) from error
 
-    def _write(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
+    def close(self) -> None:
+        """:meth:`finish`, but give up after ``timeout`` seconds: a peer may be gone. Save no more after that.
+
+        Raises:
+            StateError: the last checkpoint could not be written, or not in time.
+        """
+        if self._thread is not None:
+            self._thread.join(self.timeout)
+            if self._thread.is_alive():
+                late = _too_late(self._thread, self.timeout)
+                self._forget_thread()
+                raise StateError(late, where=self.files.root, fix=_LATE_FIX)
+        self.finish()
+
+    def _forget_thread(self) -> None:
+        self._thread = None
+        if self._at_exit is not None:
+            self._at_exit.detach()
+
+    def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: int | None) -> None:
         try:
-            _write(self.files, step, tensors, self.mesh, self.keep, self._group)
+            _write(self.files, step, tensors, self.mesh, keep, self._group)
         except BaseException as error:  # shown to the training thread
             self._error = error
+
+
+_LATE_FIX = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
+
+
+def _too_late(thread: threading.Thread, timeout: float) -> str:
+    return f"{thread.name} was not finished within {timeout:g} s, and is given up"
+
+
+def _join_at_exit(thread: threading.Thread, timeout: float) -> None:
+    """The process ends, and nobody has called ``finish``."""
+    thread.join(timeout)
+    if thread.is_alive():
+        logger.error("%s", _too_late(thread, timeout))
 
 
 def save_checkpoint(
@@ -234,7 +280,7 @@ def _write(
     step: int,
     tensors: dict[str, torch.Tensor],
     mesh: ParallelMesh,
-    keep: int,
+    keep: int | None,
     group: dist.ProcessGroup | None,
 ) -> Place:
     """Write what all ranks have; publish it when all of it is on disk."""
@@ -248,7 +294,8 @@ def _write(
         dist.all_gather_object(sums, writer.sums, group=group)
     if mesh.is_main:
         files.publish(step, {name: known for part in sums for name, known in part.items()})
-        files.prune(keep)
+        if keep is not None:
+            files.prune(keep)
     if mesh.world_size > 1:
         dist.barrier(group=group)
     return files.place(f"step-{step:08d}")

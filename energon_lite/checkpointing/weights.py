@@ -31,6 +31,26 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
     Raises:
         StateError: there is none, or it is damaged. None before it is used: another model would be taken silently.
     """
+    files, name = _choose(place, mesh)
+    share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
+    damage = files.damage(name, share=share)
+    if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
+        raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
+    return files.place(name)
+
+
+def name_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> Place:
+    """The same, but its contents are not read: what it says of itself can be looked at before hours of reading.
+
+    Raises:
+        StateError: there is none.
+    """
+    files, name = _choose(place, mesh)
+    return files.place(name)
+
+
+def _choose(place: str | os.PathLike[str], mesh: ParallelMesh | None) -> tuple[CheckpointFiles, str]:
+    """The folder of checkpoints, and the name of the one that is meant, on all ranks the same."""
     named = os.fspath(place).rstrip("/")
     root, _, name = named.rpartition("/")
     files = CheckpointFiles(named)
@@ -43,11 +63,7 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
         chosen = told[0]
     if not chosen:
         raise StateError("there is no finished checkpoint", where=named, fix="give a checkpoint, or its parent folder")
-    share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
-    damage = files.damage(chosen[0], share=share)
-    if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
-        raise StateError(damage or f"another rank found {chosen[0]} damaged", where=named, fix="write or copy it again")
-    return files.place(chosen[0])
+    return files, chosen[0]
 
 
 def load_weights(

@@ -79,21 +79,33 @@ def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: in
 @click.option("--shard-size", default=None, help="Of a file of weights, as 5GB; by default as in the former model.")
 @click.option("--dtype", type=_DTYPE, default=None, help="Of the weights; by default what they have.")
 @click.option("--max-length", type=click.IntRange(min=1), default=None, help="max_position_embeddings.")
+@click.option("--text-only", is_flag=True, help="Of a model with images, the language model alone.")
 def native_to_hf(
-    source: str, target: str, like: str | None, shard_size: str | None, dtype: str | None, max_length: int | None
+    source: str,
+    target: str,
+    like: str | None,
+    shard_size: str | None,
+    dtype: str | None,
+    max_length: int | None,
+    text_only: bool,
 ) -> None:
     """Make a folder for transformers of a checkpoint.
 
     SOURCE is a checkpoint of any layout, or a folder of checkpoints, of which the newest is taken. TARGET is a folder
-    that is empty or not there yet. Of a checkpoint that hf-to-native made, the former files are made again.
+    that is empty or not there yet. Of a checkpoint that hf-to-native made, the former files are made again. Of a
+    training run, the tokenizer comes along.
     """
     from energon_lite.conversion.to_huggingface import native_to_huggingface
+    from energon_lite.conversion.tokenizer_files import has_tokenizer
 
     shard_bytes = None if shard_size is None else bytes_of(shard_size)
     folder = native_to_huggingface(
-        source, target, like=like, shard_bytes=shard_bytes, dtype=dtype, max_length=max_length
+        source, target, like=like, shard_bytes=shard_bytes, dtype=dtype, max_length=max_length, text_only=text_only
     )
-    click.echo(f"wrote {folder}")
+    names = sorted(file.name for file in folder.iterdir())
+    click.echo(f"wrote {folder}: {', '.join(names)}")
+    if not has_tokenizer(names):
+        click.echo("no tokenizer is known, or that of the run is not where it was: --like FOLDER takes that of a model")
 
 
 @command.command(name="to-file", context_settings=_HELP)

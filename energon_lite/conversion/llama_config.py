@@ -126,6 +126,23 @@ def model_config(
     )
 
 
+def check_is_llama(config: ModelConfig, *, where: str | None = None) -> None:
+    """Refuse a model that has parts which Llama has not.
+
+    Raises:
+        StateError: it has; with what of it can be exported.
+    """
+    if config.norm != "rms_norm":
+        what = f"Hugging Face's Llama has no model with norm={config.norm!r}"
+        raise StateError(what, where=where, fix="write a file of our names with to-file")
+    if config.image_size:
+        raise StateError(
+            f"a model with images (image_size={config.image_size}) cannot be exported: Llama has no image prefix",
+            where=where,
+            fix="export its language model alone with --text-only, or write a file of our names with to-file",
+        )
+
+
 def huggingface_config(
     config: ModelConfig,
     stored: torch.dtype,
@@ -147,12 +164,7 @@ def huggingface_config(
     Raises:
         StateError: Llama has no such model.
     """
-    for name, plain in (("image_size", 0), ("norm", "rms_norm")):
-        if getattr(config, name) != plain:
-            raise StateError(
-                f"Hugging Face's Llama has no model with {name}={getattr(config, name)!r}",
-                fix="write a file of our names with to-file",
-            )
+    check_is_llama(config)
     told = str(stored).removeprefix("torch.")
     if base is not None and max_length is None and _describes(base, config, told, where):
         return dict(base)

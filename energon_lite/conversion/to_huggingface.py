@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -11,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_lite.checkpointing.checkpoint import Place
+from energon_lite.checkpointing.checkpoint import Place, read_state
 from energon_lite.checkpointing.streaming import SavedTensors
-from energon_lite.checkpointing.weights import find_weights
+from energon_lite.checkpointing.weights import find_weights, name_weights
 from energon_lite.conversion.huggingface_folder import (
     COMPANION,
     CONFIG,
@@ -27,7 +28,7 @@ from energon_lite.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
-from energon_lite.conversion.llama_config import huggingface_config
+from energon_lite.conversion.llama_config import check_is_llama, huggingface_config
 from energon_lite.conversion.llama_tensors import (
     COMPUTED,
     EMBEDDING,
@@ -37,8 +38,9 @@ from energon_lite.conversion.llama_tensors import (
     llama_shapes,
     native_shapes,
 )
+from energon_lite.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
 from energon_lite.conversion.weight_files import TargetTensor, model_config_at, write_files
-from energon_lite.errors import UsageError
+from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.training.config import DTYPES, ModelConfig
 
 #: Bytes of a file of weights, as transformers divides them.
@@ -55,8 +57,11 @@ def native_to_huggingface(
     shard_bytes: int | None = None,
     dtype: str | None = None,
     max_length: int | None = None,
+    text_only: bool = False,
 ) -> Path:
     """Convert a checkpoint to a folder for ``LlamaForCausalLM.from_pretrained``. Memory is that of a part of a tensor.
+
+    Without a former model's tokenizer, that of the run comes along, for ``AutoTokenizer.from_pretrained``.
 
     Args:
         source: a checkpoint, or a folder of checkpoints, of which the newest is meant.
@@ -66,6 +71,7 @@ def native_to_huggingface(
         shard_bytes: bytes of a file; None for the division of the former model, or 50 GB.
         dtype: of the weights, by name; None for what they have.
         max_length: ``max_position_embeddings``; None for that of the former model.
+        text_only: of a model with images, write the language model alone; Llama has no image prefix.
 
     Returns:
         The folder.
@@ -78,16 +84,26 @@ def native_to_huggingface(
     Example:
         >>> native_to_huggingface("output/run/checkpoints", "models/mine", like="models/llama-3-8b")
     """
-    place = find_weights(source)
-    config, folder = model_config_at(place), _empty_folder(target)
+    named = name_weights(source)
+    config = model_config_at(named)
+    if text_only:
+        config = dataclasses.replace(config, image_size=0)
+    check_is_llama(config, where=str(named))  # before all of it is read
+    place = find_weights(named)
+    folder = _empty_folder(target)
     former = str(_beside(place) if like is None else like)
     others = companions_of(former)
     base = json.loads(others[CONFIG]) if CONFIG in others else None
+    if not has_tokenizer(others):
+        others = _tokenizer_of_run(place) | others
     with SavedTensors(place) as saved:
-        _check(saved, config, str(place))
+        _check(saved, config, str(place), text_only=text_only)
         targets = _targets(saved, config, dtype)
         stored = Counter(one.dtype for one in targets.values()).most_common(1)[0][0]
         values = huggingface_config(config, stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
+        if base is None and GENERATION in others:
+            said = json.loads(others[GENERATION])
+            values |= {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
         division = None if shard_bytes is not None else _former_division(others, like, targets, former)
         if division is None:
             sizes = {name: (one.dtype, one.nbytes) for name, one in targets.items()}
@@ -111,9 +127,23 @@ def _beside(place: Place) -> str:
     return f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
 
 
-def _check(saved: SavedTensors, config: ModelConfig, where: str) -> None:
+def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
+    """The files of the tokenizer that a checkpoint's run had; none if it was no run, or that is gone."""
+    data = read_state(place)["config"].get("data")
+    if data is None:
+        return {}
+    try:
+        return run_tokenizer_files(data)
+    except EnergonLiteError as error:
+        logger.warning("the tokenizer of the run is not written: %s", error)
+        return {}
+
+
+def _check(saved: SavedTensors, config: ModelConfig, where: str, *, text_only: bool) -> None:
     """Is all there that the model has, and nothing else?"""
     found = {n.removeprefix("model."): saved.shape(n) for n in saved.names() if n.startswith("model.")}
+    if text_only:
+        found = {name: shape for name, shape in found.items() if not name.startswith("vision.")}
     check_tensors(found, native_shapes(config), where)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from energon_lite.optimizer.config import OptimizerConfig
 from energon_lite.optimizer.learning_rates import learning_rate
 from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.optimizer.parameter_hooks import hook_parameters
 from energon_lite.parallel.mesh import ParallelMesh
 from energon_lite.parallel.parameters import layout_of
 from energon_lite.parallel.pieces import Piece
@@ -74,10 +75,14 @@ class AdamW:
     place, and one all-reduce sums it over the ranks. It is a sum and not a mean, because the loss is divided by the
     number of tokens of the whole step beforehand. A parameter that had no part in the step has a gradient of zero.
 
+    What is updated are master values in at least float32: of a parameter in bfloat16 a copy, without which an update of
+    less than half the distance of two such numbers would be lost. The gradient of such a parameter moves into a buffer
+    of ``grad_dtype`` after each backward pass, and ``parameter.grad`` is None.
+
     Args:
         model: its trainable parameters have layouts (:func:`layout_of`).
         mesh: the ranks.
-        config: AdamW's constants and the clipping norm.
+        config: AdamW's constants, the clipping norm and ``grad_dtype``.
 
     Example:
         >>> optimizer = AdamW(model, mesh, OptimizerConfig())
@@ -89,20 +94,23 @@ class AdamW:
         self.mesh, self.config = mesh, config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.updates = 0
-        self._buffers = _flat_gradients(list(self.parameters.values()))
-        matrices = [p for p in self.parameters.values() if p.dim() > 1]
-        others = [p for p in self.parameters.values() if p.dim() <= 1]
+        self._buffers, self._grads = _flat_gradients(list(self.parameters.values()), config.grad_dtype)
+        self._masters = {p: p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters.values()}
+        narrow = {p for p, master in self._masters.items() if p is not master}
+        hook_parameters(model, narrow, self._take_grad, _nothing, _nothing, self._take_values)
+        matrices = [master for master in self._masters.values() if master.dim() > 1]
+        others = [master for master in self._masters.values() if master.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
         self._inner = _fused_if_possible([group for group in groups if group["params"]], config)
-        for p in self.parameters.values():
+        for master in self._masters.values():
             # Made here, not at the first step, so that a checkpoint can be read into them.
-            self._inner.state[p] = {
-                "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
+            self._inner.state[master] = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
             }
 
     @property
@@ -143,29 +151,44 @@ class AdamW:
                     buffer.mul_(self.config.clip / norm)
             for group in self._inner.param_groups:
                 group["lr"] = lr
+            for p, master in self._masters.items():
+                master.grad = self._grads[p].to(master.dtype)
             self._inner.step()
             self.updates += 1
+            for p, master in self._masters.items():
+                if master is not p:
+                    p.data.copy_(master)
+                    master.grad = None
         for buffer in self._buffers:
             buffer.zero_()
         return norm
 
     def pieces(self) -> Iterator[Piece]:
-        """The moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
+        """Master values and moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
         for name, p in self.parameters.items():
-            state = self._inner.state[p]
-            yield Piece(name, p, 0, {kind: state[kind].view(-1) for kind in ("exp_avg", "exp_avg_sq")})
+            master = self._masters[p]
+            moments = {kind: self._inner.state[master][kind].view(-1) for kind in ("exp_avg", "exp_avg_sq")}
+            yield Piece(name, p, 0, {"master": master.detach().view(-1), **moments})
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""
         self.updates = updates
-        for p in self.parameters.values():
-            self._inner.state[p]["step"].fill_(float(updates))
+        for master in self._masters.values():
+            self._inner.state[master]["step"].fill_(float(updates))
+
+    def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
+        self._grads[p].add_(grad)
+
+    def _take_values(self, parameters: list[nn.Parameter]) -> None:
+        """The model was given other values: they are the master values from now on."""
+        for p in parameters:
+            self._masters[p].copy_(p.data)
 
     def _sum_partial_gradients(self) -> None:
         """Sum what is a part of a sum over other axes than the data's: one all-reduce for each axis."""
         for axis in ("tp", "ends"):
             group = self.mesh.group(axis)
-            grads = [p.grad for p in self.parameters.values() if p.grad is not None and axis in layout_of(p).sum_over]
+            grads = [grad for p, grad in self._grads.items() if axis in layout_of(p).sum_over]
             if group is None or not grads:
                 continue
             flat = torch.cat([grad.flatten() for grad in grads])
@@ -180,7 +203,7 @@ class AdamW:
             layout = layout_of(p)
             if layout.counts_here(self.mesh):
                 sharded = int(layout.sharded_dim is not None)
-                squares[sharded] += torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
+                squares[sharded] += torch.linalg.vector_norm(self._grads[p], dtype=torch.float64).square()
         if (tp := self.mesh.group("tp")) is not None:
             dist.all_reduce(squares[1:], group=tp)
         if (pp := self.mesh.group("pp")) is not None:
@@ -188,16 +211,27 @@ class AdamW:
         return math.sqrt(squares.sum().item())
 
 
-def _flat_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Give each parameter a gradient of zeros that is a view of one buffer per type; return the buffers."""
-    buffers = []
+def _flat_gradients(
+    parameters: list[nn.Parameter], grad_dtype: str
+) -> tuple[list[torch.Tensor], dict[nn.Parameter, torch.Tensor]]:
+    """One buffer of zeros for the gradients of each type, and its views for each parameter.
+
+    In those of at least float32, they are the parameters' own ``grad``.
+    """
+    buffers, grads = [], {}
     for dtype in sorted({p.dtype for p in parameters}, key=str):
         alike = [p for p in parameters if p.dtype == dtype]
-        buffer = torch.zeros(sum(p.numel() for p in alike), dtype=dtype, device=alike[0].device)
+        summed_in = torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
+        buffer = torch.zeros(sum(p.numel() for p in alike), dtype=summed_in, device=alike[0].device)
         for p, part in zip(alike, buffer.split([p.numel() for p in alike]), strict=True):
-            p.grad = part.view_as(p)
+            grads[p] = part.view_as(p)
+            p.grad = grads[p] if dtype.itemsize >= 4 else None
         buffers.append(buffer)
-    return buffers
+    return buffers, grads
+
+
+def _nothing(_: list[nn.Parameter]) -> None:
+    """Values are current at all times."""
 
 
 def _fused_if_possible(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.AdamW:

@@ -138,11 +138,15 @@ class ParallelMesh:
 
     def any_rank(self, flag: bool) -> bool:
         """True on every rank if ``flag`` is true on any. Every rank must call it."""
+        return self.any_rank_each(flag)[0]
+
+    def any_rank_each(self, *flags: bool) -> list[bool]:
+        """:meth:`any_rank` of several flags, in one collective."""
         if self.world_size == 1:
-            return flag
-        told = torch.tensor([int(flag)], device=self.device)
+            return list(flags)
+        told = torch.tensor(flags, dtype=torch.int64, device=self.device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return bool(told.item())
+        return [bool(flag) for flag in told.tolist()]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -13,6 +13,14 @@ from energon_lite.optimizer.config import OptimizerConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+#: Settings of a model that decide what its weights mean, and what of them is compared. (The others are how it is
+#: computed or begun, or show in the shapes of its weights.)
+MODEL_MEANING = {
+    **{name: name for name in ("hidden_size", "num_layers", "num_heads")},
+    "num_kv_heads": "kv_heads",
+    **{name: name for name in ("ffn_size", "vocab_size", "rope_theta", "rope_scaling", "norm_eps", "tie_embeddings")},
+    **{name: name for name in ("norm", "image_size", "patch_size")},
+}
 #: What is not kept for the backward pass but computed again.
 RECOMPUTE = ("none", "selective", "full")
 
@@ -38,6 +46,9 @@ class DataConfig:
             ``{strategy: best_fit, capacity: 4096}``; ``micro_batch_size`` has no meaning then. None: of equally many
             samples.
         length_column: the measured column that has the tokens of each sample, for ``batching``.
+        prefetch_factor: micro-batches that each worker is ahead; None for as many as make up a whole step of the rank,
+            and 2 at least, so that loading hides behind computation whatever is accumulated.
+        skip_steps: steps, counted from 1, whose micro-batches are passed over; the steps take those that follow.
     """
 
     path: str
@@ -52,6 +63,8 @@ class DataConfig:
     tokenizer: str | None = None
     batching: Mapping[str, Any] | None = None
     length_column: str = "length"
+    prefetch_factor: int | None = None
+    skip_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.share not in ("load", "broadcast"):
@@ -59,6 +72,10 @@ class DataConfig:
         for name in ("micro_batch_size", "micro_batches_per_step", "max_length"):
             require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
         require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
+        ahead = self.prefetch_factor is None or self.prefetch_factor >= 1
+        require(ahead, "prefetch_factor is below 1", "data.prefetch_factor", "leave it out, or give e.g. 4")
+        counted = all(step >= 1 for step in self.skip_steps)
+        require(counted, "a step is below 1", "data.skip_steps", "steps are counted from 1; give e.g. [7, 8]")
 
 
 @dataclass(frozen=True)
@@ -228,10 +245,13 @@ class TrainConfig:
         save_every: steps between checkpoints; 0 for one at the end only.
         keep: number of checkpoints that are kept, the newest.
         async_save: write checkpoints while training goes on; otherwise it waits.
+        save_timeout: seconds that a run which an error ends waits for the checkpoint that is being written.
+        nonfinite_limit: steps in a row whose loss or gradient is not finite after which the run ends with an error.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         init_from: a checkpoint, or a folder of checkpoints, of which the newest is meant: a new run begins with its
             weights. None for random ones. A run that has a checkpoint of its own goes on from that.
+        init_from_ignore: settings of the model, as ``rope_theta``, that may be other ones than that checkpoint's.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
@@ -243,9 +263,12 @@ class TrainConfig:
     save_every: int = 0
     keep: int = 2
     async_save: bool = True
+    save_timeout: float = 300.0
+    nonfinite_limit: int = 3
     log_every: int = 10
     eval_every: int = 0
     init_from: str | None = None
+    init_from_ignore: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
     peak_tflops: float | None = None
@@ -257,7 +280,14 @@ class TrainConfig:
         require(window, "profile is no window of steps", "train.profile", "give e.g. [5, 6]")
         peak = self.peak_tflops is None or self.peak_tflops > 0
         require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
-        for name, least in (("steps", 1), ("keep", 1), ("log_every", 1), ("save_every", 0), ("eval_every", 0)):
+        for name in self.init_from_ignore:
+            if name not in MODEL_MEANING:
+                what = f"{name!r} is no setting that decides what weights mean"
+                at, known = "train.init_from_ignore", list(MODEL_MEANING)
+                raise ConfigError(what, at=at, choices=known, suggest_for=name)
+        require(self.save_timeout >= 0, "save_timeout is negative", "train.save_timeout", "give seconds, e.g. 300")
+        counts = ("steps", "keep", "log_every", "nonfinite_limit")
+        for name, least in (*((name, 1) for name in counts), ("save_every", 0), ("eval_every", 0)):
             good = getattr(self, name) >= least
             require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")
 

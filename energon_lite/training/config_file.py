@@ -12,11 +12,16 @@ from typing import Any, TypeVar
 
 import yaml
 
+from energon_lite.checkpointing.checkpoint import read_state
+from energon_lite.checkpointing.weights import name_weights
 from energon_lite.errors import ConfigError
 from energon_lite.training.config import ModelConfig, TrainerConfig
 from energon_lite.training.presets import PRESETS
 
 T = TypeVar("T")
+
+#: The preset that is no known shape, but that of the checkpoint a run begins with.
+_INIT_FROM = "init_from"
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,8 @@ def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     values["optimizer"]["betas"] = list(config.optimizer.betas)
     values["train"]["freeze"] = list(config.train.freeze)
+    values["train"]["init_from_ignore"] = list(config.train.init_from_ignore)
+    values["data"]["skip_steps"] = list(config.data.skip_steps)
     values["train"]["profile"] = None if config.train.profile is None else list(config.train.profile)
     return values
 
@@ -147,11 +154,27 @@ def _apply_preset(root: _Entry) -> None:
     if model is None or not isinstance(model.value, dict) or "preset" not in model.value:
         return
     preset = model.value.pop("preset")
-    if preset.value not in PRESETS:
-        what = f"there is no preset {preset.value!r}"
-        raise preset.place.error(what, "model.preset", choices=list(PRESETS), suggest_for=str(preset.value))
-    for key, value in PRESETS[preset.value].items():
-        model.value.setdefault(key, _Entry(value, preset.place))
+    if preset.value not in (*PRESETS, _INIT_FROM):
+        what, choices = f"there is no preset {preset.value!r}", [*PRESETS, _INIT_FROM]
+        raise preset.place.error(what, "model.preset", choices=choices, suggest_for=str(preset.value))
+    shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
+    for key, value in shape.items():
+        model.value.setdefault(key, _Entry(_entry_of(value).value, preset.place))
+
+
+def _shape_of_init_from(root: _Entry, preset: _Entry) -> Mapping[str, Any]:
+    """The model's section of the checkpoint that the run begins with."""
+    train = root.value.get("train")
+    given = train.value.get("init_from") if train is not None and isinstance(train.value, dict) else None
+    if given is None or not isinstance(given.value, str):
+        what = "the model is to be that of train.init_from, and there is none"
+        raise preset.place.error(what, "model.preset", fix="name a checkpoint, or give the model's own settings")
+    found = name_weights(given.value)
+    saved: Mapping[str, Any] = read_state(found).get("config", {}).get("model", {})
+    if not saved:
+        what = f"{found} does not say what model it is of"
+        raise preset.place.error(what, "model.preset", fix="give the model's own settings")
+    return saved
 
 
 def _override(root: _Entry, override: str) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from energon_lite import (
+    SavableDataLoader,
     WorkerConfig,
     get_loader,
     get_savable_loader,
@@ -24,8 +26,7 @@ from energon_lite import (
     learning_rate_scale,
 )
 from energon_lite.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
-from energon_lite.checkpointing.weights import load_weights
-from energon_lite.errors import TopologyError
+from energon_lite.errors import StateError, TopologyError
 from energon_lite.optimizer.plain_optimizer import learning_rate, make_optimizer
 from energon_lite.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.parallel.parameters import freeze
@@ -34,15 +35,17 @@ from energon_lite.training.config_file import config_to_dict
 from energon_lite.training.data import make_tokenizer
 from energon_lite.training.llama import LlamaModel
 from energon_lite.training.metrics import MetricsFile, Progress, TensorBoardFolder
+from energon_lite.training.nonfinite import NonFiniteGuard, StepData, is_finite
 from energon_lite.training.profiling import ProfileWindow
+from energon_lite.training.starting_weights import load_starting_weights
 from energon_lite.training.step import evaluate, train_step
 from energon_lite.training.throughput import flops_per_token, memory_in_use, peak_flops
 from energon_lite.training.token_data import make_task_encoder
 
 #: Settings of ``train`` that change no step.
 HARMLESS = (
-    *("save_every", "keep", "async_save", "log_every", "eval_every", "tensorboard", "peak_tflops"),
-    *("init_from", "profile"),
+    *("save_every", "keep", "async_save", "save_timeout", "log_every", "eval_every", "tensorboard", "peak_tflops"),
+    *("init_from", "init_from_ignore", "profile", "nonfinite_limit"),
 )
 
 logger = logging.getLogger(__name__)
@@ -84,10 +87,14 @@ class Trainer:
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, config.train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        self.loader = get_savable_loader(self._dataset(training=True))
+        self.loader = self._training_loader()
         self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
         self.checkpoints = f"{config.output}/checkpoints"
-        self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=config.train.keep)
+        train = config.train
+        self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
+        skip = config.data.skip_steps
+        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, limit=train.nonfinite_limit, skip_steps=skip)
+        self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self.profile = ProfileWindow(config.train.profile, f"{config.output}/profile", self.mesh)
         given = config.train.peak_tflops
         self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
@@ -97,29 +104,36 @@ class Trainer:
 
         Returns:
             The number of steps that are done.
+
+        Raises:
+            NonFiniteError: on all ranks: weights are NaN or infinite, or too many steps in a row were.
         """
         start, total = self.resume(), self.config.train.steps
         with ExitStack() as stack:
             terminated = stack.enter_context(_until_sigterm())
+            stack.push(self._finish_saving)
             metrics = self._metrics(stack, after=start)
             visible = self.mesh.is_main
             progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
             stack.enter_context(closing(progress))
-            batches = iter(self.loader)
+            batches, overdue = iter(self.loader), False
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
                 for sink in metrics:
                     sink.write(values)
                 progress.show(step, values)
                 # Signals arrive at different times; all ranks must take the same branch.
-                stopping = self.mesh.any_rank(terminated.is_set())
-                if stopping or step == total or _due(step, self.config.train.save_every):
+                stopping, bad = self.mesh.any_rank_each(terminated.is_set(), not is_finite(values))
+                self.guard.saw(step, values, self._data_of_step() if bad else None)
+                overdue = overdue or _due(step, self.config.train.save_every)
+                if stopping or step == total or (overdue and not bad):
                     self.save(step)
+                    overdue = False
                 if stopping:
                     self.saver.finish()
                     logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
                     return step
-        self.saver.finish()
+            self.saver.finish()
         return max(start, total)
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
@@ -135,6 +149,7 @@ class Trainer:
         began = time.perf_counter()
         # All of the step's micro-batches first: the loss needs the number of tokens before the first backward pass.
         fetched_now = [next(batches) for _ in range(self.micro_batches)]
+        self._restore_keys = [batch.__restore_key__ for batch in fetched_now if batch is not None]
         micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
         lr = partial(self._learning_rate, step)
@@ -152,6 +167,8 @@ class Trainer:
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
         }
+        if (skipped := step - self.optimizer.updates) > 0:
+            values["skipped_updates"] = skipped
         if self.peak_flops is not None:
             needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
@@ -160,9 +177,17 @@ class Trainer:
         return values
 
     def save(self, step: int) -> Place:
-        """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it."""
+        """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it.
+
+        While steps are not finite, no former one is removed for it.
+
+        Raises:
+            NonFiniteError: weights or moments are not finite; nothing is written.
+        """
+        self.guard.check_state(step)
         state = {"loader": self.loader.save_state_rank(), "config": config_to_dict(self.config)}
-        place = self.saver.save(step, self.model, self.optimizer, state)
+        state["nonfinite"] = self.guard.state()
+        place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
         return place
@@ -176,11 +201,14 @@ class Trainer:
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
             if self.config.train.init_from is not None:
-                # An image prefix is nothing that a language model has: then it begins as new.
-                load_weights(self.config.train.init_from, self.model, self.mesh, self.optimizer, may_lack=["vision.*"])
+                begin, ignore = self.config.train.init_from, self.config.train.init_from_ignore
+                read = load_starting_weights(begin, self.model, self.mesh, self.optimizer, ignore=ignore)
+                self.guard.check_state(0, read=read)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
+        self.guard.check_state(step, read=path)
         self.loader.restore_state_rank(state["loader"])
+        self.guard.restore(state.get("nonfinite", {}))
         if self.mesh.is_main:
             logger.info("resumed from %s", path)
             for change in _changes(state["config"], config_to_dict(self.config)):
@@ -188,18 +216,57 @@ class Trainer:
         return step
 
     def close(self) -> None:
-        """End the loaders' workers; on ranks that torchrun started, also leave the process group."""
-        for loader in (self.loader, self.val_loader):
-            if loader is not None:
-                loader.close()
-        self.profile.close()
-        self.mesh.close()
+        """Finish a checkpoint that is being written, within ``train.save_timeout``; end the loaders' workers; on ranks
+        that torchrun started, also leave the process group.
+
+        Raises:
+            StateError: the checkpoint could not be written, or not in time.
+        """
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as stack:  # whatever fails, and if it is a second Ctrl-C, the rest is closed too
+            stack.callback(self.mesh.close)
+            stack.callback(self.profile.close)
+            for loader in (self.loader, self.val_loader):
+                if loader is not None:
+                    stack.callback(loader.close)
+            terminated = stack.enter_context(_until_sigterm())
+            self._finish_saving(kind, error, trace)
+        if terminated.is_set() and error is None:
+            os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
+
+    def _finish_saving(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the checkpoint that is being written. If it fails, that does not hide an error that was before."""
+        try:
+            self.saver.close()
+        except StateError as lost:
+            if error is None:
+                raise
+            logger.error("%s", lost)
+
+    def _data_of_step(self) -> StepData:
+        """Where the data of the last step comes from."""
+        share, stop = self.config.data.micro_batches_per_step, self.loader.state_dict()["position"]
+        # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
+        return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
+
+    def _training_loader(self) -> SavableDataLoader:
+        data = self.config.data
+        # Loader steps, of which each has a micro-batch for every data-parallel rank.
+        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
+        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
+        ahead = max(2, -(-self.micro_batches // max(1, data.workers)))
+        return get_savable_loader(
+            self._dataset(training=True), prefetch_factor=data.prefetch_factor or ahead, skip_steps=skipped
+        )
 
     def _dataset(self, *, training: bool) -> Any:
         data, mesh = self.config.data, self.mesh
@@ -301,7 +368,7 @@ def _until_sigterm() -> Iterator[threading.Event]:
 
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
     """What differs between two configurations, but for settings that change no step."""
-    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share"}
+    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share", "data.prefetch_factor"}
     harmless |= {"model.recompute", "model.compile", "model.fuse_projections", "model.loss_chunk"}
     harmless |= {f"train.{name}" for name in HARMLESS}
     for key in sorted(old.keys() | new.keys()):

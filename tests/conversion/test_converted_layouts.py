@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,10 @@ from energon_lite.checkpointing.weights import load_weights
 from energon_lite.conversion.to_file import native_to_file
 from energon_lite.conversion.to_huggingface import native_to_huggingface
 from energon_lite.conversion.to_native import huggingface_to_native
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, StateMismatchError
 from energon_lite.optimizer.plain_optimizer import make_optimizer
 from energon_lite.parallel.mesh import build_mesh
-from energon_lite.training import Trainer, TrainerConfig, config_from_dict
+from energon_lite.training import TrainConfig, Trainer, TrainerConfig, config_from_dict, config_to_dict, load_config
 from energon_lite.training.config import OptimizerConfig
 from energon_lite.training.config_file import model_config_of
 from energon_lite.training.data import FileTokenizer
@@ -189,3 +190,75 @@ def test_the_optimizer_goes_on_from_the_weights(native: Path, run_ranks: RunRank
     # A step of AdamW moves no weight by much more than the learning rate.
     changes = run_ranks(2, after_one_step)
     assert all(0 < change < 0.02 for change in changes)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "rope": ({"rope_theta": 500000.0}, ["rope_theta is 10000.0 there, 500000.0 here"]),
+    "scaling": ({"rope_scaling": {"factor": 4.0}}, ["rope_scaling is None there, RopeScaling(factor=4.0"]),
+    "eps and heads": (
+        {"norm_eps": 1e-2, "num_heads": 2},
+        ["norm_eps is 1e-06 there, 0.01 here", "num_heads is 4 there, 2 here"],
+    ),
+    "shape": ({"ffn_size": 24, "num_layers": 1}, ["num_layers is 2 there, 1 here", "ffn_size is 48 there, 24 here"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("world", "mesh"), [(1, {}), (2, {"pp": 2})], ids=["alone", "pp 2"])
+def test_weights_of_a_model_that_computes_otherwise_are_refused(
+    run_ranks: RunRanks, tmp_path: Path, native: Path, name: str, world: int, mesh: dict[str, int]
+) -> None:
+    changes, differences = OTHERS[name]
+    if name == "shape" and world == 2:
+        changes = changes | {"num_layers": 4}
+        differences = ["num_layers is 2 there, 4 here", differences[1]]
+
+    def message(rank: int) -> str:
+        with Trainer(make_config(tmp_path, native, mesh, **changes)) as trainer:
+            with pytest.raises(StateMismatchError) as caught:
+                trainer.run()
+            return str(caught.value)
+
+    for text in run_ranks(world, message):
+        assert all(difference in text for difference in differences)
+        assert text.count(" there, ") == len(differences)
+        assert "train.init_from_ignore=[" in text and "model.preset=init_from" in text
+
+
+def test_another_model_on_purpose(run_ranks: RunRanks, tmp_path: Path, native: Path) -> None:
+    """As for longer rows: what is named may differ, and nothing else."""
+
+    def begin(rank: int, ignore: tuple[str, ...], **changes: Any) -> int:
+        config = make_config(tmp_path, native, {}, **changes)
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, init_from_ignore=ignore))
+        with Trainer(config) as trainer:
+            return trainer.resume()
+
+    assert run_ranks(1, lambda rank: begin(rank, ("rope_theta",), rope_theta=5e5)) == [0]
+    with pytest.raises(RankFailure, match="1 setting"):
+        run_ranks(1, lambda rank: begin(rank, ("rope_theta",), rope_theta=5e5, norm_eps=1e-3))
+    # What is how to compute, and not what, may differ anyway; and so may what says the same in other words.
+    same = {"dtype": "bfloat16", "attention": "varlen", "recompute": "full", "fuse_projections": True}
+    assert run_ranks(1, lambda rank: begin(rank, (), **same, init_std=0.5)) == [0]
+
+
+def test_a_wish_that_names_no_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'rope_theta'") as caught:
+        TrainConfig(init_from_ignore=("rope_teta",))
+    assert caught.value.at == "train.init_from_ignore"
+
+
+def test_the_shape_of_a_model_comes_from_its_checkpoint(run_ranks: RunRanks, tmp_path: Path, native: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {path: texts, tokenizer: native/huggingface, workers: 0}\n"
+        f"train: {{steps: 1, init_from: {native}}}\n"
+        "model: {preset: init_from, recompute: full}\n"
+        f"output: {tmp_path / 'output'}\n"
+    )
+    config = load_config(path)
+    wanted = json.loads((tmp_path / "shape.json").read_text()) | {"recompute": "full"}
+    assert config_to_dict(config)["model"] == wanted and config.model.norm_eps == 1e-6
+    assert len(run_ranks(1, lambda rank: losses(config))[0]) == 1
+    with pytest.raises(ConfigError, match=r"train\.init_from"):
+        load_config(path, ["train.init_from=null"])

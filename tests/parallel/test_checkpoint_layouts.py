@@ -378,20 +378,34 @@ def test_both_optimizers_read_what_the_other_saved(
     torch.testing.assert_close(run_ranks(2, load)[0], straight, rtol=1e-10, atol=1e-10)
 
 
-def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["overlapped", "plain"])
+def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
     """Its master values are saved too; those of a model in float32 are the model."""
 
     def straight(rank: int) -> tuple[list[tuple[float, float]], bool]:
-        part = Part(Layout(dp=2), dtype="bfloat16")
+        part = Part(Layout(dp=2), dtype="bfloat16", kind=kind)
         losses = part.train(0, 3)
         path = part.save(tmp_path, 3)
         names = checkpoint.CheckpointReader(path).read_metadata().state_dict_metadata
         return losses + part.train(3, 5), "optimizer.norm.weight.master" in names
 
     def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(Layout(dp=2), dtype="bfloat16", seed=99)
+        part = Part(Layout(dp=2), dtype="bfloat16", seed=99, kind=kind)
         part.load(tmp_path / "step-00000003")
         return part.train(3, 5)
 
+    def masters(layout: Layout, kind: str) -> dict[str, torch.Tensor]:
+        def job(rank: int) -> dict[str, torch.Tensor]:
+            part = Part(layout, dtype="bfloat16", seed=99, kind=kind)
+            part.load(tmp_path / "step-00000003")
+            return {name: value for name, value in part.content().items() if name.endswith(".master")}
+
+        return run_ranks(layout.world, job)[0]
+
     losses, has_masters = run_ranks(2, straight)[0]
+    wanted = masters(Layout(), kind)
+    for layout, other in ((Layout(tp=2), "plain"), (Layout(pp=2), "overlapped")):
+        found = masters(layout, other)
+        assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+        assert all(value.dtype == torch.float32 for value in found.values())
     assert has_masters and losses[3:] == run_ranks(2, resumed)[0]

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,3 +349,33 @@ def test_the_example_trains(blend: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "step 2 of 2: loss" in done.stderr and [entry["step"] for entry in metrics(tmp_path / "out")] == [1, 2]
+
+
+@pytest.mark.parametrize(("workers", "world"), [(1, 1), (3, 1), (1, 2)])
+def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, workers: int, world: int
+) -> None:
+    """However many micro-batches are accumulated; with as few batches ahead as loaders have, it would wait for them."""
+    config = make_config(blend, tmp_path / "run", workers=workers)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, micro_batches_per_step=22))
+
+    def under_way(rank: int) -> list[int]:
+        found = []
+        with Trainer(config) as trainer:
+            encode = trainer.loader.dataset.task_encoder.encode_sample
+
+            def slow(sample: Any) -> Any:
+                time.sleep(0.01)  # else workers are given more, because it costs nothing
+                return encode(sample)
+
+            trainer.loader.dataset.task_encoder.encode_sample = slow
+            batches = iter(trainer.loader)
+            for _ in range(2):
+                for _ in range(trainer.micro_batches):
+                    next(batches)
+                queue = trainer.loader.stats()["queue"]
+                found.append(queue["ready"] + queue["pending"])
+        return found
+
+    for found in run_ranks(world, under_way):
+        assert all(number >= 22 // world for number in found)

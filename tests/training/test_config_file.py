@@ -69,6 +69,11 @@ def test_sections_in_sections_and_lists(good: Path) -> None:
         ("optimizer.decay_share=0", "no share"),
         ("data.share=send", "use one of: load, broadcast"),
         ("train.peak_tflops=0", "not positive"),
+        ("train.nonfinite_limit=0", "nonfinite_limit is below 1"),
+        ("train.save_timeout=-1", "save_timeout is negative"),
+        ("train.init_from_ignore=[norm_epz]", "did you mean 'norm_eps'"),
+        ("data.skip_steps=[3, 0]", "a step is below 1"),
+        ("data.prefetch_factor=0", "prefetch_factor is below 1"),
     ],
 )
 def test_mistakes_in_newer_settings(good: Path, override: str, message: str) -> None:

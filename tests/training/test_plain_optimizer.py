@@ -13,9 +13,10 @@ from torch import nn
 
 from energon_lite.errors import UsageError
 from energon_lite.optimizer.config import SCHEDULES, OptimizerConfig
-from energon_lite.optimizer.plain_optimizer import AdamW, learning_rate
+from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.optimizer.plain_optimizer import AdamW, Optimizer, learning_rate
 from energon_lite.parallel.mesh import ParallelMesh
-from energon_lite.parallel.parameters import ParameterLayout, new_parameter
+from energon_lite.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
 
 
 class Tiny(nn.Module):
@@ -130,3 +131,59 @@ def test_a_parameter_without_layout_is_refused(alone: ParallelMesh) -> None:
     optimizer = AdamW(nn.Linear(2, 2), alone, OptimizerConfig())
     with pytest.raises(UsageError, match="does not say what it is a part of"):
         optimizer.step(lr=1.0)
+
+
+class Small(nn.Module):
+    """A matrix in bfloat16, of values as at the start of a training run, and a bias."""
+
+    def __init__(self, mesh: ParallelMesh):
+        super().__init__()
+        self.weight = new_parameter(ParameterLayout((64, 64), std=0.02), mesh, torch.bfloat16)
+        self.bias = new_parameter(ParameterLayout((64,)), mesh, torch.bfloat16)
+        initialize_parameters(self, seed=3, mesh=mesh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+def run_small(model: Small, optimizer: Optimizer, steps: int, lr: float = 3e-5) -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for _ in range(steps):
+        model(x).sum().backward()
+        optimizer.step(lr=lr)
+    optimizer.wait_parameters()
+
+
+def test_small_updates_of_a_model_in_bfloat16_add_up(alone: ParallelMesh) -> None:
+    """A step of 3e-5 is less than half of what separates two numbers of bfloat16 near 0.02: rounded off each time."""
+    settings, after = OptimizerConfig(weight_decay=0.0), {}
+    for kind in (AdamW, OverlappedDistributedOptimizer):
+        model = Small(alone)
+        before = model.weight.detach().clone()
+        run_small(model, kind(model, alone, settings), 20)
+        assert (model.weight != before).float().mean() > 0.95
+        after[kind] = model.weight.detach()
+    assert torch.equal(*after.values()), "and the other optimizer makes the same of it"
+
+
+def test_master_values_follow_values_that_are_loaded(alone: ParallelMesh) -> None:
+    model, other = Small(alone), Small(alone)
+    with torch.no_grad():
+        other.weight.mul_(-1)
+    optimizer = AdamW(model, alone, OptimizerConfig())
+    model.load_state_dict(other.state_dict())
+    optimizer.step(lr=0.0)
+    assert torch.equal(model.weight, other.weight)
+
+
+@pytest.mark.parametrize(("grad_dtype", "total"), [("float32", 257.0), ("parameter", 256.0)])
+def test_gradients_of_micro_batches_are_summed_in_the_type_asked_for(
+    alone: ParallelMesh, grad_dtype: str, total: float
+) -> None:
+    """In bfloat16 256 + 1 is 256."""
+    model = Small(alone)
+    optimizer = AdamW(model, alone, OptimizerConfig(grad_dtype=grad_dtype))
+    for value in (256.0, 1.0):
+        (model.bias[0] * value).backward()
+    assert optimizer.step(lr=0.0) == total
+    assert optimizer.step(lr=0.0) == 0.0, "gradients start from zero again"
