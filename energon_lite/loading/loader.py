@@ -117,25 +117,28 @@ class DataLoader:
         self._crew = Crew(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
+        self._delivered: Any = self._walk.cursor  # where states are; the walk may be one batch further
+        self._in_step = False  # between a request for a batch and its delivery
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        self._walk.start_loop()
+        self._begin_loop()
         batches = int(self.worker_config.reads)
         while True:
+            self._in_step = True
             asked = time.monotonic()
             result = self._take() if self._ahead is None else self._ahead.take()
             if result is None:
+                self._in_step, self._delivered = False, self._walk.cursor
                 return
             batch = result.batch
             tokens = (tokens_of(batch) or result.tokens) if batches else 0
             self._report.count(result.outcomes, batches=batches, tokens=tokens)
             place = self._walk.step if self._trace is not None else (0, 0)
+            self._walk.advance()
             if self._ahead is not None:
-                # The cursor moves before the batch is handed out: a state saved in the loop's body counts this batch.
-                self._walk.advance()
                 batch = self._ahead.finish()
             delivered = time.monotonic()
             self._progress.waited(delivered - asked)
@@ -144,10 +147,17 @@ class DataLoader:
             if self._progress.is_due:
                 self._progress.log(self._crew)
             del result  # with what is on the device already
-            # A state saved in the loop's body counts this batch; one saved after an interrupt, if it came before this
-            # point, does not. Python looks for interrupts where functions begin and loops go round: not behind it.
-            self._walk.advance()
+            # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
+            # Python looks for interrupts where a function begins or a loop goes round: not between here and the yield.
+            self._in_step, self._delivered = False, self._walk.cursor
             yield batch
+
+    def _begin_loop(self) -> None:
+        """Go on, or begin again. What was begun and not handed out, because of an error or an interrupt, is undone."""
+        if self._in_step:
+            self._forget_ahead()
+            self._walk.restore(self._walk.state(self._delivered))
+        self._walk.start_loop()
 
     def __len__(self) -> int:
         """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
@@ -336,7 +346,7 @@ class DataLoader:
         self.close()
 
     def __str__(self) -> str:
-        return f"{type(self).__name__} at {self._walk.cursor}\n{self.dataset}"
+        return f"{type(self).__name__} at {self._delivered}\n{self.dataset}"
 
     @property
     def _writes(self) -> bool:

@@ -34,7 +34,7 @@ class SavableDataLoader(DataLoader):
 
     def save_state_rank(self) -> State | None:
         """The state of this rank; None on ranks whose state is saved by a peer (see ``WorkerConfig.from_mesh``)."""
-        return self._walk.state() if self.worker_config.saves_state else None
+        return self.state_dict() if self.worker_config.saves_state else None
 
     def restore_state_rank(self, state: State | None) -> None:
         """Go on where ``state`` was saved, on whatever rank it was saved. None: from the beginning.
@@ -47,6 +47,7 @@ class SavableDataLoader(DataLoader):
         """
         self._forget_ahead()
         self._walk.restore(state)
+        self._in_step, self._delivered = False, self._walk.cursor
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.
@@ -60,7 +61,7 @@ class SavableDataLoader(DataLoader):
         Raises:
             StateMismatchError: the ranks are not at the same step.
         """
-        state = self._walk.state()
+        state = self.state_dict()
         if not is_running():
             return state if self.worker_config.saves_state else None
         import torch.distributed as dist
@@ -104,7 +105,7 @@ class SavableDataLoader(DataLoader):
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""
-        return self._walk.state()
+        return self._walk.state(self._delivered)
 
     def load_state_dict(self, state_dict: State) -> None:
         """:meth:`restore_state_rank`, by torch's name for it."""

@@ -212,8 +212,8 @@ class LaneWalk:
 
     # -- the state ------------------------------------------------------------------------------------------------
 
-    def state(self) -> State:
-        return to_lane_state(self.cursor, self.dataset.identity, self.dataset.rebase)
+    def state(self, cursor: LaneCursor | None = None) -> State:
+        return to_lane_state(cursor or self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
         config, dataset, lanes = self._config, self._unchanged.at(state), self._unchanged.lanes

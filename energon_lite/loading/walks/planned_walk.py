@@ -41,8 +41,8 @@ class PlannedWalk(PlanWalk[Cursor]):
         self.dataset: PlannedDataset = dataset
         self._unchanged = dataset
 
-    def state(self) -> State:
-        return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)
+    def state(self, cursor: Cursor | None = None) -> State:
+        return to_state(cursor or self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)

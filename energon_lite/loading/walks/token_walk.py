@@ -43,8 +43,8 @@ class TokenWalk(PlanWalk[TokenCursor]):
         self._counted = (0, 0)  # a pass, and the first of its chunks whose plan is not in `counts`
         self.counts = Counts()
 
-    def state(self) -> State:
-        return to_token_state(self.cursor, self.dataset.identity, self.dataset.rebase)
+    def state(self, cursor: TokenCursor | None = None) -> State:
+        return to_token_state(cursor or self.cursor, self.dataset.identity, self.dataset.rebase)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)

@@ -19,7 +19,13 @@ State = dict[str, Any]
 
 
 class Walk(Protocol):
-    """A place in the run, and what comes next."""
+    """A place in the run, and what comes next.
+
+    Attributes:
+        cursor: the place. It is never changed, but replaced.
+    """
+
+    cursor: Any
 
     @property
     def knows_end(self) -> bool:
@@ -44,8 +50,12 @@ class Walk(Protocol):
     def advance(self) -> None:
         """What was taken is delivered."""
 
-    def state(self) -> State:
-        """The place as plain data."""
+    def state(self, cursor: Any = None) -> State:
+        """A place as plain data.
+
+        Args:
+            cursor: that ``cursor`` was at that place; None: where it is now.
+        """
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         """The addresses of the samples of a step, for each of some ranks. A step is one at which
@@ -112,7 +122,6 @@ class PlanWalk(Generic[C]):
     Attributes:
         dataset: what is planned.
         cursor: where this rank is.
-        following: where it is when what was taken last is delivered.
     """
 
     dataset: _Plan[C]
@@ -126,7 +135,7 @@ class PlanWalk(Generic[C]):
         ahead: int,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self.cursor = self.following = cursor
+        self.cursor = cursor
         self._reads, self._world, self._skip = config.reads, config.world_size, frozenset(skip)
         self._executor, self._ahead = executor, ahead
         self._prefetcher: Prefetcher | None = None
@@ -151,10 +160,7 @@ class PlanWalk(Generic[C]):
 
     def is_over(self) -> bool:
         self.cursor = self._behind_skipped(self.cursor)
-        if self._loop_is_over():
-            return True
-        self.following = self._after(self.cursor)
-        return False
+        return self._loop_is_over()
 
     def take(self) -> Result | None:
         if self._reads and self._prefetcher is None:
@@ -166,9 +172,8 @@ class PlanWalk(Generic[C]):
         self._begin_step()
         if self._prefetcher is None:
             return Result(None)
-        return self._prefetcher.take(
-            _place(cursor), _place(self._behind_skipped(self.following)), lambda: self._jobs_from(cursor)
-        )
+        following = self._behind_skipped(self._after(cursor))
+        return self._prefetcher.take(_place(cursor), _place(following), lambda: self._jobs_from(cursor))
 
     def _jobs_from(self, cursor: C) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
@@ -181,7 +186,7 @@ class PlanWalk(Generic[C]):
         pass  # each rank knows for itself
 
     def advance(self) -> None:
-        self.cursor = self.following
+        self.cursor = self._after(self.cursor)
 
     def close(self) -> None:
         if self._prefetcher is not None:
