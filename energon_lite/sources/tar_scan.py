@@ -18,7 +18,7 @@ from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 __all__ = ["SCAN_RULES", "Int64", "ShardScan", "head_checksum", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
-SCAN_RULES = 1
+SCAN_RULES = 2
 
 
 @dataclass(frozen=True)
