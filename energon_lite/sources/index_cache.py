@@ -43,7 +43,7 @@ def index_places(root: str) -> tuple[str, str]:
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
-    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is mapped from.
+    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is in.
 
     Args:
         root: the folder or file.
@@ -66,7 +66,7 @@ def shard_counts(root: str) -> dict[str, int]:
 
 
 def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str]:
-    """The packed index of the data set ``root``, and the file it is mapped from.
+    """The packed index of the data set ``root``, and the file it is in.
 
     Args:
         root: the prepared folder.

@@ -155,12 +155,12 @@ def indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
     """The scans of those shards that stand in the packed index of an earlier preparation and have not changed."""
     try:
         index = PackedIndex.open(meta_path(root, PACKED_INDEX))
+        if index.rules != SCAN_RULES:
+            return {}
+        rows = {name: row for row, name in enumerate(index.shard_names)}
+        scans = [index.scan(rows[shard]) for shard in shards if shard in rows]
     except (OSError, DataIndexError):
         return {}
-    if index.rules != SCAN_RULES:
-        return {}
-    rows = {name: row for row, name in enumerate(index.shard_names)}
-    scans = (index.scan(rows[shard]) for shard in shards if shard in rows)
     return {scan.name: scan for scan in scans if is_current(root, scan)}
 
 

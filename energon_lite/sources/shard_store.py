@@ -148,7 +148,7 @@ class ShardStore:
         for wait in _RETRIES if time.monotonic() - self._gave_up > _GIVEN_UP else _RETRIES[:1]:
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _PASSING:
                 raise error
-            self._files.pop((path, identity), None)
+            self.forget(path, identity)
             time.sleep(wait * _jitter.uniform(0.5, 1.5))
             try:
                 return self._read(path, identity, offset, size)
@@ -184,6 +184,10 @@ class ShardStore:
         if len(self._files) > self.capacity:
             self._evict()
         return file
+
+    def forget(self, path: str, identity: ShardIdentity) -> None:
+        """Open this file anew when it is read next."""
+        self._files.pop((path, identity), None)
 
     def close(self) -> None:
         """Forget all open files. The store can be used again afterwards."""

@@ -211,8 +211,8 @@ class TarHeaders:
                     f"the tar file goes on behind its end: blocks of zeros at byte {end} end it, but there are data at "
                     f"byte {first} of {self._size}",
                     where=self._path,
-                    fix="if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if a "
-                    f"header was lost, copy or write it again; to do without the rest, `truncate -s {end + BLOCK}`; "
+                    fix="if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if "
+                    f"a header was lost, copy or write it again; to do without the rest, `truncate -s {end + BLOCK}`; "
                     "then prepare again; or leave it out with --exclude",
                 )
             position += len(chunk)
