@@ -92,18 +92,19 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file behind a URL. Nothing is kept open; each read is a request."""
+    """A file behind a URL that is said to have so many bytes. Nothing is kept open; each read is a request."""
 
-    __slots__ = ("url",)
+    __slots__ = ("length", "url")
 
-    def __init__(self, url: str):
-        self.url = url
+    def __init__(self, url: str, length: int):
+        self.url, self.length = url, length
 
     def size(self) -> None:
         return None
 
     def read(self, size: int, offset: int) -> bytes:
-        return read_range(self.url, offset, size)
+        wanted = min(size, self.length - offset)
+        return read_range(self.url, offset, wanted) if wanted > 0 else b""
 
 
 class ShardStore:
@@ -195,7 +196,7 @@ class ShardStore:
 
     def _open(self, path: str, identity: ShardIdentity) -> RangeReader:
         try:
-            file: RangeReader = RemoteFile(path) if is_remote(path) else LocalFile(path)
+            file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(BLOCK, 0))
         except FileNotFoundError:
