@@ -168,12 +168,17 @@ def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> Pac
 
 
 @contextmanager
-def only_one(path: str) -> Iterator[None]:
-    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time."""
+def only_one(path: str, mode: int = 0o666) -> Iterator[None]:
+    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
+
+    Args:
+        path: what is made; the lock is a file beside it, and never what a link of that name leads to.
+        mode: of the lock.
+    """
     folder = os.path.dirname(path)
     if os.path.basename(folder) != META_FOLDER:
         os.makedirs(folder, exist_ok=True)
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
     try:
         try:
             import fcntl

@@ -152,3 +152,10 @@ def test_many_ranks_at_once(foreign: Path) -> None:
         rank.join()
     assert [key for key, _ in found] == ["9"] * 6
     assert sum(made for _, made in found) == 1  # one made it, the others waited
+
+
+def test_a_lock_that_is_a_link_is_not_followed(foreign: Path, tmp_path: Path) -> None:
+    """A folder from elsewhere must not make, or lock, a file outside of itself."""
+    (foreign / ".nv-meta/energon_lite.idx.lock").symlink_to(tmp_path / "made")
+    assert last_key(foreign) == "9"
+    assert not (tmp_path / "made").exists() and os.path.exists(index_places(str(foreign))[1])
