@@ -3,10 +3,10 @@
 For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
 single sample. All ranges that a job needs and that are not there yet are requested at the same time.
 
-A range in the folder is a file of its own: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum is that of
-the file's name and the bytes, and is verified whenever a process takes the range from the folder. So nothing has to be
-flushed to the disk: what a power cut has left, or somebody has put in its place, is fetched again. Folders and files are
-for their owner alone, and those of others are not read.
+A range in the folder is a file of its own: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum is that
+of the file's name and the bytes, and is verified whenever a process takes the range from the folder. So nothing has
+to be flushed to the disk: what a power cut has left, or somebody has put in its place, is fetched again. Folders and
+files are for their owner alone, and those of others are not read.
 """
 
 from __future__ import annotations
