@@ -45,8 +45,8 @@ ALIGN = 64
 _SHIFT = 13
 #: Bytes that have a checksum together.
 BLOCK = 1 << _SHIFT
-#: Blocks that a process keeps, of all files together: 8 MiB.
-_KEPT = 1024
+#: Blocks that a process keeps, of all files together: 4 MiB.
+_KEPT = 512
 #: Blocks that are read, and not kept, at a time where more than a few are asked for.
 _SPAN = 128
 #: Rows are taken one by one if they are few, or fewer than this in a block; else block by block.
@@ -141,7 +141,8 @@ class CheckedFile:
             rest = file.read(sums + length)
         if zlib.crc32(rest) != checksum:
             raise _damaged(path, kind, "its table has a wrong checksum")
-        checksums = memoryview(np.frombuffer(rest[:sums], dtype="<u4").astype(np.uint32))  # type: ignore[arg-type]
+        values = np.frombuffer(rest, dtype="<u4", count=sums // 4)
+        checksums = memoryview(values.astype(np.uint32, copy=False))  # type: ignore[arg-type]
         return cls(path, kind, json.loads(rest[sums:]), end, size, head_checksum(start), checksums)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -181,7 +182,7 @@ class CheckedFile:
         """What is in more than one block."""
         self.check_range(offset, size)
         first, last = offset >> _SHIFT, (offset + size - 1) >> _SHIFT
-        if last - first < 8:
+        if last - first < 3:
             found = b"".join([_kept.get(self._first + block) or self._bring(block) for block in range(first, last + 1)])
             start = offset - (first << _SHIFT)
             return found[start : start + size]
