@@ -22,6 +22,7 @@ __all__ = [
     "EmptyDatasetError",
     "EnergonLiteError",
     "FatalSampleError",
+    "FatalStorageError",
     "FieldAccessError",
     "MissingShardError",
     "NonFiniteError",
@@ -181,10 +182,6 @@ class ShardFormatError(DatasetError):
     """A shard is not a readable tar file (truncated, damaged, compressed)."""
 
 
-class DataIndexError(DatasetError):
-    """An index file is damaged, or of a version this library cannot read."""
-
-
 class EmptyDatasetError(DatasetError):
     """Nothing (or too little) to read: an empty split, fewer samples than ranks."""
 
@@ -214,6 +211,16 @@ class SkipSample(Exception):
 
 class FatalSampleError(EnergonLiteError):
     """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration."""
+
+
+class FatalStorageError(DatasetError, FatalSampleError):
+    """What all samples need cannot be had, so that no sample is to blame: file descriptors, memory, a store that gives
+    the bytes it is asked for. It ends the iteration."""
+
+
+class DataIndexError(DatasetError, FatalSampleError):
+    """An index or a column is damaged, or of a version this library cannot read. Found out while samples are read, it
+    ends the iteration: what such a file says about any sample is not to be trusted."""
 
 
 class StateError(EnergonLiteError, ValueError):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps
+sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps and damage
 
 settings.register_profile(
     "default",

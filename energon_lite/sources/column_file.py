@@ -4,21 +4,19 @@ A column knows what it belongs to: it carries the digest of the index it was mad
 change. So a column that is older than its data is recognised (:meth:`ColumnFile.fits`), and, because it also knows each
 shard by itself, the next measuring takes the values of unchanged shards from it.
 
-Format (little endian, version 1)::
+The file is a checked one (:mod:`energon_lite.sources.checked_file`, version 2); in its body are::
 
-    bytes 0..31    magic "ENRGLCOL", u32 version, u32 crc32 of the table, u64 offset and u64 length of the table
     values         from byte 64 on: one number for each sample of the index, in its order
     shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, 1 if its values are known
                    (else they are 0), crc32 of its values
     shard names    relative to the data set, separated by NUL
-    table          JSON: what :class:`ColumnFile` has, and where values and shards are
+
+Its table is JSON: what :class:`ColumnFile` has, and where shards are.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,17 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.atomic_file import remove_leftovers, replacing
-from energon_lite.sources.file_mapping import map_file
+from energon_lite.sources.atomic_file import remove_leftovers
+from energon_lite.sources.checked_file import ALIGN, CheckedFile, FileKind, Numbers, writing_checked
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
 
 __all__ = ["ColumnFile", "shard_table", "write_column_file"]
 
-_HEADER = struct.Struct("<8sIIQQ")
-_MAGIC = b"ENRGLCOL"
-_VERSION = 1
-_ALIGN = 64
+_COLUMN_FILE = FileKind(b"ENRGLCOL", 2, "column of a data set", "remove the file, and measure again")
 
 #: Columns of the table of shards: those by which a shard is recognised come first.
 _IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
@@ -46,13 +41,13 @@ _IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """A column on disk, mapped into memory.
+    """A column on disk.
 
     Attributes:
         path: the file.
         name: of the column.
         digest: of the index that its values belong to.
-        values: ``[samples]``, over all shards of the data set.
+        values: ``[samples]``, over all shards of the data set; they are read as they are asked for.
         shards: ``[shards, 6]``, see the module's text.
         shard_names: in the order of the values.
         maker: plain data that says by what the values were made; equal makers give equal values.
@@ -63,7 +58,7 @@ class ColumnFile:
     path: str
     name: str
     digest: str
-    values: NDArray[Any]
+    values: Numbers
     shards: Int64
     shard_names: tuple[str, ...]
     maker: Mapping[str, Any] = field(default_factory=dict)
@@ -100,51 +95,26 @@ class ColumnFile:
 
     @classmethod
     def open(cls, path: str) -> ColumnFile:
-        """Map the file ``path``.
+        """Open the file ``path``. Values that are damaged are found out, and raised, when they are asked for.
 
         Raises:
             DataIndexError: it is damaged, or of a format that is not known here.
             FileNotFoundError: there is no such file.
         """
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(_HEADER.size)
-            if len(head) < _HEADER.size or head[:8] != _MAGIC:
-                raise DataIndexError("this is not a column of a data set", where=path, fix=_CURE)
-            _, version, checksum, offset, length = _HEADER.unpack(head)
-            if version != _VERSION:
-                raise DataIndexError(
-                    f"the column has format {version}, this library reads format {_VERSION}", where=path, fix=_CURE
-                )
-            if offset + length != size:
-                raise DataIndexError("the column is cut off or overlong", where=path, fix=_CURE)
-            mapping = map_file(file.fileno())
-        raw = bytes(mapping[offset:])
-        if zlib.crc32(raw) != checksum:
-            raise DataIndexError("the column is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
-        table = json.loads(raw)
-        samples, shards, start = table["samples"], table["shards"], table["shard_table"]
-        names = str(mapping[start + 8 * _WIDTH * shards : offset], "utf-8", "surrogateescape")
-        return cls(
-            path=path,
-            name=table["name"],
-            digest=table["digest"],
-            values=_view(mapping, table["dtype"], samples, _ALIGN),
-            shards=_view(mapping, "<i8", _WIDTH * shards, start).reshape(shards, _WIDTH),
-            shard_names=tuple(names.split("\0")) if shards else (),
-            maker=table["maker"],
-            code=table["code"],
-            command=table["command"],
-        )
-
-
-_CURE = "remove the file, and measure again"
-
-
-def _view(mapping: memoryview, dtype: str, count: int, offset: int) -> NDArray[Any]:
-    if not count:
-        return np.zeros(0, dtype=dtype)
-    return np.frombuffer(mapping, dtype=dtype, count=count, offset=offset)
+        file = CheckedFile.open(path, _COLUMN_FILE)
+        table = file.table
+        try:
+            shards, start = table["shards"], table["shard_table"]
+            names = file.array("|u1", [table["shard_names"]], start + 8 * _WIDTH * shards)[:].tobytes()
+            values = file.array(table["dtype"], [table["samples"]], ALIGN)
+            rows = file.array("<i8", [shards, _WIDTH], start)[:]
+            attributes = {name: table[name] for name in ("name", "digest", "maker", "code", "command")}
+        except (KeyError, TypeError, ValueError):
+            raise DataIndexError(
+                "the column of a data set is damaged (its table is incomplete)", where=path, fix=_COLUMN_FILE.cure
+            ) from None
+        shard_names = tuple(str(names, "utf-8", "surrogateescape").split("\0")) if shards else ()
+        return cls(path=path, values=values, shards=rows, shard_names=shard_names, **attributes)
 
 
 def shard_table(index: PackedIndex) -> Int64:
@@ -179,18 +149,17 @@ def write_column_file(
     """
     table = shard_table(index)
     remove_leftovers(os.path.dirname(path))
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        file.write(bytes(_ALIGN))
+    with writing_checked(path, _COLUMN_FILE) as file:
         for row, block in enumerate(blocks):
             values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
             assert len(values) == table[row, 3]  # one value a sample, or all later ones belong to others
             raw = values.tobytes()
             table[row, _KNOWN], table[row, _CHECKSUM] = block is not None, zlib.crc32(raw)
             file.write(raw)
-        file.write(bytes(-file.tell() % _ALIGN))
-        start = file.tell()
+        start = file.align()
+        names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
         file.write(table.tobytes())
-        file.write("\0".join(index.shard_names).encode("utf-8", "surrogateescape"))
+        file.write(names)
         contents = {
             "name": name,
             "digest": index.digest,
@@ -198,13 +167,9 @@ def write_column_file(
             "samples": len(index),
             "shards": len(table),
             "shard_table": start,
+            "shard_names": len(names),
             "maker": dict(maker),
             "code": code,
             "command": command,
         }
-        raw, offset = json.dumps(contents).encode(), file.tell()
-        file.write(raw)
-        file.seek(0)
-        file.write(_HEADER.pack(_MAGIC, _VERSION, zlib.crc32(raw), offset, len(raw)))
-        file.flush()
-        os.fsync(file.fileno())
+        file.finish(contents)

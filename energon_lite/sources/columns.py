@@ -51,7 +51,7 @@ _CHUNK = 1 << 20
 
 
 class Column:
-    """One value for each sample of a source, read from the mapped file as they are asked for.
+    """One value for each sample of a source, read from the file, and verified, as they are asked for.
 
     Behaves like a read-only array of shape ``[len(source)]``: ``column[i]``, ``column[a:b]``, ``column[indices]`` give
     numpy values, ``numpy.asarray(column)`` reads all. Memory does not depend on the number of samples.
@@ -95,8 +95,8 @@ class Column:
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(self._length)
-            if self._start is not None:  # neighbours in the file: no copy
-                return self._range(start, stop, step)
+            if self._start is not None:  # neighbours in the file
+                return self._range(range(self._start + start, self._start + stop, step))
             return self._gather(range(start, stop, step))
         index = np.asarray(key)
         if index.dtype == bool or not (np.issubdtype(index.dtype, np.integer) or not index.size):
@@ -104,9 +104,8 @@ class Column:
         index = index.astype(np.int64)
         if index.size and (index.min() < -self._length or index.max() >= self._length):
             raise IndexError(f"sample {key!r} of {self._length} in column {self.name!r}")
-        return self._values[self._positions(np.where(index < 0, index + self._length, index).reshape(-1))].reshape(
-            index.shape
-        )[()]
+        places = self._positions(np.where(index < 0, index + self._length, index).reshape(-1))
+        return self._values.take(places, 0).reshape(index.shape)[()]
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, self._length, _CHUNK):
@@ -119,17 +118,17 @@ class Column:
     def __repr__(self) -> str:
         return f"Column({self.name!r}, {self._length} samples, {self.dtype})"
 
-    def _range(self, start: int, stop: int, step: int) -> NDArray[Any]:
-        whole = self._values[self._start : (self._start or 0) + self._length]
-        return whole[start : stop if stop >= 0 else None : step]
+    def _range(self, wanted: range) -> NDArray[Any]:
+        low, high = (min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1) if wanted else (0, 0)
+        return self._values[low:high][:: wanted.step]
 
     def _gather(self, wanted: range) -> NDArray[Any]:
         values = np.empty(len(wanted), dtype=self.dtype)
         for place in range(0, len(wanted), _CHUNK):
             part = wanted[place : place + _CHUNK]
-            values[place : place + len(part)] = self._values[
-                self._positions(np.arange(part.start, part.stop, part.step, dtype=np.int64))
-            ]
+            values[place : place + len(part)] = self._values.take(
+                self._positions(np.arange(part.start, part.stop, part.step, dtype=np.int64)), 0
+            )
         return values
 
 

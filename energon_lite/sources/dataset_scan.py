@@ -174,7 +174,7 @@ def merge_scans(
     index = PackedIndex.from_scans(scans)
     # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
     index.uuid = str(uuid.UUID(hex=index.digest, version=4))
-    counts = np.bincount(index.parts[:, 2], minlength=len(index.part_names)).tolist()
+    counts = np.bincount(index.parts[:][:, 2], minlength=len(index.part_names)).tolist()
     parts = dict(sorted(zip(index.part_names, counts, strict=True), key=lambda item: -item[1]))
     if len(parts) > _MANY_PART_NAMES:
         notes.append(

@@ -35,6 +35,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
+from energon_lite.sources.shortage import SHORTAGES, out_of
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
@@ -78,6 +79,8 @@ _NPY = re.compile(
     rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n",
     re.DOTALL,
 )
+#: Bytes that one byte of deflated data can stand for at most, about.
+_MOST_PACKED = 1040
 _PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
 #: Audio and video, which stay bytes.
 _AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
@@ -166,6 +169,7 @@ class SampleDecoder:
         Raises:
             DecodeError: the bytes are not what the extension says, or reading them could run code.
             FatalSampleError: a package is missing.
+            MemoryError, FatalStorageError: memory or file descriptors ran out, which is not the sample's fault.
         """
         extension = part_name.rpartition(".")[2]
         decode = self.handlers.get(extension) if self.handlers else None
@@ -188,6 +192,10 @@ class SampleDecoder:
                 fix="pip install 'energon-lite[image]' for images; else the package that is named",
             ) from error
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise out_of(error, f"part {part_name!r}") from error
+            if isinstance(error, MemoryError) and not _asks_too_much(error, len(data)):
+                raise  # no property of the sample: it ends the run
             raise DecodeError(
                 f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
                 fix="repair or remove the sample, or exclude it in split.yaml",
@@ -200,6 +208,12 @@ class SampleDecoder:
         if extension == "gz" or extension in self.handlers:
             return partial(self.decode, part_name)
         return _decoder_for(extension, self.image_decode, self.trust_code)
+
+
+def _asks_too_much(error: MemoryError, size: int) -> bool:
+    """Whether numpy was to make an array that so many bytes cannot hold, however packed: then a header is damaged."""
+    shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+    return dtype is not None and math.prod(shape) * dtype.itemsize > _MOST_PACKED * size
 
 
 @lru_cache(maxsize=4096)

@@ -43,7 +43,7 @@ def index_places(root: str) -> tuple[str, str]:
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
-    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is mapped from.
+    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is in.
 
     Args:
         root: the folder or file.
@@ -66,7 +66,7 @@ def shard_counts(root: str) -> dict[str, int]:
 
 
 def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str]:
-    """The packed index of the data set ``root``, and the file it is mapped from.
+    """The packed index of the data set ``root``, and the file it is in.
 
     Args:
         root: the prepared folder.
@@ -168,12 +168,17 @@ def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> Pac
 
 
 @contextmanager
-def only_one(path: str) -> Iterator[None]:
-    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time."""
+def only_one(path: str, mode: int = 0o666) -> Iterator[None]:
+    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
+
+    Args:
+        path: what is made; the lock is a file beside it, and never what a link of that name leads to.
+        mode: of the lock.
+    """
     folder = os.path.dirname(path)
     if os.path.basename(folder) != META_FOLDER:
         os.makedirs(folder, exist_ok=True)
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
     try:
         try:
             import fcntl

@@ -95,7 +95,9 @@ class ManyLeftOut:
         if len(rest):
             flat[filled] = np.packbits(rest)[0]
         assert 8 * filled + len(rest) == samples
-        counts = _ONES[self._bits].sum(axis=1, dtype=np.int64)
+        counts = np.empty(blocks, dtype=np.int64)
+        for start in range(0, blocks, _ROWS):
+            counts[start : start + _ROWS] = _ONES[self._bits[start : start + _ROWS]].sum(axis=1, dtype=np.int64)
         #: Kept samples before each block, and all of them.
         self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
         self._view = self._before.data

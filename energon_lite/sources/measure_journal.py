@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.errors import DataIndexError
 from energon_lite.sources.column_file import shard_table
 from energon_lite.sources.columns import FAILED
 from energon_lite.sources.packed_index import PackedIndex
@@ -187,11 +188,21 @@ class JournalReader:
         return samples
 
     def read(self, number: int) -> Measured:
-        """The record of a chunk."""
-        with open(self._paths[self._file[number]], "rb") as file:
+        """The record of a chunk.
+
+        Raises:
+            DataIndexError: it was damaged since it was found.
+        """
+        path = self._paths[self._file[number]]
+        with open(path, "rb") as file:
             file.seek(int(self._place[number]))
             body = _next_record(file)
-        assert body is not None  # it was whole before, and files only grow
+        if body is None:  # it was whole before, and files only grow
+            raise DataIndexError(
+                "a journal of the measuring was damaged while it was read",
+                where=path,
+                fix="remove it, and measure again",
+            )
         table, rest = body
         count = table["samples"]
         return Measured(
@@ -245,6 +256,9 @@ def _next_record(file: Any) -> tuple[dict[str, Any], bytes] | None:
     if len(head) < _RECORD.size:
         return None
     checksum, length = _RECORD.unpack(head)
+    # The length is not verified yet: it must not make room for more than there is.
+    if not _TABLE.size <= length <= os.fstat(file.fileno()).st_size - file.tell():
+        return None
     body = file.read(length)
     if len(body) < length or zlib.crc32(body) != checksum:
         return None

@@ -1,15 +1,9 @@
-"""One memory-mapped index file for a whole data set: where every part of every sample is.
+"""One index file for a whole data set: where every part of every sample is.
 
-Opening costs the same for a thousand samples as for a billion: nothing per sample is touched until it is read, and all
-processes of a machine share the pages. A sample is found with three small look-ups, without parsing tar headers. In a
-large index these read the few bytes they need instead of touching the mapping: a touched page brings its neighbours
-along, so that a few thousand look-ups would make gigabytes appear in the memory of each worker.
-
-Format (little endian, version 1)::
-
-    bytes 0..39    magic "ENRGLIDX", u32 version, u32 crc32 of the table, u64 offset and u64 length of the table
-    sections       each starts at a multiple of 64
-    table          JSON: {"uuid", "digest", "part_names", "scan", "notes", "sections": {name: [dtype, shape, offset]}}
+Opening costs nearly the same for a thousand samples as for a billion: nothing per sample is touched until it is read.
+A sample is found with three small look-ups, without parsing tar headers. The file is a checked one
+(:mod:`energon_lite.sources.checked_file`, version 2): what it says is verified before it is used. Its table is JSON:
+``{"uuid", "digest", "part_names", "scan", "notes", "sections": {name: [dtype, shape, offset]}}``.
 
 ======================  ======================  ===================================================================
 section                 shape                   contents
@@ -33,34 +27,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.atomic_file import write_bytes
-from energon_lite.sources.file_mapping import map_file
-from energon_lite.sources.tar_headers import BLOCK
-from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan, head_checksum
+from energon_lite.sources.checked_file import CheckedFile, FileKind, Numbers, writing_checked
+from energon_lite.sources.tar_scan import SCAN_RULES, Int64, ShardScan
 
 __all__ = ["PackedIndex"]
 
-_HEADER = struct.Struct("<8sIIQQ")
-_MAGIC = b"ENRGLIDX"
-_VERSION = 1
-_ALIGN = 64
-#: Bytes of an index whose rows are looked up in the mapping, a few times faster than by reading.
-_LARGEST_MAPPED = 128 << 20
-_CURE = "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again"
+INDEX_FILE = FileKind(
+    b"ENRGLIDX",
+    2,
+    "packed index",
+    "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
+)
 
 
 class PackedIndex:
-    """The index in memory, freshly made (:meth:`from_scans`) or mapped from its file (:meth:`open`).
+    """The index, freshly made and in memory (:meth:`from_scans`) or in its file (:meth:`open`).
 
     Attributes:
         shard_names: relative paths, in the order of the data set.
@@ -77,7 +66,7 @@ class PackedIndex:
 
     def __init__(
         self,
-        sections: Mapping[str, NDArray[Any]],
+        sections: Mapping[str, Numbers],
         part_names: Sequence[str],
         uuid: str,
         digest: str,
@@ -85,19 +74,20 @@ class PackedIndex:
         rules: int = SCAN_RULES,
     ):
         self._sections = dict(sections)
-        self.shards: Int64 = sections["shards"]
-        self.samples: Int64 = sections["samples"]
-        self.parts: Int64 = sections["parts"]
+        self.shards: Int64 = sections["shards"][:]
+        self.samples, self.parts = sections["samples"], sections["parts"]
         self.part_names = tuple(part_names)
         self.uuid, self.digest = uuid, digest
         self.notes, self.rules = dict(notes or {}), rules
-        names = sections["shard_names"].tobytes().decode("utf-8", "surrogateescape")
+        names = sections["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
         times = sections.get("shard_times")
-        self.shard_times: Int64 = np.zeros(len(self.shards) - 1, dtype=np.int64) if times is None else times
+        self.shard_times: Int64 = np.zeros(len(self.shards) - 1, dtype=np.int64) if times is None else times[:]
+
+    @cached_property
+    def _views(self) -> tuple[memoryview, memoryview, memoryview]:
         # Memoryviews give Python ints several times faster than numpy gives scalars.
-        self._samples, self._parts = _flat(self.samples), _flat(self.parts)
-        self._keys = _flat(sections["keys"])
+        return _flat(self.samples[:]), _flat(self.parts[:]), _flat(self._sections["keys"][:])
 
     def __len__(self) -> int:
         return len(self.samples) - 1
@@ -109,17 +99,25 @@ class PackedIndex:
 
     def key(self, sample: int) -> str:
         """The key of a sample, counted over the whole data set."""
-        samples = self._samples
-        return str(self._keys[samples[3 * sample + 1] : samples[3 * sample + 4]], "utf-8", "surrogateescape")
+        samples, _, keys = self._views
+        return str(keys[samples[3 * sample + 1] : samples[3 * sample + 4]], "utf-8", "surrogateescape")
 
     def key_between(self, start: int, stop: int) -> str:
         """The key whose bytes lie between two places of the section of keys."""
-        return str(self._keys[start:stop], "utf-8", "surrogateescape")
+        return str(self._views[2][start:stop], "utf-8", "surrogateescape")
 
     def part_rows(self, sample: int) -> list[int]:
         """Offset, size and name number of each part of a sample, one after the other in one flat list."""
-        samples = self._samples
-        return self._parts[3 * samples[3 * sample] : 3 * samples[3 * sample + 3]].tolist()
+        samples, parts, _ = self._views
+        return parts[3 * samples[3 * sample] : 3 * samples[3 * sample + 3]].tolist()
+
+    def sample_ends(self, samples: Int64) -> Int64:
+        """``[n, 2, 3]``: of each of these samples its row and the next."""
+        return self.samples.take(samples[:, None] + np.arange(2), 0)
+
+    def parts_of(self, first: Int64, count: int) -> Int64:
+        """``[n, count, 3]``: of samples with so many parts, whose first ones are given, the rows of all of them."""
+        return self.parts.take(first[:, None] + np.arange(count), 0)
 
     def keys(self, first: int, stop: int) -> Iterator[str]:
         """The keys of a range of samples."""
@@ -151,7 +149,7 @@ class PackedIndex:
         samples.append(np.array([[part_count, key_bytes, 0]], dtype=np.int64))
         parts.append(np.zeros((0, 3), dtype=np.int64))
         names = "\0".join(scan.name for scan in scans)
-        sections: dict[str, NDArray[Any]] = {
+        sections: dict[str, Numbers] = {
             "shard_names": _bytes(names.encode("utf-8", "surrogateescape")),
             "shards": shards,
             "samples": np.concatenate(samples),
@@ -189,106 +187,74 @@ class PackedIndex:
 
     def write(self, path: str) -> None:
         """Write the index as the file ``path``, atomically."""
-        position, places, chunks = _ALIGN, {}, list[bytes | memoryview]()
-        for name, array in self._sections.items():
-            places[name] = [array.dtype.str, list(array.shape), position]
-            padding = -array.nbytes % _ALIGN
-            chunks += [_raw(array), bytes(padding)]
-            position += array.nbytes + padding
-        contents = {
-            "uuid": self.uuid,
-            "digest": self.digest,
-            "part_names": self.part_names,
-            "scan": self.rules,
-            "notes": self.notes,
-            "sections": places,
-        }
-        table = json.dumps(contents).encode()
-        header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(table), position, len(table))
-        write_bytes(path, header.ljust(_ALIGN, b"\0"), *chunks, table)
+        places: dict[str, list[Any]] = {}
+        with writing_checked(path, INDEX_FILE) as file:
+            for name, array in self._sections.items():
+                places[name] = [array.dtype.str, list(array.shape), file.align()]
+                file.write(_raw(array[:]))
+            file.align()
+            contents = {
+                "uuid": self.uuid,
+                "digest": self.digest,
+                "part_names": self.part_names,
+                "scan": self.rules,
+                "notes": self.notes,
+                "sections": places,
+            }
+            file.finish(contents)
 
     @classmethod
     def open(cls, path: str) -> PackedIndex:
-        """Map the index file ``path``.
+        """Open the index file ``path``. What is damaged in its body is found out, and raised, when it is looked up.
 
         Raises:
             DataIndexError: the file is damaged, incomplete, or of a version that is not known here.
             FileNotFoundError: there is no such file.
         """
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(_HEADER.size)
-            if len(head) < _HEADER.size or head[:8] != _MAGIC:
-                raise DataIndexError("this is not a packed index", where=path, fix=_CURE)
-            _, version, checksum, offset, length = _HEADER.unpack(head)
-            if version != _VERSION:
-                raise DataIndexError(
-                    f"the packed index has format {version}, this library reads format {_VERSION}",
-                    where=path,
-                    fix="update energon_lite, or " + _CURE,
-                )
-            if offset + length != size:
-                raise DataIndexError(
-                    f"the packed index is cut off or overlong: {size} bytes instead of {offset + length}",
-                    where=path,
-                    fix=_CURE,
-                )
-            mapping = map_file(file.fileno())
-            table, sections = _read_table(path, mapping, offset, checksum)
-            kind = cls if size <= _LARGEST_MAPPED else _LargeIndex
-            notes, rules = table.get("notes"), table.get("scan", 0)
-            index = kind(sections, table["part_names"], table["uuid"], table["digest"], notes, rules)
-            if isinstance(index, _LargeIndex):
-                block = head_checksum(bytes(mapping[:BLOCK]))
-                index.read_rows_from(path, size, block, {name: at for name, (*_, at) in table["sections"].items()})
-        return index
+        return _StoredIndex(CheckedFile.open(path, INDEX_FILE))
 
 
-class _LargeIndex(PackedIndex):
-    """An index whose rows are read from the file, which is one of the open files that all data sets share."""
+class _StoredIndex(PackedIndex):
+    """An index whose rows are read from its file."""
 
-    def read_rows_from(self, path: str, size: int, head: int, offsets: Mapping[str, int]) -> None:
-        """Look up in a file of this size and checksum of the first block, whose sections start at ``offsets``."""
-        from energon_lite.sources.shard_store import ShardIdentity, shared_store  # it can read indexes, too
-
-        self._path, self._identity, self._store = os.path.abspath(path), ShardIdentity(size, head), shared_store()
-        self._first_sample, self._first_part, self._first_key = (offsets[n] for n in ("samples", "parts", "keys"))
+    def __init__(self, file: CheckedFile):
+        table = file.table
+        try:
+            places = {name: place[2] for name, place in table["sections"].items()}
+            sections = {name: file.array(*place) for name, place in table["sections"].items()}
+            samples = sections["samples"]
+            ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
+            names, uuid, digest = table["part_names"], table["uuid"], table["digest"]
+            super().__init__(sections, names, uuid, digest, table.get("notes"), table.get("scan", 0))
+            first_part, first_key, _ = samples[ends[0] :][0].tolist()
+            fits = ends == (self.shards[-1, 3], first_part, first_key)
+            fits = fits and len(self.shard_names) == len(self.shards) - 1 == len(self.shard_times)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            fits = False
+        if not fits:
+            raise DataIndexError(
+                "the packed index is damaged (its tables do not fit together)", where=file.path, fix=INDEX_FILE.cure
+            )
+        self._read, self._sample_rows, self._part_rows = file.read, samples, sections["parts"]
+        self._first_sample, self._first_part, self._first_key = (places[name] for name in ("samples", "parts", "keys"))
 
     def key(self, sample: int) -> str:
         row = self._read(self._first_sample + 24 * sample + 8, 32)
-        start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
+        return self.key_between(int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little"))
+
+    def key_between(self, start: int, stop: int) -> str:
         return str(self._read(self._first_key + start, stop - start), "utf-8", "surrogateescape")
+
+    def sample_ends(self, samples: Int64) -> Int64:
+        return self._sample_rows.stretches(samples, 2)
+
+    def parts_of(self, first: Int64, count: int) -> Int64:
+        return self._part_rows.stretches(first, count)
 
     def part_rows(self, sample: int) -> list[int]:
         row = self._read(self._first_sample + 24 * sample, 32)
         start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
         return memoryview(self._read(self._first_part + 24 * start, 24 * (stop - start))).cast("q").tolist()
-
-    def _read(self, offset: int, size: int) -> bytes:
-        return self._store.read(self._path, self._identity, offset, size)
-
-
-def _read_table(
-    path: str, mapping: memoryview, offset: int, checksum: int
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The table at the end of the file, and the sections that it lists."""
-    raw = bytes(mapping[offset:])
-    if zlib.crc32(raw) != checksum:
-        raise DataIndexError("the packed index is damaged (its table has a wrong checksum)", where=path, fix=_CURE)
-    table = json.loads(raw)
-    sections = {name: _section(mapping, *place) for name, place in table["sections"].items()}
-    samples, shards = sections["samples"], sections["shards"]
-    ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
-    if ends != (shards[-1, 3], samples[-1, 0], samples[-1, 1]):
-        raise DataIndexError("the packed index is damaged (its tables do not fit together)", where=path, fix=_CURE)
-    return table, sections
-
-
-def _section(mapping: memoryview, dtype: str, shape: list[int], offset: int) -> NDArray[Any]:
-    count = int(np.prod(shape))
-    if count == 0:  # numpy refuses to make an empty view at the end of a buffer
-        return np.zeros(shape, dtype=dtype)
-    return np.frombuffer(mapping, dtype=dtype, count=count, offset=offset).reshape(shape)
 
 
 def _flat(array: NDArray[Any]) -> memoryview:
@@ -303,11 +269,11 @@ def _bytes(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _digest(sections: Mapping[str, NDArray[Any]], part_names: tuple[str, ...]) -> str:
+def _digest(sections: Mapping[str, Numbers], part_names: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(json.dumps(part_names).encode(), digest_size=16)
     for name, array in sections.items():
         if name == "shard_times":
             continue
         digest.update(name.encode())
-        digest.update(_raw(array))
+        digest.update(_raw(array[:]))
     return digest.hexdigest()

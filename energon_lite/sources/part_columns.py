@@ -33,7 +33,6 @@ _REMEMBERED = 1 << 12
 
 #: Bytes that a key may have on the average to be looked up together with others.
 _LONGEST_KEY = 256
-_ZERO_ONE = np.arange(2)
 _owners = count()
 
 
@@ -299,13 +298,13 @@ class PartColumns:
     def _look_up(self, indices: Ints) -> tuple[Ints, _Found] | None:
         """Places of the shards of samples, and where they are in them; None: they are not alike."""
         place, sample = self.source.locate_many(indices)
-        rows = self._index.samples.take(sample[:, None] + _ZERO_ONE, 0)
+        rows = self._index.sample_ends(sample)
         parts, keys = rows[:, :, 0], rows[:, :, 1].tolist()
         first = parts[:, 0]
         count = int(parts[0, 1] - first[0])
         if not count or ((parts[:, 1] - first) != count).any():
             return None
-        found = self._found(self._index.parts.take(first[:, None] + np.arange(count), 0))
+        found = self._found(self._index.parts_of(first, count))
         key = self._index.key_between
         return None if found is None else (place, found._replace(keys=[key(start, stop) for start, stop in keys]))
 

@@ -2,13 +2,22 @@
 
 For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
 single sample. All ranges that a job needs and that are not there yet are requested at the same time.
+
+A range in the folder is a file of its own: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum is that
+of the file's name and the bytes, and is verified whenever a process takes the range from the folder. So nothing has
+to be flushed to the disk: what a power cut has left, or somebody has put in its place, is fetched again. Folders and
+files are for their owner alone, and those of others are not read.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import stat
+import struct
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +34,8 @@ __all__ = ["ByteRange", "RangeCache", "ReadAhead", "shared_range_cache"]
 
 _log = logging.getLogger(__name__)
 
+_HEADER = struct.Struct("<8sI4x")
+_MAGIC = b"ENRGLRNG"
 #: Lock files in a cache folder: a range belongs to one of them by its name.
 _LOCKS = 256
 #: The share of a full folder that is kept when the ranges unused for longest are removed.
@@ -39,7 +50,8 @@ class ReadAhead:
         memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
         requests: requests of one process at the same time.
         folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
-            that each range crosses the network once. None: memory alone; then each worker fetches for itself.
+            that each range crosses the network once. What is put there only this user can read, and it is verified
+            when it is taken from there. None: memory alone; then each worker fetches for itself.
         folder_bytes: size of the folder; beyond it, the ranges unused for longest are removed.
 
     Example:
@@ -148,7 +160,17 @@ class _Folder:
 
     def __init__(self, path: str, limit: int):
         self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
-        os.makedirs(self._path, exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            if not os.path.isdir(self._path):
+                os.mkdir(self._path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(self._path):  # else another process was faster
+                raise _no_folder(self._path, "it is a file") from None
+        except OSError as error:
+            raise _no_folder(self._path, error.strerror or str(error)) from error
+        #: Ranges that were not as they had been written.
+        self.damaged = 0
         #: Bytes written by this process since it last looked how full the folder is.
         self._written = limit
         self._told = False
@@ -161,7 +183,7 @@ class _Folder:
             return data
         try:
             # One process fetches, the others wait and find it.
-            with only_one(os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}")):
+            with only_one(os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}"), mode=0o600):
                 data = self._map(path, one)
                 return self._write(path, read(one)) if data is None else data
         except OSError as error:
@@ -171,22 +193,41 @@ class _Folder:
             return memoryview(read(one))
 
     def _map(self, path: str, one: ByteRange) -> memoryview | None:
+        """A range that is there and as it was written; any other is removed."""
         try:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size != one.stop - one.start:
-                    return None
-                mapped = map_file(file.fileno())
-            os.utime(path)  # it is in use: cleaning up goes by this time
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
-        return mapped
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                return None
+            view = map_file(fd) if status.st_size == _HEADER.size + one.stop - one.start else memoryview(b"")
+            data = view[_HEADER.size :]
+            if bytes(view[: _HEADER.size]) != _header(path, data):
+                self._drop(path)
+                return None
+            os.utime(fd)  # it is in use: cleaning up goes by this time
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return data
+
+    def _drop(self, path: str) -> None:
+        self.damaged += 1
+        if self.damaged == 1:
+            _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
+        with suppress(OSError):
+            os.unlink(path)
 
     def _write(self, path: str, data: bytes) -> memoryview:
         self._written += len(data)
         if self._written > self._limit * (1 - _KEEP):
             self._make_room(len(data))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with replacing(path) as temporary, open(temporary, "xb") as file:
+        _make_own(os.path.dirname(path))
+        with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
+            file.write(_header(path, data))
             file.write(data)
         return memoryview(data)
 
@@ -213,6 +254,36 @@ class _Folder:
         if not self._told:
             self._told = True
             _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
+
+
+def _header(path: str, data: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make_own(folder: str) -> None:
+    """Have a folder of this user's, which is no link to one.
+
+    Raises:
+        OSError: something else is there.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None
+
+
+def _no_folder(path: str, reason: str) -> UsageError:
+    return UsageError(
+        f"read_ahead: the folder cannot be used: {reason}",
+        where=path,
+        fix="give a folder that this process can write to",
+    )
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

@@ -3,6 +3,10 @@
 The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
 they change; shards are never copied as a whole, only ranges of them are read. A remote data set must have been
 prepared with ``energon-lite prepare`` before it was uploaded: indexing needs a local folder.
+
+No answer is taken on trust: it must have as many bytes as were asked for, and over HTTP its status and range must say
+that it is the part that was asked for. A store that knows no ranges answers with the whole object, the wrong bytes for
+nearly every request; it is refused.
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from typing import Any
 
-from energon_lite.errors import DatasetError, NotPreparedError
+from energon_lite.errors import DatasetError, FatalStorageError, NotPreparedError
 from energon_lite.sources.atomic_file import replacing, write_bytes
 from energon_lite.sources.index_cache import cache_folder, only_one
 from energon_lite.sources.jsonl import is_jsonl
 from energon_lite.sources.nv_meta import META_FOLDER
+from energon_lite.sources.shortage import SHORTAGES, out_of
 
 __all__ = ["is_remote", "local_meta", "read_range", "shard_sizes"]
 
@@ -76,37 +82,87 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
     versions = {name: _version(info) for name, info in there.items()}
     for name in versions:
         local = os.path.join(folder, name)
-        if have.get(name) == versions[name] and os.path.exists(local):
+        if any(versions[name]) and have.get(name) == versions[name] and os.path.exists(local):
             continue
         fs, base = _file_system(path)
         with replacing(local) as temporary:
-            _tried(lambda: fs.get_file(f"{base}/{META_FOLDER}/{name}", temporary), path, f"{META_FOLDER}/{name}")  # noqa: B023
+            source = f"{base}/{META_FOLDER}/{name}"
+            _tried(lambda: _copy(fs, source, temporary, there[name].get("size")), path, f"{META_FOLDER}/{name}")  # noqa: B023
     for name in set(os.listdir(folder)) - set(versions):
         os.unlink(os.path.join(folder, name))
     if have != versions:
         write_bytes(record, json.dumps(versions).encode())
 
 
+def _copy(fs: Any, source: str, target: str, size: int | None) -> None:
+    fs.get_file(source, target)
+    if size is not None and os.path.getsize(target) != size:
+        raise OSError(f"{os.path.getsize(target)} bytes were answered instead of {size}")
+
+
 def _version(info: dict[str, Any]) -> list[str]:
-    """What tells one version of a remote file from another, as far as the store says."""
-    return [str(info.get(name, "")) for name in ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")]
+    """What tells one version of a remote file from another, as far as the store says; all empty if it says nothing."""
+    names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+    return ["" if info.get(name) is None else str(info[name]) for name in names]
 
 
-def shard_sizes(path: str) -> dict[str, int]:
-    """Size of every file of a remote data set, by its path relative to it. One listing, not one request a shard."""
-    return {name: int(info.get("size") or 0) for name, info in _listing(path, "").items()}
+def shard_sizes(path: str) -> dict[str, int | None]:
+    """Size of every file of a remote data set, by its path relative to it; None: a listing of this store does not say.
+    One listing, not one request a shard."""
+    sizes = {name: info.get("size") for name, info in _listing(path, "").items()}
+    return {name: None if size is None else int(size) for name, size in sizes.items()}
 
 
 def read_range(url: str, offset: int, size: int) -> bytes:
-    """``size`` bytes at ``offset`` of a remote file; fewer at its end.
+    """The ``size`` bytes at ``offset`` of a remote file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        DatasetError: the store failed, several times.
+        FatalStorageError: the store gives other bytes than those it is asked for.
+        DatasetError: the store failed, or gave fewer bytes, several times.
     """
     fs, path = _file_system(url)
-    data: bytes = _tried(lambda: fs.cat_file(path, start=offset, end=offset + size), url, None)
-    return data
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+
+        async def check(response: Any) -> None:
+            _check_answer(response, url, offset, size)
+
+        options["raise_for_status"] = check
+
+    def request() -> bytes:
+        data: bytes = fs.cat_file(path, start=offset, end=offset + size, **options)
+        if len(data) > size:
+            raise _wrong_range(url, f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+        if len(data) < size:
+            raise OSError(f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+        return data
+
+    answer: bytes = _tried(request, url, None)
+    return answer
+
+
+def _check_answer(response: Any, url: str, offset: int, size: int) -> None:
+    """An answer over HTTP is the range that was asked for; called with aiohttp's response before its body is read."""
+    if response.status == 404:
+        raise FileNotFoundError(url)
+    response.raise_for_status()
+    found = response.headers.get("Content-Range", "")
+    coding = response.headers.get("Content-Encoding", "identity")
+    if response.status != 206:
+        raise _wrong_range(url, f"it answered with status {response.status}, where 206 says that it is a part")
+    if not re.match(rf"bytes {offset}-{offset + size - 1}/", found) or coding != "identity":
+        asked = f"bytes {offset}-{offset + size - 1}"
+        raise _wrong_range(url, f"it was asked for {asked}, and answered with {found or 'no range'!r} as {coding}")
+
+
+def _wrong_range(url: str, how: str) -> FatalStorageError:
+    return FatalStorageError(
+        f"the store does not give the part of a file that it is asked for: {how}",
+        where=url,
+        fix="use a server that knows HTTP range requests (nginx and object stores do; python -m http.server does not), "
+        "and none that compresses on the way; or copy the data set to a local disk",
+    )
 
 
 def _listing(url: str, folder: str) -> dict[str, dict[str, Any]]:
@@ -151,9 +207,11 @@ def _tried(request: Any, url: str, part: str | None) -> Any:
     for wait in (*_RETRIES, None):
         try:
             return request()
-        except FileNotFoundError:
+        except (FileNotFoundError, FatalStorageError):
             raise
         except Exception as error:  # clients of stores raise what they like
+            if wait is None and isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise out_of(error, url) from error
             if wait is None or isinstance(error, (PermissionError, TypeError, NotImplementedError)):
                 raise DatasetError(
                     f"the store cannot be read: {type(error).__name__}: {error}",

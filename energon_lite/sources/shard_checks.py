@@ -63,7 +63,7 @@ def check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
             size = os.stat(path).st_size if there is None else there[name]
         except (FileNotFoundError, KeyError):
             raise _missing(root, name) from None
-        if size != sizes[name]:
+        if size is not None and size != sizes[name]:
             raise changed_shard(path, sizes[name], size)
 
 

@@ -8,7 +8,8 @@ packed index.
 A piece is used only if its version, its checksum, and the shard's name, size, time of change and first block fit. So a
 piece needs no flush to the disk: one that a power cut has damaged is a piece that is not there.
 
-Format: magic ``"ENRGLPCE"``, u32 version, u32 crc32 of all that follows, u64 length of the table, table (JSON), arrays.
+Format: magic ``"ENRGLPCE"``, u32 version (2), u32 crc32 of all that follows, u64 length of the table, table (JSON),
+arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import suppress
 import numpy as np
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.atomic_file import remove_if_there, replacing
+from energon_lite.sources.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_headers import BLOCK
@@ -37,6 +38,7 @@ __all__ = [
     "indexed_scans",
     "is_current",
     "is_unfinished",
+    "make_pieces_folder",
     "mark_unfinished",
     "piece_path",
     "read_piece",
@@ -48,9 +50,9 @@ __all__ = [
 
 PIECES_FOLDER = "energon_lite.shards"
 
-_HEADER = struct.Struct("<8sIIQ")
+_HEADER, _LENGTH = struct.Struct("<8sII"), struct.Struct("<Q")
 _MAGIC = b"ENRGLPCE"
-_VERSION = 1
+_VERSION = 2
 _UNFINISHED = "unfinished"
 
 
@@ -58,6 +60,22 @@ def piece_path(root: str, shard: str) -> str:
     """Where the piece of a shard is kept: a readable beginning, and a hash that tells equal names in folders apart."""
     digest = hashlib.sha256(shard.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return os.path.join(root, META_FOLDER, PIECES_FOLDER, f"{os.path.basename(shard)[:60]}-{digest}.scan")
+
+
+def make_pieces_folder(root: str) -> str:
+    """Have the folder of the pieces; returns its path."""
+    folder = _without_link(root)
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def _without_link(root: str) -> str:
+    """The folder of the pieces. What is in it is written and removed, so a link that came with the data, to a folder of
+    somebody else's, must not stand there."""
+    folder = meta_path(root, PIECES_FOLDER)
+    if os.path.islink(folder):
+        os.unlink(folder)
+    return folder
 
 
 def write_piece(root: str, scan: ShardScan) -> str:
@@ -77,10 +95,10 @@ def write_piece(root: str, scan: ShardScan) -> str:
     }
     text = json.dumps(table).encode()
     arrays = (scan.headers, scan.first_part, scan.parts, scan.key_offsets)
-    body = b"".join([text, *(array.astype("<i8").tobytes() for array in arrays), scan.keys])
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    body = b"".join([_LENGTH.pack(len(text)), text, *(array.astype("<i8").tobytes() for array in arrays), scan.keys])
+    make_pieces_folder(root)
     with replacing(path) as temporary, open(temporary, "xb") as file:
-        file.write(_HEADER.pack(_MAGIC, _VERSION, zlib.crc32(body), len(text)))
+        file.write(_HEADER.pack(_MAGIC, _VERSION, zlib.crc32(body)))
         file.write(body)
     return path
 
@@ -95,12 +113,11 @@ def read_piece(root: str, shard: str) -> ShardScan | None:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if len(data) < _HEADER.size:
-        return None
-    magic, version, checksum, length = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or version != _VERSION or zlib.crc32(body) != checksum:
+    if len(body) < _LENGTH.size or data[: _HEADER.size] != _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(body)):
         return None
+    (length,) = _LENGTH.unpack_from(body)
+    body = body[_LENGTH.size :]
     table = json.loads(bytes(body[:length]))
     if (table["rules"], table["name"]) != (SCAN_RULES, shard):
         return None
@@ -155,19 +172,19 @@ def indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
     """The scans of those shards that stand in the packed index of an earlier preparation and have not changed."""
     try:
         index = PackedIndex.open(meta_path(root, PACKED_INDEX))
+        if index.rules != SCAN_RULES:
+            return {}
+        rows = {name: row for row, name in enumerate(index.shard_names)}
+        scans = [index.scan(rows[shard]) for shard in shards if shard in rows]
     except (OSError, DataIndexError):
         return {}
-    if index.rules != SCAN_RULES:
-        return {}
-    rows = {name: row for row, name in enumerate(index.shard_names)}
-    scans = (index.scan(rows[shard]) for shard in shards if shard in rows)
     return {scan.name: scan for scan in scans if is_current(root, scan)}
 
 
 def write_failure(root: str, shard: str) -> None:
     """Let other ranks know that this shard cannot be scanned as it is now."""
     path = _failure_path(root, shard)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_pieces_folder(root)
     with replacing(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
         json.dump(_state(root, shard), file)
 
@@ -195,9 +212,7 @@ def _state(root: str, shard: str) -> list[int]:
 
 def mark_unfinished(root: str) -> None:
     """Say that the preparation is not at its end, although ``.info.json`` may be there already."""
-    os.makedirs(meta_path(root, PIECES_FOLDER), exist_ok=True)
-    with open(os.path.join(meta_path(root, PIECES_FOLDER), _UNFINISHED), "wb"):
-        return
+    write_bytes(os.path.join(make_pieces_folder(root), _UNFINISHED), flush=False)
 
 
 def is_unfinished(root: str) -> bool:
@@ -207,7 +222,7 @@ def is_unfinished(root: str) -> bool:
 
 def remove_pieces(root: str) -> None:
     """Remove all pieces of a data set, and after them the mark of :func:`mark_unfinished`."""
-    folder = meta_path(root, PIECES_FOLDER)
+    folder = _without_link(root)
     with suppress(FileNotFoundError):
         for name in os.listdir(folder):
             if name != _UNFINISHED:

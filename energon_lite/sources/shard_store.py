@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
 from energon_lite.sources.remote import is_remote, read_range
+from energon_lite.sources.shortage import SHORTAGES, out_of
 from energon_lite.sources.tar_headers import BLOCK
 from energon_lite.sources.tar_scan import head_checksum
 
@@ -92,18 +93,19 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file behind a URL. Nothing is kept open; each read is a request."""
+    """A file behind a URL that is said to have so many bytes. Nothing is kept open; each read is a request."""
 
-    __slots__ = ("url",)
+    __slots__ = ("length", "url")
 
-    def __init__(self, url: str):
-        self.url = url
+    def __init__(self, url: str, length: int):
+        self.url, self.length = url, length
 
     def size(self) -> None:
         return None
 
     def read(self, size: int, offset: int) -> bytes:
-        return read_range(self.url, offset, size)
+        wanted = min(size, self.length - offset)
+        return read_range(self.url, offset, wanted) if wanted > 0 else b""
 
 
 class ShardStore:
@@ -136,6 +138,7 @@ class ShardStore:
         Raises:
             MissingShardError: the shard does not exist any more.
             ShardChangedError: it is not the shard that was indexed.
+            FatalStorageError: file descriptors or memory were short, for seconds.
             DatasetError: the storage failed, several times.
         """
         try:
@@ -145,15 +148,21 @@ class ShardStore:
 
     def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         # Where the storage has failed for good, nobody waits for it sample by sample.
-        for wait in _RETRIES if time.monotonic() - self._gave_up > _GIVEN_UP else _RETRIES[:1]:
-            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _PASSING:
+        given_up = time.monotonic() - self._gave_up <= _GIVEN_UP and _number(error) not in SHORTAGES
+        for wait in _RETRIES[:1] if given_up else _RETRIES:
+            if _number(error) in SHORTAGES:
+                self.close()  # what this process can give back
+            elif _number(error) in _PASSING:
+                self.forget(path, identity)
+            else:
                 raise error
-            self._files.pop((path, identity), None)
             time.sleep(wait * _jitter.uniform(0.5, 1.5))
             try:
                 return self._read(path, identity, offset, size)
             except DatasetError as again:
                 error = again
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in SHORTAGES:
+            raise out_of(error.__cause__, path) from error.__cause__
         self._gave_up = time.monotonic()
         raise error
 
@@ -185,13 +194,17 @@ class ShardStore:
             self._evict()
         return file
 
+    def forget(self, path: str, identity: ShardIdentity) -> None:
+        """Open this file anew when it is read next."""
+        self._files.pop((path, identity), None)
+
     def close(self) -> None:
         """Forget all open files. The store can be used again afterwards."""
         self._files.clear()
 
     def _open(self, path: str, identity: ShardIdentity) -> RangeReader:
         try:
-            file: RangeReader = RemoteFile(path) if is_remote(path) else LocalFile(path)
+            file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(BLOCK, 0))
         except FileNotFoundError:
@@ -225,6 +238,10 @@ class ShardStore:
             chunks.append(data)
             have += len(data)
         return b"".join(chunks)
+
+
+def _number(error: DatasetError) -> int | None:
+    return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
 
 
 def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:

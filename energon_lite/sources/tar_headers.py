@@ -29,8 +29,8 @@ _WITHOUT_PAYLOAD = frozenset(b"123456")
 _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"xXgLKS"
 #: No sane extended header is larger; a larger one means damage, and must not be read into memory.
 _EXTENSION_LIMIT = 1 << 20
-#: Bytes after the end marker that padding explains (`tar` pads to its record size, 10 KiB unless told otherwise).
-_TRAILER_LIMIT = 1 << 20
+#: Bytes behind the end marker that are looked at together.
+_TRAILER = 1 << 20
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 20
 
 #: A run of plain members of this length shows that plain ones are the rule.
@@ -196,10 +196,26 @@ class TarHeaders:
         self.end = position
         if not marker:
             self.notes.append("no end marker: its writer may not have finished, samples may be missing")
-        elif self._size - position > _TRAILER_LIMIT:
-            self.notes.append(
-                f"{self._size - position} bytes after the end marker at byte {position} are not read (joined tars?)"
-            )
+        else:
+            self._check_trailer(position)
+
+    def _check_trailer(self, end: int) -> None:
+        """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
+        was overwritten by zeros looks like the end, and joined tars have an end in their middle."""
+        position = end
+        while chunk := os.pread(self._fd, _TRAILER, position):
+            rest = chunk.lstrip(b"\0")
+            if rest:
+                first = position + len(chunk) - len(rest)
+                raise ShardFormatError(
+                    f"the tar file goes on behind its end: blocks of zeros at byte {end} end it, but there are data at "
+                    f"byte {first} of {self._size}",
+                    where=self._path,
+                    fix="if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if "
+                    f"a header was lost, copy or write it again; to do without the rest, `truncate -s {end + BLOCK}`; "
+                    "then prepare again; or leave it out with --exclude",
+                )
+            position += len(chunk)
 
     def _extension(self, payload: int, size: int, position: int) -> bytes:
         if size > _EXTENSION_LIMIT:

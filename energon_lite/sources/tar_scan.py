@@ -13,12 +13,13 @@ from itertools import pairwise
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
 from energon_lite.sources.member_columns import Int64
 from energon_lite.sources.sample_columns import SampleColumns
+from energon_lite.sources.shortage import patiently
 from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 
 __all__ = ["SCAN_RULES", "Int64", "ShardScan", "head_checksum", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
-SCAN_RULES = 1
+SCAN_RULES = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
     """
     path = os.path.join(root, name)
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)
     except FileNotFoundError:
         raise MissingShardError(
             "the shard does not exist",

@@ -22,6 +22,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.sources import checked_file, decoding
 from energon_lite.sources.shard_store import shared_store
 
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -145,6 +146,74 @@ def test_a_shard_that_is_cut_off_while_it_is_read(workers: int, leaf_of: Any, tm
         assert len(keys) == 3
         assert all(key == old for key, old in zip(keys, wanted, strict=True) if old not in unsure), "others moved"
     assert failed and not lost & {key for keys in seen[10:] for key in keys}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_shortage_changes_nothing_or_ends_the_run(
+    columns: bool, number: int, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(Patient):
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+    encoder = TaskEncoder() if columns else Own()
+    expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
+    monkeypatch.setattr("energon_lite.sources.shard_store._RETRIES", (0.0, 0.01))
+    real, left = os.open, [0]
+
+    def short(path: Any, *arguments: Any, **options: Any) -> int:
+        if left[0] and str(path).endswith(".tar"):
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", short)
+    with _train(leaf_of(30, "a"), 0, encoder) as loader:
+        batches = iter(loader)
+        for keys in expected:
+            left[0] = 2
+            shared_store().close()
+            assert next(batches).__key__ == keys
+        assert loader.stats()["failed"] == 0
+        left[0] = 10_000
+        shared_store().close()
+        with pytest.raises(FatalSampleError, match=r"ran out, for seconds[\s\S]*(raise the limit|use fewer workers)"):
+            next(batches)
+        assert left[0] > 9_900  # at the first sample, and not after many failed ones
+
+
+def test_memory_that_runs_out_while_a_part_is_unpacked_ends_the_run(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unpack(data: bytes) -> Any:
+        raise MemoryError
+
+    with _train(leaf_of(30, "a"), 0, Patient()) as loader:
+        for name in ("txt", "json", "cls"):
+            monkeypatch.setitem(decoding._BY_EXTENSION, name, unpack)
+        decoding._decoder_for.cache_clear()
+        try:
+            with pytest.raises(FatalSampleError, match="no memory was left in decode"):
+                next(iter(loader))
+        finally:
+            decoding._decoder_for.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_that_is_damaged_under_a_running_loader_ends_the_run(
+    workers: int, damage: str, leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked_file, "_KEPT", 1)  # so that a small index is read again and again
+    path = _copy(leaf_of(400, "a"), tmp_path)
+    index = path / ".nv-meta/energon_lite.idx"
+    with _train(path, workers, Patient()) as loader, pytest.raises(FatalSampleError, match="packed index"):
+        for step, _ in zip(range(200), loader, strict=False):
+            if step == 2:
+                data = bytearray(index.read_bytes())
+                data[len(data) // 3] ^= 4
+                index.write_bytes(data if damage == "flip" else data[:9000])
 
 
 class FullDisk(io.RawIOBase):

@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
+from energon_lite.sources import decoding
 from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
 
 PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
@@ -233,3 +234,31 @@ def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPa
         with pytest.raises(FatalSampleError, match=said) as error:
             SampleDecoder().decode(part, gzip.compress(data) if part.endswith("gz") else data)
         assert "pip install 'energon-lite[image]'" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("part", ["txt.gz", "json", "npy", "own"])
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (MemoryError("no memory"), MemoryError),
+        (OSError(24, "Too many open files"), FatalSampleError),
+        (OSError(12, "Cannot allocate memory"), FatalSampleError),
+        (FatalSampleError("stop"), FatalSampleError),
+        (OSError(5, "Input/output error"), DecodeError),
+    ],
+)
+def test_what_is_not_the_samples_fault_is_no_decode_error(
+    part: str, raised: Exception, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise raised
+
+    monkeypatch.setattr("energon_lite.sources.decoding.gzip.decompress", fails)
+    monkeypatch.setitem(decoding._BY_EXTENSION, "json", fails)
+    monkeypatch.setitem(decoding._BY_EXTENSION, "npy", fails)
+    decoding._decoder_for.cache_clear()
+    try:
+        with pytest.raises(expected):
+            SampleDecoder(handlers={"own": fails}).decode(part, b"data")
+    finally:
+        decoding._decoder_for.cache_clear()

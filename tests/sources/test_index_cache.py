@@ -133,6 +133,14 @@ def test_shards_that_cannot_be_read(foreign: Path) -> None:
         WebdatasetSource.open(foreign)
 
 
+def test_shards_that_go_on_behind_their_end(foreign: Path) -> None:
+    """What another tool has prepared without looking there: its samples are counted up to the first end."""
+    with open(foreign / "b.tar", "ab") as file:
+        file.write((foreign / "a.tar").read_bytes())
+    with pytest.raises(ShardFormatError, match=r"goes on behind its end[\s\S]*b.tar"):
+        WebdatasetSource.open(foreign)
+
+
 def _open(path: str, barrier: object, results: object) -> None:
     made = []
     make = index_cache._make
@@ -152,3 +160,10 @@ def test_many_ranks_at_once(foreign: Path) -> None:
         rank.join()
     assert [key for key, _ in found] == ["9"] * 6
     assert sum(made for _, made in found) == 1  # one made it, the others waited
+
+
+def test_a_lock_that_is_a_link_is_not_followed(foreign: Path, tmp_path: Path) -> None:
+    """A folder from elsewhere must not make, or lock, a file outside of itself."""
+    (foreign / ".nv-meta/energon_lite.idx.lock").symlink_to(tmp_path / "made")
+    assert last_key(foreign) == "9"
+    assert not (tmp_path / "made").exists() and os.path.exists(index_places(str(foreign))[1])

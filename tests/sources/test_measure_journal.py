@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from damage import damaged
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite.errors import DataIndexError
 from energon_lite.sources.index_cache import find_or_make_index
 from energon_lite.sources.measure_journal import CHUNK, Chunk, Chunks, JournalReader, JournalWriter, Measured
 from energon_lite.sources.nv_meta import read_info
@@ -67,6 +69,34 @@ def test_chunks_of_any_shards(counts: list[int]) -> None:
     assert chunks.sizes.tolist() == [chunk.stop - chunk.start for chunk in found]
     edges = index.shards[:, 3].tolist()
     assert all(edges[chunk.row] <= chunk.start < chunk.stop <= edges[chunk.row + 1] for chunk in found)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_flipped_bits_and_cuts_never_give_other_values(chunks: Chunks, tmp_path: Path, data: st.DataObject) -> None:
+    folder = tmp_path / f"journals-{len(list(tmp_path.iterdir()))}"
+    writer = JournalWriter(str(folder), 0, MAKER)
+    for number in range(4):
+        writer.append(chunks, chunks[number], measured(chunks[number]))
+    writer.close()
+    (path,) = folder.iterdir()
+    path.write_bytes(damaged(data, path.read_bytes()))
+    reader = reader_of(folder, chunks)
+    for number in np.flatnonzero(reader.known).tolist():
+        found = reader.read(number)
+        assert found.lengths.tolist() == measured(chunks[number]).lengths.tolist() and not found.flags.any()
+
+
+def test_a_journal_that_is_damaged_after_it_was_read(chunks: Chunks, tmp_path: Path) -> None:
+    folder = tmp_path / "journals"
+    writer = JournalWriter(str(folder), 0, MAKER)
+    writer.append(chunks, chunks[0], measured(chunks[0]))
+    writer.close()
+    reader = reader_of(folder, chunks)
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataIndexError, match=r"journal[\s\S]*measure again"):
+        reader.read(0)
 
 
 def test_what_is_written_is_found_by_all(chunks: Chunks, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a worker costs in memory: next to nothing for a sample, because indexes and columns are mapped arrays."""
+"""What a worker costs in memory: next to nothing for a sample, because indexes and columns are read block by block."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon_lite.sources.checked_file import ALIGN, BLOCK
 from energon_lite.sources.column_file import write_column_file
 from energon_lite.sources.columns import column_path
 from energon_lite.sources.nv_meta import write_info
@@ -64,7 +65,7 @@ def huge(tmp_path: Path) -> Path:
         "keys": ("|u1", [0]),
         "shard_times": ("<i8", [SHARDS]),
     }
-    places, end = {}, 64
+    places, end = {}, ALIGN
     for name, (dtype, shape) in sections.items():
         places[name] = [dtype, shape, end]
         end += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
@@ -74,14 +75,23 @@ def huge(tmp_path: Path) -> Path:
     shards[:, 3] = np.arange(SHARDS + 1) * PER_SHARD
     path = tmp_path / ".nv-meta/energon_lite.idx"
     path.parent.mkdir()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<8sIIQQ", b"ENRGLIDX", 1, zlib.crc32(table), end, len(table)))
+    filled = places["samples"][2]
+    with open(path, "w+b") as file:
         file.seek(places["shard_names"][2])
         file.write("\0".join(f"{number:05d}" for number in range(SHARDS)).encode())
         file.seek(places["shards"][2])
         file.write(shards.tobytes())
+        sums = np.full(-(-end // BLOCK), zlib.crc32(bytes(BLOCK)), dtype="<u4")
+        for block in (*range(filled // BLOCK + 1), len(sums) - 1):
+            start = max(block * BLOCK, ALIGN)
+            size = min((block + 1) * BLOCK, end) - start
+            file.seek(start)
+            sums[block] = zlib.crc32(file.read(size).ljust(size, b"\0"))
         file.seek(end)
-        file.write(table)
+        file.write(sums.tobytes() + table)
+        head = struct.pack("<IQQI28x", 2, end, len(table), zlib.crc32(sums.tobytes() + table))
+        file.seek(0)
+        file.write(struct.pack("<8sI", b"ENRGLIDX", zlib.crc32(head)) + head)
     return tmp_path
 
 

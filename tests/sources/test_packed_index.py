@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from damage import damaged
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
-from energon_lite.sources import packed_index
+from energon_lite.sources import checked_file
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import ShardScan
 
@@ -38,15 +41,8 @@ rows = st.tuples(st.integers(0, 1 << 50), st.integers(0, 1 << 40), st.sampled_fr
 samples_of = st.lists(st.tuples(st.text(max_size=6), st.lists(rows, max_size=4)), max_size=6)
 
 
-@pytest.mark.parametrize("largest_mapped", [0, 1 << 20])
 @given(st.lists(samples_of, max_size=5))
-def test_what_is_packed_is_found(tmp_path: Path, largest_mapped: int, shards: list[Samples]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_index, "_LARGEST_MAPPED", largest_mapped)
-        check_what_is_found(tmp_path, shards)
-
-
-def check_what_is_found(tmp_path: Path, shards: list[Samples]) -> None:
+def test_what_is_packed_is_found(tmp_path: Path, shards: list[Samples]) -> None:
     scans = [scan_of(f"s/{number}.tar", samples) for number, samples in enumerate(shards)]
     made = PackedIndex.from_scans(scans, uuid="u-1")
     made.write(str(tmp_path / "i.idx"))
@@ -82,7 +78,7 @@ def written(tmp_path: Path) -> Path:
         (lambda data: data + b"x", "overlong"),
         (lambda data: data[:10], "not a packed index"),
         (lambda data: b"PK" + data[2:], "not a packed index"),
-        (lambda data: data[:8] + b"\x63" + data[9:], "has format 99, this library reads format 1"),
+        (lambda data: data[:12] + b"\x63" + data[13:], "has format 99, this library reads format 2"),
         (lambda data: data[:-2] + b"!" + data[-1:], "wrong checksum"),
     ],
 )
@@ -94,12 +90,48 @@ def test_damage_is_named(written: Path, damage: object, message: str) -> None:
 
 
 def test_tables_that_contradict_each_other(written: Path) -> None:
-    data = bytearray(written.read_bytes())
-    samples = data.index(b"a.tar") // 64 * 64 + 64 + 128  # after the shard table
-    data[samples + 24] = 9  # the closing row now claims 9 parts
-    written.write_bytes(data)
+    index = PackedIndex.open(str(written))
+    sections = dict(index._sections)
+    sections["samples"] = index.samples[:] + 1  # the closing row now claims another part
+    PackedIndex(sections, index.part_names, index.uuid, index.digest).write(str(written))
     with pytest.raises(DataIndexError, match="do not fit together"):
         PackedIndex.open(str(written))
+
+
+FLIPPED: Samples = [(f"{n:03d}", [(1024 * n + 512, n % 7, "txt"), (3, 4, "cls")]) for n in range(150)]
+
+
+def contents(index: PackedIndex) -> list[object]:
+    scans = [index.scan(row) for row in range(len(index.shard_names))]
+    found: list[object] = [(index.key(n), index.part_rows(n)) for n in range(len(index))]
+    found += [index.samples.take(np.arange(len(index)), 0).tolist(), index.parts[:].tolist(), index.shards.tolist()]
+    return [*found, [scan.all_keys() for scan in scans], index.shard_counts, index.uuid, index.digest, index.part_names]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_flipped_bits_and_cuts_never_give_other_samples(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "i.idx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checked_file, "_KEPT", data.draw(st.sampled_from([1, 256])))
+        made = PackedIndex.from_scans([scan_of("a.tar", FLIPPED), scan_of("b.tar", FLIPPED[:3])], uuid="u")
+        made.write(str(path))
+        path.write_bytes(damaged(data, path.read_bytes()))
+        with suppress(DataIndexError):  # never another sample, and no other exception
+            assert contents(PackedIndex.open(str(path))) == contents(made)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 4000])
+def test_an_index_that_is_cut_short_while_it_is_used(tmp_path: Path, keep: int) -> None:
+    """An error, where touching mapped memory would end the process."""
+    path = str(tmp_path / "i.idx")
+    PackedIndex.from_scans([scan_of("a.tar", FLIPPED * 20)]).write(path)
+    index = PackedIndex.open(path)
+    assert index.key(2999) == "149"
+    checked_file._kept.clear()
+    os.truncate(path, keep)
+    with pytest.raises(DataIndexError, match=r"packed index cannot be read[\s\S]*start the run again"):
+        index.key(2000)
 
 
 def test_writing_is_atomic(written: Path) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import damaged
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon_lite.sources import scan_pool, shard_scans
 from energon_lite.sources.nv_meta import read_info
@@ -178,6 +181,42 @@ class TestWhatIsKnown:
         path.write_bytes(damage(path.read_bytes()))
         prepare(ten)
         assert "b.tar" in scanned and len(WebdatasetSource.open(ten)) == 10
+
+    @settings(max_examples=400)
+    @given(st.data())
+    def test_flipped_bits_and_cuts_never_give_other_samples(self, ten: Path, data: st.DataObject) -> None:
+        scan = scan_shard(str(ten), "b.tar")
+        path = Path(write_piece(str(ten), scan))
+        path.write_bytes(damaged(data, path.read_bytes()))
+        found = read_piece(str(ten), "b.tar")
+        assert found is None or (found.all_keys(), found.parts.tolist()) == (scan.all_keys(), scan.parts.tolist())
+
+    def test_an_index_with_a_flipped_bit_is_made_anew(self, ten: Path, scanned: Scanned) -> None:
+        prepare(ten)
+        before, path = contents(ten), ten / ".nv-meta/energon_lite.idx"
+        data = bytearray(path.read_bytes())
+        data[data.index(b"0123")] ^= 1  # a key
+        path.write_bytes(data)
+        scanned.clear()
+        prepare(ten)
+        assert len(scanned) == 3 and contents(ten) == before
+
+    @pytest.mark.parametrize("link", ["folder", "mark"])
+    def test_links_that_came_with_the_data_are_not_followed(self, ten: Path, tmp_path: Path, link: str) -> None:
+        victim = tmp_path / "victim"
+        victim.mkdir()
+        (victim / "unfinished").write_text("a text")
+        pieces = ten / ".nv-meta/energon_lite.shards"
+        pieces.parent.mkdir()
+        if link == "folder":
+            pieces.symlink_to(victim)
+        else:
+            pieces.mkdir()
+            (pieces / "unfinished").symlink_to(victim / "unfinished")
+        prepare(ten)
+        assert len(WebdatasetSource.open(ten)) == 10 and not pieces.exists()
+        assert [path.name for path in victim.iterdir()] == ["unfinished"]
+        assert (victim / "unfinished").read_text() == "a text"
 
     def test_other_rules_for_samples(self, ten: Path, scanned: Scanned, monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(ten)

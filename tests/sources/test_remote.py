@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import os
 import pickle
+import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite.errors import DatasetError, MissingShardError, NotPreparedError, ShardChangedError
+from energon_lite.errors import (
+    DatasetError,
+    FatalStorageError,
+    MissingShardError,
+    NotPreparedError,
+    ShardChangedError,
+)
 from energon_lite.sources import remote
 from energon_lite.sources.prepare import prepare_dataset
 from energon_lite.sources.remote import is_remote, local_meta, read_range, shard_sizes
@@ -115,3 +126,133 @@ def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatc
     with pytest.raises(DatasetError, match=r"OSError: 503 slow down"):
         read_range(f"{URL}/a.tar", 512, 6)
     assert shard_sizes(URL)["sub/c.tar"] == len(cat_file(memory, "/bucket/ten/sub/c.tar"))
+
+
+#: What stores answer to a request for ``whole[start:end]``.
+WRONG: dict[str, Callable[[bytes, int, int], bytes]] = {
+    "whole": lambda whole, start, end: whole,
+    "from the start": lambda whole, start, end: whole[:end],
+    "to the end": lambda whole, start, end: whole[start:],
+    "one more": lambda whole, start, end: whole[start : end + 1],
+    "one less": lambda whole, start, end: whole[start : end - 1],
+    "nothing": lambda whole, start, end: b"",
+    "cut": lambda whole, start, end: whole[: len(whole) // 2][start:end],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_store_that_answers_with_other_bytes(
+    wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
+    monkeypatch.setattr(remote, "_RETRIES", (0.0,))
+    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
+    cat_file = type(memory).cat_file
+
+    def answer(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        return WRONG[wrong](cat_file(self, path), start or 0, end or 0)
+
+    monkeypatch.setattr(type(memory), "cat_file", answer)
+    refused = 0
+    for index in range(10):
+        try:
+            assert there.read(index).parts == local.read(index).parts
+        except DatasetError as error:
+            refused += 1
+            assert "bytes were answered instead of the " in str(error)
+            assert isinstance(error, FatalStorageError) == (wrong not in ("one less", "nothing", "cut"))
+    assert refused == 10 if wrong != "cut" else refused
+
+
+def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_RETRIES", (0.0, 0.0))
+    get_file, cuts = type(memory).get_file, [1]
+
+    def cut(self: Any, one: str, to: str, **more: Any) -> None:
+        get_file(self, one, to, **more)
+        if one.endswith("split.yaml") and cuts[0]:
+            cuts[0] -= 1
+            os.truncate(to, 10)
+
+    monkeypatch.setattr(type(memory), "get_file", cut)
+    assert len(WebdatasetSource.open(URL)) == 10
+    memory.pipe_file("/bucket/ten/.nv-meta/split.yaml", b"split_parts: {train: [a.tar]}\n")
+    cuts[0] = 100
+    with pytest.raises(DatasetError, match=r"10 bytes were answered instead of 30[\s\S]*split\.yaml"):
+        WebdatasetSource.open(URL)
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Python's server, which ignores ranges, taught to answer them; ``shift`` is by how much it errs."""
+
+    shift = 0
+    asked = re.compile(r"bytes=(\d+)-(\d+)")
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        path, wanted = self.translate_path(self.path), self.asked.match(self.headers.get("Range", ""))
+        if wanted is None or not os.path.isfile(path):
+            return super().do_GET()
+        start, stop = int(wanted[1]) + self.shift, int(wanted[2]) + 1 + self.shift
+        data = Path(path).read_bytes()
+        part = data[start:stop]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+
+class NoRanges(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None: ...
+
+
+class Shifted(Ranges):
+    shift = 3
+
+
+@pytest.fixture
+def serve(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type], str]]:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    prepare_dataset(ten, split_ratio="1,0,0")
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(handler: type) -> str:
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(ten.parent)))
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        servers.append(made)
+        return f"http://127.0.0.1:{made.server_port}/ten"
+
+    yield start
+    for one in servers:
+        one.shutdown()
+        one.server_close()
+
+
+def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
+    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(serve(Ranges), shards=["a.tar", "b.tar"])
+    assert [there.read(n).parts for n in range(7)] == [local.read(n).parts for n in range(7)]
+    (ten / "b.tar").unlink()
+    there._store.close()
+    with pytest.raises(MissingShardError, match=r"b\.tar"):
+        there.read(5)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [(NoRanges, "status 200"), (Shifted, "asked for bytes 0-511, and answered with 'bytes 3-514")],
+)
+def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], handler: type, reason: str) -> None:
+    source = WebdatasetSource.open(serve(handler), shards=["a.tar"], store=ShardStore())
+    with pytest.raises(FatalStorageError, match=reason) as caught:
+        source.read(0)
+    assert "a.tar" in str(caught.value) and "nginx" in str(caught.value)
+
+
+def test_what_has_no_version_is_copied_each_time(serve: Callable[[type], str], ten: Path) -> None:
+    url = serve(Ranges)
+    assert len(WebdatasetSource.open(url, shards=["a.tar"])) == 4
+    (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: []}\n")
+    assert (Path(local_meta(url)) / ".nv-meta/split.yaml").read_text() == "split_parts: {train: []}\n"

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.sources import shard_store
 from energon_lite.sources.shard_store import ShardIdentity, ShardStore, shared_store
 from energon_lite.sources.tar_scan import head_checksum
@@ -129,6 +131,47 @@ def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeyp
         with pytest.raises(DatasetError, match=os.strerror(number)):
             store.read(path, identity, 3, 4)
         assert len(waits) == most
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_shortage_is_waited_for_and_is_no_samples_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001))
+    (path, identity), (other, its) = shard(tmp_path / "a", b"0123456789"), shard(tmp_path / "b", b"b")
+    store, real, left = ShardStore(), getattr(os, call), [3]
+    store.read(other, its, 0, 1)
+
+    def short(*arguments: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, short)
+    assert store.read(path, identity, 3, 4) == b"3456"
+    assert len(store) == 1  # it gave back what it had
+    for _ in range(2):
+        store.close()
+        left[0] = 4
+        with pytest.raises(FatalStorageError, match="ulimit -n" if number != errno.ENOMEM else "more memory") as caught:
+            store.read(path, identity, 3, 4)
+        assert isinstance(caught.value, FatalSampleError) and path in str(caught.value)
+
+
+def test_real_descriptors_that_are_short_for_a_moment(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    held = [os.open(path, os.O_RDONLY) for _ in range(3)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    timer = threading.Timer(0.2, lambda: [os.close(fd) for fd in held])
+    timer.start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
+    try:
+        assert ShardStore().read(path, identity, 3, 4) == b"3456"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        timer.join()
 
 
 def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,12 @@ def headers(path: Path) -> tuple[list[Member], TarHeaders]:
         return list(found), found
 
 
+def columns(path: Path) -> tuple[list[Member], TarHeaders]:
+    with open(path, "rb") as file:
+        found = TarHeaders(file.fileno(), os.path.getsize(path), str(path))
+        return [member for run in found.columns() for member in run.members()], found
+
+
 def reference(path: Path) -> list[Member]:
     with tarfile.open(path) as tar:
         return [Member(m.offset, m.name, m.offset_data, m.size) for m in tar if m.isreg()]
@@ -162,12 +168,32 @@ def test_an_empty_archive_has_no_members(tmp_path: Path) -> None:
     assert (found, state.end, state.notes) == ([], 0, [])
 
 
-def test_joined_archives_are_noted(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", [("0.txt", 1)], tarfile.USTAR_FORMAT)
-    write(tmp_path / "b.tar", [("1.txt", 2 << 20)], tarfile.USTAR_FORMAT)
-    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes())
-    found, state = headers(tmp_path / "a.tar")
-    assert len(found) == 1 and "joined tars?" in state.notes[0]
+@given(st.integers(0, 3), st.booleans(), st.integers(0, 1 << 17), st.integers(0, 2))
+def test_what_stands_behind_the_end_is_an_error_unless_it_is_zeros(
+    tmp_path: Path, hole: int, joined: bool, zeros: int, data: int
+) -> None:
+    """A hole where a header was, tars joined with ``cat``, padding of any length: no sample is lost in silence."""
+    path = three(tmp_path)
+    whole = path.read_bytes()[: 3 * 1536 + 1024]
+    members = whole[: 3 * 1536]
+    if hole < 3:
+        members = members[: 1536 * hole] + bytes(512) + members[1536 * hole + 512 :]
+    content = members + bytes(1024) + (whole if joined else b"") + bytes(zeros) + b"x" * data
+    path.write_bytes(content)
+    end = 1536 * hole
+    behind = content[end:].lstrip(b"\0")
+    for read in (headers, columns):
+        if not behind:
+            assert [m.name for m in read(path)[0]] == ["0.txt", "1.txt", "2.txt"] and hole == 3
+            continue
+        with pytest.raises(
+            ShardFormatError, match=rf"zeros at byte {end} end it.*byte {len(content) - len(behind)} "
+        ) as caught:
+            read(path)
+        assert str(path) in str(caught.value) and f"truncate -s {end + 512}" in str(caught.value)
+        os.truncate(path, end + 512)
+        assert len(read(path)[0]) == hole
+        path.write_bytes(content)
 
 
 def test_sparse_members_are_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import sys
 import tarfile
 import tempfile
 import time
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,40 +78,45 @@ def make_dataset(folder: Path, shards: int, samples: int) -> None:
 
 def write_index(path: Path, samples: int, shards: int = 1000) -> None:
     """A packed index of so many samples of one part, written section by section: it never is in memory as a whole."""
-    from energon_lite.sources import packed_index
+    from energon_lite.sources.checked_file import writing_checked
+    from energon_lite.sources.packed_index import INDEX_FILE
 
     names = b"\0".join(b"shard-%06d.tar" % shard for shard in range(shards))
-    shapes = {"shard_names": [len(names)], "shards": [shards + 1, 5], "samples": [samples + 1, 3]}
-    shapes |= {"parts": [samples, 3], "keys": [8 * samples], "shard_times": [shards]}
-    position, sections = 64, {}
-    for name, shape in shapes.items():
-        kind = "|u1" if name in ("shard_names", "keys") else "<i8"
-        sections[name] = [kind, shape, position]
-        position += (int(np.prod(shape)) * np.dtype(kind).itemsize + 63) // 64 * 64
-    contents = {"uuid": "", "digest": "", "part_names": ["txt"], "scan": 1, "notes": {}, "sections": sections}
-    text = json.dumps(contents).encode()
     shard_rows = np.zeros((shards + 1, 5), dtype=np.int64)
     shard_rows[:, 3] = np.arange(shards + 1) * samples // shards
-    with open(path, "wb") as file:
-        file.write(packed_index._HEADER.pack(packed_index._MAGIC, 1, zlib.crc32(text), position, len(text)))
-        for name, data in (("shard_names", names), ("shards", shard_rows.tobytes())):
-            file.seek(sections[name][2])
-            file.write(data)
+
+    def digits(numbers: Any) -> Any:
+        return (numbers[:, None] // 10 ** np.arange(7, -1, -1) % 10 + ord("0")).astype(np.uint8)
+
+    def rows(kind: str) -> Iterator[Any]:
         for first in range(0, samples, MIB):
             numbers = np.arange(first, min(first + MIB, samples))
-            digits = (numbers[:, None] // 10 ** np.arange(7, -1, -1) % 10 + ord("0")).astype(np.uint8)
-            columns = {
-                "samples": np.stack([numbers, 8 * numbers, 1024 * numbers], 1),
-                "parts": np.stack([1024 * numbers + 512, numbers % 512, 0 * numbers], 1),
-                "keys": digits,
-            }
-            for name, array in columns.items():
-                file.seek(sections[name][2] + first * array[0].nbytes)
-                file.write(array.tobytes())
-        file.seek(sections["samples"][2] + 24 * samples)
-        file.write(np.array([samples, 8 * samples, 0], dtype=np.int64).tobytes())
-        file.seek(position)
-        file.write(text)
+            if kind == "samples":
+                yield np.stack([numbers, 8 * numbers, 1024 * numbers], 1)
+            elif kind == "parts":
+                yield np.stack([1024 * numbers + 512, numbers % 512, 0 * numbers], 1)
+            else:
+                yield digits(numbers)
+        if kind == "samples":
+            yield np.array([samples, 8 * samples, 0], dtype=np.int64)
+
+    sections: dict[str, tuple[list[int], Any]] = {
+        "shard_names": ([len(names)], [np.frombuffer(names, dtype=np.uint8)]),
+        "shards": ([shards + 1, 5], [shard_rows]),
+        "samples": ([samples + 1, 3], rows("samples")),
+        "parts": ([samples, 3], rows("parts")),
+        "keys": ([8 * samples], rows("keys")),
+        "shard_times": ([shards], [np.zeros(shards, dtype=np.int64)]),
+    }
+    places = {}
+    with writing_checked(str(path), INDEX_FILE) as file:
+        for name, (shape, arrays) in sections.items():
+            kind = "|u1" if name in ("shard_names", "keys") else "<i8"
+            places[name] = [kind, shape, file.align()]
+            for array in arrays:
+                file.write(memoryview(array.reshape(-1)).cast("B"))
+        file.align()
+        file.finish({"uuid": "", "digest": "", "part_names": ["txt"], "scan": 1, "notes": {}, "sections": places})
 
 
 def private_memory(process: int | str = "self") -> float:

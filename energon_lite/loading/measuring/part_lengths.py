@@ -118,7 +118,7 @@ def _sizes(index: PackedIndex, number: int) -> Iterator[tuple[NDArray[np.int64],
     """For each shard the sizes of one part, and which samples have it."""
     bounds = index.shards[:, 3].tolist()
     for first, stop in pairwise(bounds):
-        rows = index.samples[first : stop + 1, 0]
+        rows = index.samples[first : stop + 1][:, 0]
         parts = index.parts[rows[0] : rows[-1]]
         owner = np.repeat(np.arange(stop - first), np.diff(rows))
         chosen = parts[:, 2] == number
