@@ -3,7 +3,8 @@
 The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a sample looks the same in both, with these
 differences: formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
 refused unless the caller says ``trust_code=True``; what an image decoder is given there but cannot read (HDF5, MPEG)
-stays bytes; audio and video stay bytes.
+stays bytes; audio and video stay bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
+which formats it may try: a ``.png`` that is PostScript in truth is no image. What a few bytes may unpack to is bounded.
 
 ==================================  ===============================================================================
 extension                           becomes
@@ -24,11 +25,11 @@ anything else                       bytes, unchanged
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -62,16 +63,46 @@ IMAGE_FORMS: dict[str, tuple[str, str, str]] = {
     "pilrgba": ("pil", "", "RGBA"),
 }
 
+#: The pictures of the web. Their names are often mixed up there, so the extension of one means any of them.
+_WEB = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+#: The formats that an extension means, as Pillow calls them, where it is not one of the web's.
+_FORMATS = {
+    extension: (kind,)
+    for kind, extensions in {
+        "BLP": "blp",
+        "CUR": "cur",
+        "DCX": "dcx",
+        "DDS": "dds",
+        "DIB": "dib",
+        "FITS": "fit fits",
+        "FLI": "flc fli",
+        "FTEX": "ftc ftu",
+        "GBR": "gbr",
+        "ICNS": "icns",
+        "ICO": "ico",
+        "IM": "im",
+        "JPEG2000": "j2c j2k jp2 jpc jpf jpx",
+        "MSP": "msp",
+        "PCD": "pcd",
+        "PCX": "pcx",
+        "PIXAR": "pxr",
+        "PPM": "pbm pgm pnm ppm",
+        "PSD": "psd",
+        "SGI": "bw rgb rgba sgi",
+        "SUN": "ras",
+        "TGA": "icb tga vda vst",
+        "TIFF": "tif tiff",
+        "XBM": "xbm",
+        "XPM": "xpm",
+    }.items()
+    for extension in extensions.split()
+} | dict.fromkeys("apng bmp gif jfif jpe jpeg jpg png webp".split(), _WEB)  # noqa: SIM905
+#: Images whose reading can start another program: PostScript, and IPTC, in which Pillow opens whatever it finds.
+_PROGRAMS = {"ps": ("EPS",), "eps": ("EPS",), "iim": ("IPTC",)}
 #: Extensions (in any case) that are images.
-IMAGE_EXTENSIONS = frozenset(
-    """
-    apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg
-    jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba sgi tga tif tiff vda vst webp xbm xpm
-    """.split()  # noqa: SIM905
-)
-#: Images for which Pillow starts another program.
-_POSTSCRIPT = frozenset(["ps", "eps"])
+IMAGE_EXTENSIONS = frozenset([*_FORMATS, "iim"])
 _JPEG = b"\xff\xd8\xff"
+_NUMPY = b"\x93NUMPY"
 #: The beginning of a ``.npy`` file (version 1) of plain numbers in C order.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
@@ -90,6 +121,9 @@ class SampleDecoder:
         trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript).
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
+        max_unpacked_bytes: what a compressed part (``.gz``, ``.npz``) or a picture (one byte a channel) may grow to;
+            a sample with a larger one is an error, before the memory is taken. None: anything. For pictures through
+            Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` holds as well.
 
     Raises:
         UsageError: ``image_decode`` is unknown.
@@ -104,8 +138,11 @@ class SampleDecoder:
     image_decode: str | None = "torchrgb"
     trust_code: bool = False
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
+    max_unpacked_bytes: int | None = 1 << 30
 
     def __post_init__(self) -> None:
+        if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
+            raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
         if self.image_decode is not None and self.image_decode not in IMAGE_FORMS:
             close = nearest(self.image_decode, IMAGE_FORMS)
             hint = f"did you mean {close!r}? " if close else ""
@@ -129,13 +166,16 @@ class SampleDecoder:
             if decode is not None:
                 return decode(data)
             if extension == "gz":
-                return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", gzip.decompress(data))
-            decode = _decoder_for(extension, self.image_decode, self.trust_code)
+                unpacked = _gunzip(data, self.max_unpacked_bytes)
+                return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", unpacked)
+            decode = self._built_in(extension)
             return data if decode is None else decode(data)
         except DecodeError as error:
             if error.what.startswith("part "):
                 raise
             raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
+        except MemoryError:  # of this machine now, not of this sample: others would fail like it
+            raise
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
             raise DecodeError(
                 f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
@@ -148,24 +188,29 @@ class SampleDecoder:
         extension = part_name.rpartition(".")[2]
         if extension == "gz" or extension in self.handlers:
             return partial(self.decode, part_name)
-        return _decoder_for(extension, self.image_decode, self.trust_code)
+        return self._built_in(extension)
+
+    def _built_in(self, extension: str) -> Decode | None:
+        return _decoder_for(extension, self.image_decode, self.trust_code, self.max_unpacked_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _decoder_for(extension: str, image_decode: str | None, trust_code: bool) -> Decode | None:
+def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, most: int | None) -> Decode | None:
     """The function for an extension; None leaves the bytes as they are."""
     lower = extension.lower()
-    if lower in IMAGE_EXTENSIONS or lower in _POSTSCRIPT:
+    if lower in _FORMATS or lower in _PROGRAMS:
         if image_decode is None:
             return None
-        if lower in _POSTSCRIPT and not trust_code:
-            return partial(_refuse, "is PostScript, which is a program; it is not run")
-        return partial(_decode_image, *IMAGE_FORMS[image_decode])
+        if lower in _PROGRAMS and not trust_code:
+            what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
+            return partial(_refuse, f"{what}; it is not run")
+        formats = _FORMATS.get(lower) or _PROGRAMS[lower]
+        return partial(_decode_image, *IMAGE_FORMS[image_decode], formats, most)
     if extension in _PICKLES:
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")
         return _decode_torch if extension == "pth" else _decode_pickle
-    return _BY_EXTENSION.get(extension)
+    return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
 
 
 def _refuse(reason: str, data: bytes) -> Any:
@@ -176,14 +221,39 @@ def _refuse(reason: str, data: bytes) -> Any:
     )
 
 
-def _decode_image(container: str, dtype: str, mode: str, data: bytes) -> Any:
+def _check_size(unpacked: int, most: int | None, what: str = "") -> None:
+    if most is not None and unpacked > most:
+        raise DecodeError(
+            f"unpacks to more than {most} bytes{what}, which is more than is taken from a sample",
+            fix="leave the sample out, or give SampleDecoder(max_unpacked_bytes=...) if it is meant to be so large",
+        )
+
+
+def _gunzip(data: bytes, most: int | None) -> bytes:
+    """What a gzip file of any number of members holds; at most one byte above the limit is unpacked of a larger one."""
+    pieces: list[bytes] = []
+    size = 0
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)
+        pieces.append(unpacker.decompress(data, 0 if most is None else most - size + 1))
+        size += len(pieces[-1])
+        _check_size(size, most)
+        if not unpacker.eof:
+            raise EOFError("the compressed data ends too early")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return b"".join(pieces)
+
+
+def _decode_image(
+    container: str, dtype: str, mode: str, formats: tuple[str, ...], most: int | None, data: bytes
+) -> Any:
     import numpy as np
 
     pixels: Any = None
-    if mode == "RGB" and container != "pil" and data.startswith(_JPEG):
-        pixels = _decode_jpeg(data)
+    if mode == "RGB" and container != "pil" and "JPEG" in formats and data.startswith(_JPEG):
+        pixels = _decode_jpeg(data, most)
     if pixels is None:
-        image = _decode_with_pillow(mode, data)
+        image = _decode_with_pillow(mode, formats, most, data)
         if container == "pil":
             return image
         pixels = np.asarray(image)
@@ -201,18 +271,23 @@ def _decode_image(container: str, dtype: str, mode: str, data: bytes) -> Any:
     return torch.from_numpy(pixels)
 
 
-def _decode_with_pillow(mode: str, data: bytes) -> Any:
+def _check_pixels(width: int, height: int, channels: int, most: int | None) -> None:
+    _check_size(width * height * channels, most, f" ({width} x {height} pixels)")
+
+
+def _decode_with_pillow(mode: str, formats: tuple[str, ...], most: int | None, data: bytes) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=formats) as opened:
+            _check_pixels(*opened.size, max(len(mode), len(opened.getbands())), most)
             opened.load()
             return opened.convert(mode)
     except UnidentifiedImageError:  # its own text names an object in memory, nothing else
-        raise ValueError("these bytes are no image that Pillow knows") from None
+        raise ValueError(f"these bytes are no image of a format that the name means ({', '.join(formats)})") from None
 
 
-def _decode_jpeg(data: bytes) -> Any:
+def _decode_jpeg(data: bytes, most: int | None) -> Any:
     """``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or this image is left to Pillow.
 
     Both use libjpeg-turbo with its accurate settings, and give the same pixels for what simplejpeg gets here: colours
@@ -223,9 +298,13 @@ def _decode_jpeg(data: bytes) -> Any:
     except ImportError:
         return None
     try:
-        if simplejpeg.decode_jpeg_header(data)[2] not in ("YCbCr", "Gray"):
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours not in ("YCbCr", "Gray"):
             return None
+        _check_pixels(width, height, 3, most)
         return simplejpeg.decode_jpeg(data, "RGB")
+    except DecodeError:
+        raise
     except ValueError:  # damaged: Pillow decides what can be made of it
         return None
 
@@ -244,16 +323,28 @@ def _decode_array(data: bytes) -> Any:
         dtype = np.dtype(header["dtype"].decode())
         if header.end() + math.prod(shape) * dtype.itemsize == len(data):
             return np.frombuffer(data, dtype, math.prod(shape), header.end()).reshape(shape).copy()
-    from numpy.lib.format import read_array
+    from numpy.lib import format as npy
 
-    return read_array(io.BytesIO(data), allow_pickle=False)
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    # What the header promises is allocated before it is read, so a header alone must not decide how much that is.
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+        raise ValueError(f"an array {shape} of {dtype} is longer than its bytes")
+    return npy.read_array(io.BytesIO(data), allow_pickle=False)
 
 
-def _decode_arrays(data: bytes) -> dict[str, Any]:
-    import numpy as np
+def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
+    from zipfile import ZipFile
 
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
+    with ZipFile(io.BytesIO(data)) as archive:
+        _check_size(sum(member.file_size for member in archive.infolist()), most)
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return {
+        name.removesuffix(".npy"): _decode_array(member) if member.startswith(_NUMPY) else member
+        for name, member in members.items()
+    }
 
 
 def _decode_msgpack(data: bytes) -> Any:
@@ -287,5 +378,4 @@ _BY_EXTENSION: dict[str, Decode] = {
     **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
     **dict.fromkeys(("ten", "tb"), _decode_tenbin),
     "npy": _decode_array,
-    "npz": _decode_arrays,
 }

@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import sys
+import zipfile
 from typing import Any
 
 import msgpack
@@ -16,7 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from energon_lite.errors import DecodeError, UsageError
-from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
+from energon_lite.sources.decoding import _FORMATS, IMAGE_EXTENSIONS, IMAGE_FORMS, SampleDecoder
 
 PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
 
@@ -151,6 +152,104 @@ def test_image_forms(form: str) -> None:
 
 def test_images_may_stay_bytes() -> None:
     assert SampleDecoder(image_decode=None).decode("png", b"\x89PNG...") == b"\x89PNG..."
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "gif", "webp"])
+def test_pictures_of_the_web_are_read_whatever_their_name_says(kind: str) -> None:
+    """They are mixed up often; other formats are what they are called."""
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros((30, 30, 3), dtype=np.uint8)).save(stream, kind)
+    for name in ("jpg", "png", "webp"):
+        assert SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue()).shape == (30, 30, 3)
+    for name in ("tif", "tga", "ico", "psd"):
+        with pytest.raises(DecodeError, match="no image of a format that the name means"):
+            SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue())
+
+
+def test_every_image_extension_means_what_pillow_says() -> None:
+    Image.init()
+    for extension in IMAGE_EXTENSIONS:
+        assert Image.registered_extensions()["." + extension] in _FORMATS.get(extension, ("IPTC",))
+    assert {name for names in _FORMATS.values() for name in names} <= {*Image.OPEN}
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("part", "data"),
+    [
+        ("txt.gz", gzip.compress(bytes(200 * MB))),
+        ("txt.gz", gzip.compress(bytes(MB // 2)) * 400),
+        ("bin.gz.gz", gzip.compress(gzip.compress(bytes(200 * MB)))),
+        ("npz", saved(np.savez_compressed, a=np.zeros(25 * MB))),
+        ("png", png(np.zeros((8000, 8000, 3), dtype=np.uint8))),
+        ("jpg", saved(Image.new("RGB", (8000, 8000)).save, format="jpeg")),
+        ("jpg", saved(Image.new("L", (8000, 8000)).save, format="jpeg")),
+        ("tif", saved(Image.new("L", (11000, 11000)).save, format="tiff", compression="tiff_deflate")),
+    ],
+)
+def test_what_a_few_bytes_may_become_is_bounded(part: str, data: bytes) -> None:
+    import tracemalloc
+
+    decoder = SampleDecoder(image_decode="rgb8", max_unpacked_bytes=100 * MB)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=rf"part '{part[:3]}.*unpacks to more than {100 * MB} bytes") as caught:
+            decoder.decode(part, data)
+        assert tracemalloc.get_traced_memory()[1] < 210 * MB
+    finally:
+        tracemalloc.stop()
+    assert "max_unpacked_bytes" in str(caught.value)
+    assert pickle.loads(pickle.dumps(SampleDecoder(max_unpacked_bytes=None))).decode(part, data) is not None
+
+
+def test_a_limit_is_not_a_byte_too_low() -> None:
+    for size, is_good in ((1000, True), (1001, False)):
+        for data in (gzip.compress(bytes(size)), gzip.compress(bytes(500)) + gzip.compress(bytes(size - 500)) + b"\0"):
+            decoder = SampleDecoder(max_unpacked_bytes=1000)
+            if is_good:
+                assert decoder.decode("bin.gz", data) == bytes(size)
+            else:
+                with pytest.raises(DecodeError, match="unpacks to more"):
+                    decoder.decode("bin.gz", data)
+    with pytest.raises(UsageError, match="max_unpacked_bytes is 0"):
+        SampleDecoder(max_unpacked_bytes=0)
+
+
+@pytest.mark.parametrize("data", [b"", gzip.compress(b"x")[:-1], gzip.compress(b"x") + b"y", gzip.compress(b"x") * 2])
+def test_gzip_is_unpacked_as_python_does(data: bytes) -> None:
+    try:
+        expected = gzip.decompress(data)
+    except (EOFError, gzip.BadGzipFile):
+        with pytest.raises(DecodeError, match=r"part 'bin\.gz'"):
+            SampleDecoder().decode("bin.gz", data)
+    else:
+        assert SampleDecoder().decode("bin.gz", data) == expected
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_an_array_that_promises_more_than_it_has(order: bool) -> None:
+    """What it promises is not allocated."""
+    data = saved(np.save, np.asfortranarray(np.zeros((2, 3))) if order else np.zeros((2, 3)))
+    promising = data.replace(b"(2, 3), }           ", b"(20000000000, 3), } ")
+    assert len(promising) == len(data) and promising != data
+    for part, broken in (("npy", promising), ("npz", None)):
+        if broken is None:
+            stream = io.BytesIO()
+            with zipfile.ZipFile(stream, "w") as archive:
+                archive.writestr("a.npy", promising)
+            broken = stream.getvalue()
+        with pytest.raises(DecodeError, match="longer than its bytes"):
+            SampleDecoder().decode(part, broken)
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_sample() -> None:
+    def starve(data: bytes) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        SampleDecoder(handlers={"bin": starve}).decode("bin", b"")
 
 
 def test_an_unknown_form() -> None:
