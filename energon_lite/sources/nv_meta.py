@@ -77,25 +77,45 @@ def read_info(root: str) -> dict[str, int]:
 
     Raises:
         NotPreparedError: the folder does not exist, or was not prepared (to the end).
-        DataIndexError: the file is there, but damaged.
+        DataIndexError: the file is there, but damaged, or it names a file outside of the data set's folder.
     """
     for name in (INFO_JSON, INFO_YAML):
         path = meta_path(root, name)
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, "rb") as file:
                 text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
             document = json.loads(text) if name == INFO_JSON else yaml.safe_load(text)
-            return {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+            counts = {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
             raise DataIndexError(
                 f"the list of shards is damaged: {type(error).__name__}: {error}",
                 where=path,
                 fix=f"run `energon-lite prepare --force-overwrite {root}`",
             ) from None
+        for shard in counts:
+            if not _is_inside(shard):
+                raise DataIndexError(
+                    f"the shard {shard[:200]!r} is outside of the data set's folder",
+                    where=path,
+                    fix="a data set names files in its own folder only; if this one is yours, put (or link) its shards "
+                    "there and prepare it again",
+                )
+        return counts
     raise _not_prepared(root)
+
+
+def _is_inside(shard: str) -> bool:
+    """Whether a name can only lead to a file in the folder that it is relative to, as far as names go: links that are
+    there are for those to decide who may write there."""
+    try:
+        os.fsencode(shard)
+    except ValueError:
+        return False
+    is_odd = not shard or "\0" in shard or "://" in shard
+    return not (is_odd or os.path.isabs(shard) or ".." in shard.split("/"))
 
 
 def _count(value: object) -> int:
@@ -135,12 +155,23 @@ def _version() -> str:
 
 
 def read_uuid(root: str) -> str:
-    """The text of ``index.uuid``, empty if there is none."""
+    """The text of ``index.uuid``, empty if there is none.
+
+    Raises:
+        DataIndexError: it is no text.
+    """
+    path = meta_path(root, UUID_FILE)
     try:
-        with open(meta_path(root, UUID_FILE), encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             return file.read().strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except UnicodeDecodeError:
+        raise DataIndexError(
+            "the identity of the index is not text (UTF-8)",
+            where=path,
+            fix=f"run `energon-lite prepare --force-overwrite {root}`",
+        ) from None
 
 
 def write_uuid(root: str, uuid: str) -> str:

@@ -106,7 +106,9 @@ def write_prepared(
         remove_if_there(nv_meta.meta_path(root, name))
     warnings = [*scan.notes, *split_notes(splits, scan.shard_names, may_be_empty)]
     written = _write_indexes(scan)
-    kept = _earlier_exclusions(root)
+    kept, is_whole = _earlier_exclusions(root)
+    if not is_whole:
+        warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
     if kept:
         warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
     collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
@@ -199,15 +201,20 @@ def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
     remove_if_there(nv_meta.meta_path(root, nv_meta.PACKED_INDEX + ".lock"))
 
 
-def _earlier_exclusions(root: str) -> list[str]:
-    """``exclude`` of an existing split.yaml, which somebody has written by hand."""
+def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
+    """``exclude`` of an existing split.yaml, which somebody has written by hand, and whether that is all of it."""
     try:
         with open(nv_meta.meta_path(root, nv_meta.SPLIT_YAML), encoding="utf-8") as file:
             document = yaml.safe_load(file)
-    except (FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
-        return []
-    found = document.get("exclude") if isinstance(document, dict) else None
-    return [str(name) for name in found] if isinstance(found, list) else []
+    except FileNotFoundError:
+        return [], True
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return [], False
+    found = document.get("exclude") if isinstance(document, dict) else document
+    if not isinstance(document, dict) or not isinstance(found, list):
+        return [], not found
+    names = [str(name) for name in found if not isinstance(name, (list, dict))]
+    return names, len(names) == len(found)
 
 
 def share_report(root: str, share: Mapping[str, ScanResult]) -> PrepareReport:

@@ -7,7 +7,9 @@ import gzip
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin
 
 from energon_lite import (
+    ConfigError,
+    DatasetError,
     FatalSampleError,
     SampleDecoder,
     SavableDataLoader,
@@ -33,6 +37,8 @@ from energon_lite import (
 )
 from energon_lite.errors import DecodeError
 from energon_lite.sources.decoding import IMAGE_EXTENSIONS
+from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.tar_scan import scan_shard
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 
@@ -115,6 +121,45 @@ def test_random_bytes_are_a_value_or_an_error_of_ours(data: bytes, kind: str) ->
         SampleDecoder().decode(kind, data)
     except DecodeError as error:
         assert repr(kind.removesuffix(".gz")) in str(error) or repr(kind) in str(error)
+
+
+# -- a folder from elsewhere ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_data_set_reads_nothing_outside_of_its_folder(
+    tmp_path: Path, write_dataset: Any, absolute: bool, with_index: bool
+) -> None:
+    """Its own description names a file elsewhere, for which it may bring an index, too."""
+    outside = write_dataset(tmp_path / "home", {"key.tar": [("0", {"txt": b"private"})]}) / "key.tar"
+    name = str(outside) if absolute else "../home/key.tar"
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, splits={"val": ["a.tar", name]})
+    (path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"a.tar": 1, name: 1}}))
+    if with_index:
+        scans = [scan_shard(str(path), "a.tar"), replace(scan_shard(str(outside.parent), "key.tar"), name=name)]
+        PackedIndex.from_scans(scans).write(str(path / ".nv-meta" / "energon_lite.idx"))
+    with pytest.raises(DatasetError, match="outside of the data set's folder") as caught:
+        list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
+    assert "private" not in str(caught.value)
+
+
+def test_links_of_the_file_system_are_followed(tmp_path: Path, write_dataset: Any) -> None:
+    """Shards that are links to another disk are common; whoever may write links here may write anything."""
+    outside = write_dataset(tmp_path / "disk", {"a.tar": [("0", {"txt": b"x"})]})
+    path = write_dataset(tmp_path / "data", {"b.tar": [("1", {"txt": b"y"})]}, splits={"val": ["a.tar", "b.tar"]})
+    (path / "a.tar").symlink_to(outside / "a.tar")
+    (path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"a.tar": 1, "b.tar": 1}}))
+    (batch,) = get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE))
+    assert batch.text == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["dataset.yaml", "split.yaml", ".info.json", "index.uuid"])
+def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, write_dataset: Any, name: str) -> None:
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
+    (path / ".nv-meta" / name).write_bytes(b"\xff\xfe\0")
+    with pytest.raises((DatasetError, ConfigError), match=re.escape(name)):
+        get_val_dataset(path, batch_size=1, worker_config=ALONE)
 
 
 @pytest.mark.parametrize(
