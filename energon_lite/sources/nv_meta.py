@@ -37,6 +37,7 @@ __all__ = [
     "PACKED_INDEX",
     "SPLIT_YAML",
     "SQLITE_INDEX",
+    "SQLITE_KEPT",
     "UUID_FILE",
     "crude_dataset_document",
     "is_prepared",
@@ -59,6 +60,8 @@ SPLIT_YAML = "split.yaml"
 DATASET_YAML = "dataset.yaml"
 UUID_FILE = "index.uuid"
 SQLITE_INDEX = "index.sqlite"
+#: Where an ``index.sqlite`` that others wrote into waits until there is a new one.
+SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
 
