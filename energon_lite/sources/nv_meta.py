@@ -64,6 +64,9 @@ SQLITE_INDEX = "index.sqlite"
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
+#: What is larger is no list of shards: that of a million has a twentieth of it.
+_LARGEST = 1 << 30
+
 
 def meta_path(root: str, name: str) -> str:
     """Path of a file in the ``.nv-meta`` folder of the data set ``root``, or beside it if that is a JSONL file."""
@@ -85,8 +88,7 @@ def read_info(root: str) -> dict[str, int]:
     for name in (INFO_JSON, INFO_YAML):
         path = meta_path(root, name)
         try:
-            with open(path, "rb") as file:
-                text = file.read()
+            text = _read(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
@@ -108,6 +110,20 @@ def read_info(root: str) -> dict[str, int]:
                 )
         return counts
     raise _not_prepared(root)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file. A pipe, for whose writer one would wait, is none."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(path)
+    if os.path.getsize(path) > _LARGEST:
+        raise DataIndexError(
+            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            where=path,
+            fix="prepare the folder again",
+        )
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _is_inside(shard: str) -> bool:
@@ -165,8 +181,7 @@ def read_uuid(root: str) -> str:
     """
     path = meta_path(root, UUID_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+        return _read(path).decode("utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except UnicodeDecodeError:
@@ -225,9 +240,8 @@ def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     path = tar_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     try:
-        with open(path, "rb") as file:
-            if file.read(len(offsets) + 1) == offsets:
-                return path
+        if os.path.getsize(path) == len(offsets) and _read(path) == offsets:
+            return path
     except FileNotFoundError:
         pass
     write_bytes(path, offsets, flush=flush)

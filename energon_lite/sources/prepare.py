@@ -228,11 +228,12 @@ def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
 
 def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     """``exclude`` of an existing split.yaml, which somebody has written by hand, and whether that is all of it."""
-    try:
-        with open(nv_meta.meta_path(root, nv_meta.SPLIT_YAML), encoding="utf-8") as file:
-            document = yaml.safe_load(file)
-    except FileNotFoundError:
+    path = nv_meta.meta_path(root, nv_meta.SPLIT_YAML)
+    if not os.path.isfile(path):
         return [], True
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file)
     except (ValueError, RecursionError, yaml.YAMLError):
         return [], False
     found = document.get("exclude") if isinstance(document, dict) else document

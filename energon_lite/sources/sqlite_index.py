@@ -9,6 +9,7 @@ take hours. They are carried over when the file is made again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import repeat
@@ -82,6 +83,8 @@ def tables_of_others(path: str) -> list[str]:
     """Names of the tables in a database that are not ours; none if there is no database that can be read."""
     import sqlite3
 
+    if not os.path.isfile(path):
+        return []
     try:
         with closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
             rows = connection.execute(

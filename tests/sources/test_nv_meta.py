@@ -93,6 +93,16 @@ def test_files_that_cannot_be_read(root: str, name: str, data: bytes) -> None:
             nv_meta.read_info(root)
 
 
+@pytest.mark.parametrize("read", [nv_meta.read_info, nv_meta.read_uuid])
+def test_files_without_end(root: str, read: Callable[[str], object]) -> None:
+    """A file of holes takes no room on a disk, and all memory where it is read."""
+    for name in (nv_meta.INFO_JSON, nv_meta.UUID_FILE):
+        with open(Path(root, ".nv-meta", name), "wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(DataIndexError, match="more than [0-9]+ bytes"):
+        read(root)
+
+
 @given(data=st.data())
 def test_a_changed_info_is_read_or_refused_by_us(root: str, data: st.DataObject) -> None:
     text = bytearray(Path(nv_meta.write_info(root, {"a.tar": 3, "b/c.tar": 10})).read_bytes())

@@ -321,6 +321,24 @@ class TestOddFiles:
             scan_shard(str(ten), "x.tar")
         assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
 
+    @pytest.mark.parametrize(
+        "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
+    )
+    @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+    def test_descriptions_that_are_no_files(self, ten: Path, name: str, kind: Callable[[Path], None]) -> None:
+        """Nothing waits for a pipe to be written to; what is no file counts as missing."""
+        prepare_dataset(ten, split_ratio="1,0,0")
+        path = ten / ".nv-meta" / name
+        path.unlink(missing_ok=True)
+        kind(path)
+        if name == ".info.json":
+            with pytest.raises(NotPreparedError):
+                read_info(str(ten))
+        else:
+            assert len(WebdatasetSource.open(ten)) == 10
+        if kind is os.mkfifo:
+            assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+
     def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
         make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
         assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
