@@ -174,8 +174,6 @@ class SampleDecoder:
             if error.what.startswith("part "):
                 raise
             raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
-        except MemoryError:  # of this machine now, not of this sample: others would fail like it
-            raise
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
             raise DecodeError(
                 f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",

@@ -25,9 +25,6 @@ from energon_lite.sources.tar_scan import ShardScan, scan_shard
 
 __all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one", "open_index", "shard_counts"]
 
-#: A link in place of a lock file, put there by whoever made the folder, is not followed.
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-
 _log = logging.getLogger(__name__)
 
 
@@ -176,7 +173,7 @@ def only_one(path: str) -> Iterator[None]:
     folder = os.path.dirname(path)
     if os.path.basename(folder) != META_FOLDER:
         os.makedirs(folder, exist_ok=True)
-    fd = os.open(path + ".lock", _LOCK_FLAGS, 0o666)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         try:
             import fcntl

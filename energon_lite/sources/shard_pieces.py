@@ -24,8 +24,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, DatasetError
-from energon_lite.sources.atomic_file import remove_if_there, replacing, write_bytes
+from energon_lite.errors import DataIndexError
+from energon_lite.sources.atomic_file import remove_if_there, replacing
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_headers import BLOCK
@@ -193,27 +193,11 @@ def _state(root: str, shard: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def make_folder(root: str) -> None:
-    """Make the folder for pieces.
-
-    Raises:
-        DatasetError: it is a link. All that is in the folder is removed in the end, and a data set that somebody else
-            has made must not decide what that is.
-    """
-    folder = meta_path(root, PIECES_FOLDER)
-    if os.path.islink(folder):
-        raise DatasetError(
-            "the folder for what is found in shards is a link, and it would be emptied",
-            where=folder,
-            fix="remove the link",
-        )
-    os.makedirs(folder, exist_ok=True)
-
-
 def mark_unfinished(root: str) -> None:
     """Say that the preparation is not at its end, although ``.info.json`` may be there already."""
-    make_folder(root)
-    write_bytes(os.path.join(meta_path(root, PIECES_FOLDER), _UNFINISHED), flush=False)
+    os.makedirs(meta_path(root, PIECES_FOLDER), exist_ok=True)
+    with open(os.path.join(meta_path(root, PIECES_FOLDER), _UNFINISHED), "wb"):
+        return
 
 
 def is_unfinished(root: str) -> bool:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from energon_lite.errors import DatasetError
 from energon_lite.sources.atomic_file import flush_files
-from energon_lite.sources.nv_meta import tar_index_path, write_tar_index
+from energon_lite.sources.nv_meta import meta_path, tar_index_path, write_tar_index
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.scan_pool import ScanResult, scan_shards
-from energon_lite.sources.shard_pieces import has_failed, indexed_scans, make_folder, stored_scans, write_failure
+from energon_lite.sources.shard_pieces import PIECES_FOLDER, has_failed, indexed_scans, stored_scans, write_failure
 from energon_lite.sources.tar_scan import ShardScan
 
 __all__ = ["gather_scans", "scan_share"]
@@ -48,7 +48,7 @@ def scan_share(
         Per shard of the share its contents or the error.
     """
     # Now, not after the first shard: a folder that cannot be written is told at once.
-    make_folder(root)
+    os.makedirs(meta_path(root, PIECES_FOLDER), exist_ok=True)
     own = ranks.share(shards)
     known = _known(root, own, use_index=not rescan)
     for name, scan in known.items():

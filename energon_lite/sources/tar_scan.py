@@ -16,7 +16,7 @@ from energon_lite.sources.member_columns import Int64
 from energon_lite.sources.sample_columns import SampleColumns
 from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "head_checksum", "scan_shard"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "head_checksum", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 1
@@ -102,8 +102,8 @@ def scan_shard(root: str, name: str) -> ShardScan:
         MissingShardError: there is no such file.
         ShardChangedError: it was written to while it was scanned.
     """
+    check_is_file(os.path.join(root, name))
     path = os.path.join(root, name)
-    check_is_file(path)
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:

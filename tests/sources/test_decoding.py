@@ -244,14 +244,6 @@ def test_an_array_that_promises_more_than_it_has(order: bool) -> None:
             SampleDecoder().decode(part, broken)
 
 
-def test_memory_that_runs_out_is_no_fault_of_the_sample() -> None:
-    def starve(data: bytes) -> None:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        SampleDecoder(handlers={"bin": starve}).decode("bin", b"")
-
-
 def test_an_unknown_form() -> None:
     with pytest.raises(UsageError, match="did you mean 'torchrgb'"):
         SampleDecoder(image_decode="torchrbg")

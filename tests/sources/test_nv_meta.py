@@ -99,7 +99,7 @@ def test_files_without_end(root: str, read: Callable[[str], object]) -> None:
     for name in (nv_meta.INFO_JSON, nv_meta.UUID_FILE):
         with open(Path(root, ".nv-meta", name), "wb") as file:
             file.truncate(1 << 40)
-    with pytest.raises(DataIndexError, match="more than [0-9]+ bytes"):
+    with pytest.raises(DataIndexError, match=r"more than [0-9]+ bytes"):
         read(root)
 
 

@@ -16,7 +16,6 @@ import yaml
 
 from energon_lite.errors import (
     ConfigError,
-    DatasetError,
     EmptyDatasetError,
     NotPreparedError,
     ShardChangedError,
@@ -342,38 +341,6 @@ class TestOddFiles:
     def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
         make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
         assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
-
-    def test_pieces_are_not_put_behind_a_link(self, ten: Path, tmp_path: Path) -> None:
-        """The folder for pieces is emptied in the end."""
-        home = tmp_path / "home"
-        home.mkdir()
-        (home / "letter").write_text("mine")
-        (ten / ".nv-meta").mkdir()
-        (ten / ".nv-meta" / "energon_lite.shards").symlink_to(home, target_is_directory=True)
-        with pytest.raises(DatasetError, match=r"is a link[\s\S]*energon_lite\.shards[\s\S]*remove"):
-            prepare_dataset(ten, split_ratio="1,0,0")
-        assert [path.name for path in home.iterdir()] == ["letter"]
-
-    @pytest.mark.parametrize("name", ["energon_lite.shards/unfinished", "energon_lite.idx.lock"])
-    @pytest.mark.parametrize("is_there", [True, False])
-    def test_nothing_is_written_through_links(
-        self, ten: Path, tmp_path: Path, name: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-        letter = tmp_path / "letter"
-        if is_there:
-            letter.write_text("mine")
-        link = ten / ".nv-meta" / name
-        link.parent.mkdir(parents=True)
-        link.symlink_to(letter)
-        prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
-        for index in (ten / ".nv-meta").glob("*.idx"):
-            index.unlink()
-        if not link.is_symlink():
-            link.parent.mkdir(exist_ok=True)
-            link.symlink_to(letter)
-        assert len(WebdatasetSource.open(ten)) == 10
-        assert letter.read_text() == "mine" if is_there else not letter.exists()
 
     @pytest.mark.parametrize(
         "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
