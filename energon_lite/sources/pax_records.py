@@ -8,7 +8,7 @@ __all__ = ["SPARSE", "pax_records"]
 
 #: Key under which :func:`pax_records` tells that a member is stored sparsely.
 SPARSE = "GNU.sparse"
-#: No file is larger than numbers of so many digits say, and of thousands Python makes no number at all.
+#: No file is larger than numbers of so many digits say, and of thousands of digits Python makes no number.
 _SIZE_DIGITS = 20
 #: A single record, the most frequent one: seconds with a fraction.
 _ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
