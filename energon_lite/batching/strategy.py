@@ -119,7 +119,7 @@ def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
     if not isinstance(document, Mapping):
         raise ConfigError("batching is not a mapping", at=at, expected="keys and values", found=repr(document))
     name = document.get("strategy")
-    if name not in STRATEGIES:
+    if not isinstance(name, str) or name not in STRATEGIES:
         what = "there is no strategy" if "strategy" in document else "the key 'strategy' is missing"
         raise ConfigError(
             what, at=f"{at}.strategy", found=repr(name) if name else None, choices=[*STRATEGIES], suggest_for=name
@@ -204,6 +204,8 @@ def _with_capacity(name: str, values: dict[str, Any], at: str) -> dict[str, Any]
 
 
 _WORDS: dict[str, tuple[str, ...]] = {"unit": UNITS, "order": PLAN_ORDERS, "oversize": POLICIES}
+#: Beyond what integers of arrays hold.
+_TOO_LARGE = 1 << 62
 _OPTIONAL = ("batches", "max_samples", "max_age", "chunk", "key")
 
 
@@ -224,5 +226,6 @@ def _check_value(key: str, value: object, at: str) -> None:
     kind, expected = {"sort": (bool, "true or false"), "key": (str, "the name of a field")}.get(
         key, (int, "an integer")
     )
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    is_good = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not is_good or (isinstance(value, int) and abs(value) >= _TOO_LARGE):
         raise ConfigError(f"{key} has a value of the wrong type", at=place, expected=expected, found=repr(value))

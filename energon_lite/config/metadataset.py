@@ -328,6 +328,13 @@ def _locate(reference: Reference, folder: str) -> str:
     """The absolute path of what a reference means; a URL as it is."""
     node = reference.path
     text = local_path(node.string("the path of a data set's folder or of a metadataset"))
+    if "::" in text:
+        raise node.error(
+            "chained URLs are not read: they can make fsspec do more than reading",
+            expected="the URL of a store",
+            found=node.describe(),
+            fix=f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
+        )
     if is_url(text):
         if is_metadataset(text):
             raise node.error(

@@ -7,6 +7,7 @@ only if that split is used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -360,4 +361,14 @@ def _multiplier(node: YamlNode | None) -> int | None:
 
 
 def _file_name(node: YamlNode | None) -> str | None:
-    return None if node is None else node.string("the name of a file in .nv-meta")
+    if node is None:
+        return None
+    name = node.string("the name of a file in .nv-meta")
+    if os.path.isabs(name) or ".." in name.split("/"):
+        raise node.error(
+            "the configuration is outside of the data set's .nv-meta folder",
+            expected="the name of a file in .nv-meta",
+            found=node.describe(),
+            fix="put the file there, and write its name",
+        )
+    return name

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 
+from energon_lite.brace_patterns import MAX_NAMES, expand_braces
 from energon_lite.config.paths import missing_file_fix
 from energon_lite.config.yaml_document import YamlNode, load_yaml
 from energon_lite.errors import ConfigError
@@ -100,8 +101,9 @@ def load_split_config(path: str | os.PathLike[str]) -> SplitConfig:
             fix=_write_it(file),
         )
     entries = load_yaml(file).mapping(required={"split_parts"}, optional={"exclude"})
-    split_parts = {name: _shards(node) for name, node in entries["split_parts"].items()}
-    exclude = _exclusions(entries.get("exclude"), split_parts)
+    expansion = _Expansion()
+    split_parts = {name: _shards(node, expansion) for name, node in entries["split_parts"].items()}
+    exclude = _exclusions(entries.get("exclude"), split_parts, expansion)
     return SplitConfig(split_parts=split_parts, exclude=exclude, origin=file)
 
 
@@ -112,10 +114,10 @@ def _write_it(file: str) -> str:
     return f"write it, or run: energon-lite prepare {os.path.dirname(folder)}"
 
 
-def _shards(node: YamlNode) -> tuple[str, ...]:
+def _shards(node: YamlNode, expansion: _Expansion) -> tuple[str, ...]:
     seen: dict[str, YamlNode] = {}
     for entry in node.sequence("shards or brace patterns, e.g. shard-{000..007}.tar"):
-        for shard in _expand(entry):
+        for shard in expansion.names(entry):
             if shard in seen:
                 raise entry.error(
                     f"the shard {shard!r} stands twice in one split, so its samples would come twice per epoch",
@@ -127,13 +129,15 @@ def _shards(node: YamlNode) -> tuple[str, ...]:
     return tuple(seen)
 
 
-def _exclusions(node: YamlNode | None, split_parts: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _exclusions(
+    node: YamlNode | None, split_parts: dict[str, tuple[str, ...]], expansion: _Expansion
+) -> tuple[str, ...]:
     if node is None or node.is_null:
         return ()
     shards = {shard for part in split_parts.values() for shard in part}
     found: dict[str, None] = {}
     for entry in node.sequence("shards, or samples as shard/key"):
-        names = _expand(entry)
+        names = expansion.names(entry)
         if not any(name in shards or split_exclusion(name, shards) for name in names):
             # Energon accepts it, and it may be left over from shards that are gone, so it is no error.
             logger.warning("%s: the exclusion %r matches no shard of any split", entry.origin, entry.value)
@@ -141,16 +145,25 @@ def _exclusions(node: YamlNode | None, split_parts: dict[str, tuple[str, ...]]) 
     return tuple(found)
 
 
-def _expand(node: YamlNode) -> list[str]:
-    from braceexpand import braceexpand
+class _Expansion:
+    """The expansion of a document's patterns, with a bound on what they stand for together."""
 
-    pattern = node.string("the name of a shard, or a brace pattern")
-    try:
-        return list(braceexpand(pattern))
-    except ValueError as error:
-        raise node.error(
-            "the braces of the pattern do not match",
-            expected="a pattern such as shard-{000..007}.tar",
-            found=node.describe(),
-            fix="close the brace, or put a backslash before a brace that is part of the name",
-        ) from error
+    def __init__(self) -> None:
+        self._left = MAX_NAMES
+
+    def names(self, node: YamlNode) -> list[str]:
+        """What an entry stands for."""
+        pattern = node.string("the name of a shard, or a brace pattern")
+        try:
+            names = expand_braces(pattern, self._left)
+        except ValueError as error:
+            raise node.error(
+                f"the braces of the pattern {error}",
+                expected="a pattern such as shard-{000..007}.tar",
+                found=node.describe(),
+                fix="close the brace, or put a backslash before a brace that is part of the name"
+                if str(error) == "do not match"
+                else f"write what the data set has: at most {MAX_NAMES:,} shards and samples in a document",
+            ) from error
+        self._left -= len(names)
+        return names

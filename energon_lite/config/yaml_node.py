@@ -21,6 +21,8 @@ from energon_lite.errors import ConfigError, nearest
 
 __all__ = ["YamlNode", "from_plain"]
 
+#: How deep lists and mappings may stand in one another.
+MAX_DEPTH = 100
 _PLAIN_KEY = re.compile(r"[\w-]+\Z")
 
 
@@ -230,6 +232,14 @@ def _keys(keys: Collection[str]) -> str:
     return f"the keys {', '.join(keys)}"
 
 
+def too_deep(node: YamlNode) -> ConfigError:
+    return node.error(
+        "the document is nested too deeply",
+        expected=f"at most {MAX_DEPTH} levels",
+        fix="split it into several documents",
+    )
+
+
 def shorten(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -258,7 +268,8 @@ def from_plain(value: Any, name: str) -> YamlNode:
     Paths become text, numpy's numbers become Python's, tuples become lists. Numbers that are keys become text.
 
     Raises:
-        ConfigError: something in it is none of dict, list, text, number, truth value and None.
+        ConfigError: something in it is none of dict, list, text, number, truth value and None; or it is nested too
+            deeply.
     """
     return _from_plain(value, name, "", frozenset())
 
@@ -275,6 +286,8 @@ def _from_plain(value: Any, file: str, path: str, above: frozenset[int]) -> Yaml
         return YamlNode(float(value), file, path)
     if id(value) in above:
         raise node.error("the object contains itself", expected="a tree", fix="copy the inner object")
+    if len(above) >= MAX_DEPTH:
+        raise too_deep(node)
     above |= {id(value)}
     if isinstance(value, Mapping):
         entries = {}

@@ -11,7 +11,7 @@ from energon_lite.errors import EmptyDatasetError, UsageError, nearest
 from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
 from energon_lite.loading.walks.dataset import BaseDataset, PlannedDataset
 from energon_lite.loading.walks.identity import Identity
-from energon_lite.loading.walks.lane_cursor import check_topology
+from energon_lite.loading.walks.lane_cursor import MAX_LANES, check_topology
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.tree import Order
 from energon_lite.task_encoder import TaskEncoder, hooks_of
@@ -41,8 +41,11 @@ class Chunking:
                 f"chunk_remainder is {self.chunk_remainder!r}",
                 fix=f"did you mean {close!r}?" if close else 'give "keep" or "drop"',
             )
-        if self.lanes is not None and self.lanes < 1:
-            raise UsageError(f"lanes is {self.lanes}", fix="give a multiple of the number of data-parallel ranks")
+        if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
+            raise UsageError(
+                f"lanes is {self.lanes}",
+                fix=f"give a multiple of the number of data-parallel ranks, at most {MAX_LANES}",
+            )
 
     @property
     def keeps(self) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import yaml
 
 from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
-from energon_lite.errors import ConfigError, DataIndexError, TopologyError, UsageError
+from energon_lite.config.yaml_document import load_yaml
+from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.loading.assembly import Chunking, chunked
 from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.jobs.token_chunks import DEFAULT_CHUNK, TokenBundling
@@ -85,7 +85,7 @@ def token_batching(
             )
     strategy: Strategy
     if isinstance(batching, (str, os.PathLike)):
-        strategy = from_dict(_read_yaml(os.fspath(batching)), at=os.fspath(batching))
+        strategy = from_dict(load_yaml(batching).plain(), at=os.fspath(batching))
     elif isinstance(batching, Mapping):
         strategy = from_dict(batching)
     elif isinstance(batching, tuple(STRATEGIES.values())):
@@ -228,11 +228,3 @@ def _fingerprint(column: Lengths) -> str:
         return str(known() if callable(known) else known)
     values: Ints = checked_lengths(column[np.arange(len(column))])
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<i8").tobytes()).hexdigest()[:16]
-
-
-def _read_yaml(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:
-        try:
-            return yaml.safe_load(file)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"this is not YAML: {error}", file=path) from None

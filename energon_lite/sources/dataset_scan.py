@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +17,12 @@ from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.ranks import Ranks
 from energon_lite.sources.scan_pool import ScanResult
 from energon_lite.sources.shard_scans import gather_scans, scan_share
-from energon_lite.sources.tar_scan import ShardScan
+from energon_lite.sources.tar_scan import ShardScan, check_is_file
 from energon_lite.sources.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["DatasetScan", "find_shards", "merge_scans", "scan_dataset"]
+
+_log = logging.getLogger(__name__)
 
 #: More part names than this in one data set usually mean that file names have dots in their keys.
 _MANY_PART_NAMES = 100
@@ -64,12 +68,15 @@ class DatasetScan:
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
     """Names of all tar files below ``root``, with forward slashes, sorted.
 
+    Links are followed, to each folder once.
+
     Args:
         root: the folder; hidden folders in it are not searched.
         exclude: regular expression; shards in whose name it is found are left out.
 
     Raises:
         UsageError: the expression is invalid, or a name cannot be written into ``split.yaml``.
+        ShardFormatError: a shard is a pipe or the like, or all are compressed.
         EmptyDatasetError: there is no tar file.
     """
     if not os.path.isdir(root):
@@ -79,8 +86,7 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
     except re.error as error:
         raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from None
     names, compressed = [], []
-    for folder, folders, files in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for folder, files in _folders(root):
         for file in files:
             name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, "/")
             if file.endswith(".tar"):
@@ -98,6 +104,7 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
         left_out = f" that --exclude leaves in ({len(names)} were found)" if names else ""
         raise EmptyDatasetError(f"there are no .tar files in the folder{left_out}", where=root, fix="check the path")
     for name in chosen:
+        check_is_file(os.path.join(root, name))
         if "{" in name or "}" in name:
             raise UsageError(
                 f"shard {name!r} has a brace in its name, which split.yaml takes for a pattern",
@@ -105,6 +112,24 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
                 fix="rename it, or leave it out with --exclude",
             )
     return chosen
+
+
+def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
+    """All folders from ``root`` on with the names of what is in them, each once: those behind links come last, so that
+    each goes by its own name, if it has one here."""
+    waiting, seen = deque([root]), set()
+    while waiting:
+        for folder, folders, files in os.walk(waiting.popleft()):
+            place = os.path.realpath(folder)
+            if place in seen:
+                if os.path.islink(folder):
+                    _log.warning("%s leads to a folder that is searched already; it is not searched again", folder)
+                folders.clear()
+                continue
+            seen.add(place)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            waiting.extend(path for name in folders if os.path.islink(path := os.path.join(folder, name)))
+            yield folder, files
 
 
 def scan_dataset(

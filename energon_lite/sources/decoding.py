@@ -3,7 +3,8 @@
 The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a sample looks the same in both, with these
 differences: formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
 refused unless the caller says ``trust_code=True``; what an image decoder is given there but cannot read (HDF5, MPEG)
-stays bytes; audio and video stay bytes.
+stays bytes; audio and video stay bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
+which formats it may try: a ``.png`` that is PostScript in truth is no image. What a few bytes may unpack to is bounded.
 
 ==================================  ===============================================================================
 extension                           becomes
@@ -24,55 +25,32 @@ anything else                       bytes, unchanged
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
+from energon_lite.sources.image_decoding import (
+    FORMATS,
+    IMAGE_EXTENSIONS,
+    IMAGE_FORMS,
+    PROGRAMS,
+    check_size,
+    decode_image,
+)
 from energon_lite.sources.shortage import SHORTAGES, out_of
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
 Decode = Callable[[bytes], Any]
 
-#: ``image_decode``: (container, dtype, mode). Torch images are ``[channels, height, width]`` (grey ones
-#: ``[height, width]``), numpy ones ``[height, width, channels]``; floats are float32 in 0 .. 1.
-IMAGE_FORMS: dict[str, tuple[str, str, str]] = {
-    "l8": ("numpy", "uint8", "L"),
-    "rgb8": ("numpy", "uint8", "RGB"),
-    "rgba8": ("numpy", "uint8", "RGBA"),
-    "l": ("numpy", "float", "L"),
-    "rgb": ("numpy", "float", "RGB"),
-    "rgba": ("numpy", "float", "RGBA"),
-    "torchl8": ("torch", "uint8", "L"),
-    "torchrgb8": ("torch", "uint8", "RGB"),
-    "torchrgba8": ("torch", "uint8", "RGBA"),
-    "torchl": ("torch", "float", "L"),
-    "torchrgb": ("torch", "float", "RGB"),
-    "torch": ("torch", "float", "RGB"),
-    "torchrgba": ("torch", "float", "RGBA"),
-    "pill": ("pil", "", "L"),
-    "pil": ("pil", "", "RGB"),
-    "pilrgb": ("pil", "", "RGB"),
-    "pilrgba": ("pil", "", "RGBA"),
-}
-
-#: Extensions (in any case) that are images.
-IMAGE_EXTENSIONS = frozenset(
-    """
-    apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg
-    jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba sgi tga tif tiff vda vst webp xbm xpm
-    """.split()  # noqa: SIM905
-)
-#: Images for which Pillow starts another program.
-_POSTSCRIPT = frozenset(["ps", "eps"])
-_JPEG = b"\xff\xd8\xff"
+_NUMPY = b"\x93NUMPY"
 #: The beginning of a ``.npy`` file (version 1) of plain numbers in C order.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
@@ -102,6 +80,9 @@ class SampleDecoder:
         video_decode_audio: as in Energon; of no effect without ``av_decode``.
         guess_content: as in Energon; a data set with parts of unknown extensions is refused then, since what they are
             is not guessed.
+        max_unpacked_bytes: what a compressed part (``.gz``, ``.npz``) or a picture (one byte a channel) may grow to;
+            a sample with a larger one is an error, before the memory is taken. None: anything. For pictures through
+            Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` holds as well.
 
     Raises:
         UsageError: ``image_decode`` or ``av_decode`` is unknown.
@@ -119,8 +100,11 @@ class SampleDecoder:
     av_decode: str | None = None
     video_decode_audio: bool = False
     guess_content: bool = False
+    max_unpacked_bytes: int | None = 1 << 30
 
     def __post_init__(self) -> None:
+        if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
+            raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
         for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", _AV_FORMS)):
             form = getattr(self, name)
             if form is not None and form not in forms:
@@ -151,7 +135,7 @@ class SampleDecoder:
                     fix="give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own "
                     f"decoder, SampleDecoder(handlers={{{extension!r}: ...}})",
                 )
-            if self.guess_content and not is_av and _decoder_for(extension, "pil", False) is None:
+            if self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
                 raise UsageError(
                     f"guess_content=True is not supported, and part {name!r} has an extension that says nothing",
                     where=where,
@@ -177,8 +161,9 @@ class SampleDecoder:
             if decode is not None:
                 return decode(data)
             if extension == "gz":
-                return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", gzip.decompress(data))
-            decode = _decoder_for(extension, self.image_decode, self.trust_code)
+                unpacked = _gunzip(data, self.max_unpacked_bytes)
+                return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", unpacked)
+            decode = self._built_in(extension)
             return data if decode is None else decode(data)
         except DecodeError as error:
             if error.what.startswith("part "):
@@ -207,7 +192,10 @@ class SampleDecoder:
         extension = part_name.rpartition(".")[2]
         if extension == "gz" or extension in self.handlers:
             return partial(self.decode, part_name)
-        return _decoder_for(extension, self.image_decode, self.trust_code)
+        return self._built_in(extension)
+
+    def _built_in(self, extension: str) -> Decode | None:
+        return _decoder_for(extension, self.image_decode, self.trust_code, self.max_unpacked_bytes)
 
 
 def _asks_too_much(error: MemoryError, size: int) -> bool:
@@ -217,20 +205,22 @@ def _asks_too_much(error: MemoryError, size: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _decoder_for(extension: str, image_decode: str | None, trust_code: bool) -> Decode | None:
+def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, most: int | None) -> Decode | None:
     """The function for an extension; None leaves the bytes as they are."""
     lower = extension.lower()
-    if lower in IMAGE_EXTENSIONS or lower in _POSTSCRIPT:
+    if lower in FORMATS or lower in PROGRAMS:
         if image_decode is None:
             return None
-        if lower in _POSTSCRIPT and not trust_code:
-            return partial(_refuse, "is PostScript, which is a program; it is not run")
-        return partial(_decode_image, *IMAGE_FORMS[image_decode])
+        if lower in PROGRAMS and not trust_code:
+            what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
+            return partial(_refuse, f"{what}; it is not run")
+        formats = FORMATS.get(lower) or PROGRAMS[lower]
+        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most)
     if extension in _PICKLES:
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")
         return _decode_torch if extension == "pth" else _decode_pickle
-    return _BY_EXTENSION.get(extension)
+    return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
 
 
 def _refuse(reason: str, data: bytes) -> Any:
@@ -241,58 +231,19 @@ def _refuse(reason: str, data: bytes) -> Any:
     )
 
 
-def _decode_image(container: str, dtype: str, mode: str, data: bytes) -> Any:
-    import numpy as np
-
-    pixels: Any = None
-    if mode == "RGB" and container != "pil" and data.startswith(_JPEG):
-        pixels = _decode_jpeg(data)
-    if pixels is None:
-        image = _decode_with_pillow(mode, data)
-        if container == "pil":
-            return image
-        pixels = np.asarray(image)
-    if container == "torch" and pixels.ndim == 3:
-        pixels = pixels.transpose(2, 0, 1)
-    # One pass that scales and brings the channels to the front; a division, for the same bits as in Energon.
-    if dtype == "float":
-        pixels = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
-    elif not (pixels.flags.writeable and pixels.flags.c_contiguous):
-        pixels = pixels.copy(order="C")
-    if container == "numpy":
-        return pixels
-    import torch
-
-    return torch.from_numpy(pixels)
-
-
-def _decode_with_pillow(mode: str, data: bytes) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            opened.load()
-            return opened.convert(mode)
-    except UnidentifiedImageError:  # its own text names an object in memory, nothing else
-        raise ValueError("these bytes are no image that Pillow knows") from None
-
-
-def _decode_jpeg(data: bytes) -> Any:
-    """``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or this image is left to Pillow.
-
-    Both use libjpeg-turbo with its accurate settings, and give the same pixels for what simplejpeg gets here: colours
-    as luma and chroma, or grey. So whether it is installed changes the time, and nothing else.
-    """
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    try:
-        if simplejpeg.decode_jpeg_header(data)[2] not in ("YCbCr", "Gray"):
-            return None
-        return simplejpeg.decode_jpeg(data, "RGB")
-    except ValueError:  # damaged: Pillow decides what can be made of it
-        return None
+def _gunzip(data: bytes, most: int | None) -> bytes:
+    """What a gzip file of any number of members holds; at most one byte above the limit is unpacked of a larger one."""
+    pieces: list[bytes] = []
+    size = 0
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)
+        pieces.append(unpacker.decompress(data, 0 if most is None else most - size + 1))
+        size += len(pieces[-1])
+        check_size(size, most)
+        if not unpacker.eof:
+            raise EOFError("the compressed data ends too early")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return b"".join(pieces)
 
 
 def _decode_text(data: bytes) -> str:
@@ -309,16 +260,28 @@ def _decode_array(data: bytes) -> Any:
         dtype = np.dtype(header["dtype"].decode())
         if header.end() + math.prod(shape) * dtype.itemsize == len(data):
             return np.frombuffer(data, dtype, math.prod(shape), header.end()).reshape(shape).copy()
-    from numpy.lib.format import read_array
+    from numpy.lib import format as npy
 
-    return read_array(io.BytesIO(data), allow_pickle=False)
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    # What the header promises is allocated before it is read, so a header alone must not decide how much that is.
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+        raise ValueError(f"an array {shape} of {dtype} is longer than its bytes")
+    return npy.read_array(io.BytesIO(data), allow_pickle=False)
 
 
-def _decode_arrays(data: bytes) -> dict[str, Any]:
-    import numpy as np
+def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
+    from zipfile import ZipFile
 
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
+    with ZipFile(io.BytesIO(data)) as archive:
+        check_size(sum(member.file_size for member in archive.infolist()), most)
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return {
+        name.removesuffix(".npy"): _decode_array(member) if member.startswith(_NUMPY) else member
+        for name, member in members.items()
+    }
 
 
 def _decode_msgpack(data: bytes) -> Any:
@@ -352,5 +315,4 @@ _BY_EXTENSION: dict[str, Decode] = {
     **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
     **dict.fromkeys(("ten", "tb"), _decode_tenbin),
     "npy": _decode_array,
-    "npz": _decode_arrays,
 }

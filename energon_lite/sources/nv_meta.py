@@ -37,6 +37,7 @@ __all__ = [
     "PACKED_INDEX",
     "SPLIT_YAML",
     "SQLITE_INDEX",
+    "SQLITE_KEPT",
     "UUID_FILE",
     "crude_dataset_document",
     "is_prepared",
@@ -59,7 +60,12 @@ SPLIT_YAML = "split.yaml"
 DATASET_YAML = "dataset.yaml"
 UUID_FILE = "index.uuid"
 SQLITE_INDEX = "index.sqlite"
+#: Where an ``index.sqlite`` that others wrote into waits until there is a new one.
+SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
+
+#: What is larger is no list of shards: that of a million has a twentieth of it.
+_LARGEST = 1 << 30
 
 
 def meta_path(root: str, name: str) -> str:
@@ -77,25 +83,58 @@ def read_info(root: str) -> dict[str, int]:
 
     Raises:
         NotPreparedError: the folder does not exist, or was not prepared (to the end).
-        DataIndexError: the file is there, but damaged.
+        DataIndexError: the file is there, but damaged, or it names a file outside of the data set's folder.
     """
     for name in (INFO_JSON, INFO_YAML):
         path = meta_path(root, name)
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
+            text = _read(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
             document = json.loads(text) if name == INFO_JSON else yaml.safe_load(text)
-            return {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+            counts = {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
             raise DataIndexError(
                 f"the list of shards is damaged: {type(error).__name__}: {error}",
                 where=path,
                 fix=f"run `energon-lite prepare --force-overwrite {root}`",
             ) from None
+        for shard in counts:
+            if not _is_inside(shard):
+                raise DataIndexError(
+                    f"the shard {shard[:200]!r} is outside of the data set's folder",
+                    where=path,
+                    fix="a data set names files in its own folder only; if this one is yours, put (or link) its shards "
+                    "there and prepare it again",
+                )
+        return counts
     raise _not_prepared(root)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file. A pipe, for whose writer one would wait, is none."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(path)
+    if os.path.getsize(path) > _LARGEST:
+        raise DataIndexError(
+            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            where=path,
+            fix="prepare the folder again",
+        )
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _is_inside(shard: str) -> bool:
+    """Whether a name can only lead to a file in the folder that it is relative to, as far as names go: links that are
+    there are for those to decide who may write there."""
+    try:
+        os.fsencode(shard)
+    except ValueError:
+        return False
+    is_odd = not shard or "\0" in shard or "://" in shard
+    return not (is_odd or os.path.isabs(shard) or ".." in shard.split("/"))
 
 
 def _count(value: object) -> int:
@@ -135,12 +174,22 @@ def _version() -> str:
 
 
 def read_uuid(root: str) -> str:
-    """The text of ``index.uuid``, empty if there is none."""
+    """The text of ``index.uuid``, empty if there is none.
+
+    Raises:
+        DataIndexError: it is no text.
+    """
+    path = meta_path(root, UUID_FILE)
     try:
-        with open(meta_path(root, UUID_FILE), encoding="utf-8") as file:
-            return file.read().strip()
+        return _read(path).decode("utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except UnicodeDecodeError:
+        raise DataIndexError(
+            "the identity of the index is not text (UTF-8)",
+            where=path,
+            fix=f"run `energon-lite prepare --force-overwrite {root}`",
+        ) from None
 
 
 def write_uuid(root: str, uuid: str) -> str:
@@ -191,9 +240,8 @@ def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     path = tar_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     try:
-        with open(path, "rb") as file:
-            if file.read(len(offsets) + 1) == offsets:
-                return path
+        if os.path.getsize(path) == len(offsets) and _read(path) == offsets:
+            return path
     except FileNotFoundError:
         pass
     write_bytes(path, offsets, flush=flush)

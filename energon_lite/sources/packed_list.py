@@ -28,13 +28,14 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar, overload
 
 import msgpack
 import numpy as np
 
-from energon_lite.errors import DatasetError, TrustError, UsageError
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.errors import DatasetError, EnergonLiteError, TrustError, UsageError
+from energon_lite.sources.atomic_file import remove_leftovers, replacing
 
 __all__ = ["PackedList"]
 
@@ -49,6 +50,9 @@ _ARRAY, _SCALAR, _TUPLE, _PICKLE = 1, 2, 3, 100
 _OFFSETS = 1 << 16
 #: So deep is looked for what cannot be packed.
 _DEPTH = 50
+#: How the names of temporary files begin and end, and the folders in which those of the dead were looked for.
+_PREFIX, _SUFFIX = "energon_lite-", ".pack"
+_cleaned: set[str] = set()
 
 
 class PackedList(Sequence[T]):
@@ -83,7 +87,8 @@ class PackedList(Sequence[T]):
         Args:
             items: see the class.
             path: the file to write, atomically; None: a temporary one in ``$TMPDIR``, which is removed when the process
-                that made it lets go of the list and of all slices of it.
+                that made it lets go of the list and of all slices of it. That of a process that was killed is removed
+                when another one makes such a list.
             trust_code: pack other objects as pickles, which can run code when they are read. The file can then be
                 opened with ``trust_code=True`` only.
 
@@ -95,19 +100,20 @@ class PackedList(Sequence[T]):
         """
         if path is not None:
             file = os.path.abspath(os.fspath(path))
+            with suppress(OSError):
+                remove_leftovers(os.path.dirname(file))
             with replacing(file) as temporary:
                 _write(temporary, items, trust_code)
             return cls(file, trust_code)
-        handle, file = tempfile.mkstemp(prefix="energon_lite-", suffix=".pack")
-        os.close(handle)
+        handle, file = _temporary_file()
         try:
             _write(file, items, trust_code)
             made = cls(file, trust_code)
         except BaseException:
-            os.unlink(file)
+            _remove(file, handle, os.getpid())
             raise
         # The mapping is what all slices share, so the file is there as long as one of them is.
-        weakref.finalize(made._mapping, _remove, file, os.getpid())
+        weakref.finalize(made._mapping, _remove, file, handle, os.getpid())
         return made
 
     @classmethod
@@ -148,7 +154,16 @@ class PackedList(Sequence[T]):
             number = self._chosen[index]
         except IndexError:
             raise IndexError(f"item {index} of {len(self)} in {self.path}") from None
-        item: T = self._unpack(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+        try:
+            item: T = self._unpack(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+        except EnergonLiteError:
+            raise
+        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            raise DatasetError(
+                f"item {number} cannot be read: {type(error).__name__}: {error}",
+                where=self.path,
+                fix="the file is damaged: make it again",
+            ) from error
         return item
 
     def __iter__(self) -> Iterator[T]:
@@ -208,9 +223,56 @@ def _untrusted(path: str) -> TrustError:
     )
 
 
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner and os.path.exists(path):  # a forked copy of the owner must leave it
-        os.unlink(path)
+# -- temporary files ------------------------------------------------------------------------------------------------
+
+
+def _temporary_file() -> tuple[int, str]:
+    """A new temporary file, open, and locked as long as it is open in this process or one forked from it."""
+    folder = tempfile.gettempdir()
+    if folder not in _cleaned:
+        _cleaned.add(folder)
+        _remove_stale(folder)
+    while True:
+        handle, file = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
+        _lock(handle, wait=True)
+        if os.fstat(handle).st_nlink:  # else another process took it for left over, between the two
+            return handle, file
+        os.close(handle)
+
+
+def _remove_stale(folder: str) -> None:
+    """Remove the temporary files of processes that were killed: those that nobody has locked any more."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                    continue
+                handle = os.open(entry.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    if _lock(handle, wait=False):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file; False: there are no locks here, or another process has it and is not waited for."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _remove(path: str, handle: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked copy of the owner must leave it
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    os.close(handle)
 
 
 # -- packing --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ __all__ = ["SPARSE", "pax_records"]
 
 #: Key under which :func:`pax_records` tells that a member is stored sparsely.
 SPARSE = "GNU.sparse"
+#: No file is larger than numbers of so many digits say, and of thousands of digits Python makes no number.
+_SIZE_DIGITS = 20
 #: A single record, the most frequent one: seconds with a fraction.
 _ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
 
@@ -38,7 +40,7 @@ def pax_records(text: bytes) -> dict[str, bytes]:
         elif key == b"path":
             records["path"] = value
         elif key == b"size":
-            if not value.isdigit():
+            if not value.isdigit() or len(value) > _SIZE_DIGITS:
                 raise ValueError("its pax size is no number")
             records["size"] = value
         start = stop

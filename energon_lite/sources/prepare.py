@@ -37,7 +37,7 @@ from energon_lite.sources.scan_pool import ScanResult
 from energon_lite.sources.shard_pieces import is_unfinished, mark_unfinished, remove_pieces
 from energon_lite.sources.shard_scans import scan_share
 from energon_lite.sources.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.sources.sqlite_index import build_sqlite_index, find_duplicate_key
+from energon_lite.sources.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
 from energon_lite.sources.tar_scan import ShardScan
 
 __all__ = [
@@ -102,11 +102,16 @@ def write_prepared(
     os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
     # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and comes
     # last: Energon takes a folder with a database but without .info.json for something else altogether.
+    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
+    if tables_of_others(database):
+        os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
     for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
         remove_if_there(nv_meta.meta_path(root, name))
     warnings = [*scan.notes, *split_notes(splits, scan.shard_names, may_be_empty)]
     written = _write_indexes(scan)
-    kept = _earlier_exclusions(root)
+    kept, is_whole = _earlier_exclusions(root)
+    if not is_whole:
+        warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
     if kept:
         warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
     collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
@@ -115,7 +120,6 @@ def write_prepared(
         path = nv_meta.meta_path(root, dataset_yaml_name)
         nv_meta.write_yaml(path, dataset_document)
         written.append(path)
-    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
     with _database(database, scan, warnings, wanted=sqlite) as made:
         # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
         # for something else altogether. A run that is killed in between can be told by the mark.
@@ -165,18 +169,41 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
 def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
     """Make ``index.sqlite``, if it is wanted and can be made; it gets its name when the block ends.
 
+    What others wrote into the one before (:data:`nv_meta.SQLITE_KEPT` if it had to go first) comes into it.
     Gives the paths of what is made: one or none.
     """
-    temporary = temporary_path(path)
+    temporary, kept = temporary_path(path), nv_meta.meta_path(scan.root, nv_meta.SQLITE_KEPT)
+    earlier = path if tables_of_others(path) else kept
+    is_carried = False
     try:
         made = wanted and build_sqlite_index(temporary, scan.scans)
         if wanted and not made:
             warnings.append(_why_no_database(scan))
+        if made and os.path.exists(earlier):
+            is_carried = _carry_over(temporary, earlier, warnings)
+        elif os.path.exists(kept):
+            warnings.append(f"index.sqlite had tables of others in it; until there is a new one they are in {kept}")
         yield [path] if made else []
         if made:
+            if earlier == path and not is_carried:
+                os.replace(path, kept)
             os.replace(temporary, path)
+        if is_carried:
+            remove_if_there(kept)
     finally:
         remove_if_there(temporary)
+
+
+def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
+    import sqlite3
+
+    try:
+        warnings += carry_over(path, earlier)
+        return True
+    except sqlite3.Error as error:
+        kept = nv_meta.SQLITE_KEPT
+        warnings.append(f"index.sqlite had tables of others that cannot be read ({error}); the file is kept as {kept}")
+        return False
 
 
 def _why_no_database(scan: DatasetScan) -> str:
@@ -199,15 +226,21 @@ def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
     remove_if_there(nv_meta.meta_path(root, nv_meta.PACKED_INDEX + ".lock"))
 
 
-def _earlier_exclusions(root: str) -> list[str]:
-    """``exclude`` of an existing split.yaml, which somebody has written by hand."""
+def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
+    """``exclude`` of an existing split.yaml, which somebody has written by hand, and whether that is all of it."""
+    path = nv_meta.meta_path(root, nv_meta.SPLIT_YAML)
+    if not os.path.isfile(path):
+        return [], True
     try:
-        with open(nv_meta.meta_path(root, nv_meta.SPLIT_YAML), encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             document = yaml.safe_load(file)
-    except (FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
-        return []
-    found = document.get("exclude") if isinstance(document, dict) else None
-    return [str(name) for name in found] if isinstance(found, list) else []
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return [], False
+    found = document.get("exclude") if isinstance(document, dict) else document
+    if not isinstance(document, dict) or not isinstance(found, list):
+        return [], not found
+    names = [str(name) for name in found if not isinstance(name, (list, dict))]
+    return names, len(names) == len(found)
 
 
 def share_report(root: str, share: Mapping[str, ScanResult]) -> PrepareReport:

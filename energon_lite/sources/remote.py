@@ -76,9 +76,10 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
     record = os.path.join(root, "versions.json")
     try:
         with open(record, encoding="utf-8") as file:
-            have = json.load(file)
-    except (FileNotFoundError, ValueError):
-        have = {}
+            read = json.load(file)
+    except (FileNotFoundError, ValueError, RecursionError):
+        read = None
+    have = read if isinstance(read, dict) else {}
     versions = {name: _version(info) for name, info in there.items()}
     for name in versions:
         local = os.path.join(folder, name)
@@ -184,6 +185,12 @@ def _is_used(name: str) -> bool:
 
 def _file_system(url: str) -> tuple[Any, str]:
     """The file system behind a URL, and the path in it."""
+    if "::" in url:
+        raise DatasetError(
+            "chained URLs are not read: they can make fsspec do more than reading",
+            where=url,
+            fix=f"give {url.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
+        )
     scheme = url.partition("://")[0]
     known = _file_systems.get((os.getpid(), scheme))
     if known is None:
@@ -191,7 +198,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
         try:
             fs, _ = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # clients of stores raise what they like
             raise DatasetError(
                 f"fsspec cannot open {scheme}:// here: {error}",
                 where=url,

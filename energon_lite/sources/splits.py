@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
+from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 
 __all__ = [
@@ -116,15 +117,14 @@ def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]
         >>> divide_by_patterns(["a/0.tar", "b/0.tar"], [("train", "a/.*"), ("val", "b/.*")])
         {'train': ['a/0.tar'], 'val': ['b/0.tar']}
     """
-    from braceexpand import braceexpand
-
     chosen: dict[str, set[str]] = {}
     for split, pattern in patterns:
         try:
-            expressions = [re.compile(text) for text in braceexpand(pattern)]
-        except (re.error, ValueError) as error:
+            expressions = [re.compile(text) for text in expand_braces(pattern)]
+        except (re.error, ValueError, RecursionError) as error:
+            words = error if isinstance(error, re.error) else f"its braces {error}"
             raise UsageError(
-                f"{pattern!r} (for split {split!r}) is not a regular expression: {error}",
+                f"{pattern!r} (for split {split!r}) is not a regular expression: {words}",
                 fix="a pattern is a regular expression, not a glob: write '.*' for any text, '\\.' for a dot",
             ) from None
         found = {name for name in shards if any(expression.match(name) for expression in expressions)}

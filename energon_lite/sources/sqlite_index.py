@@ -2,21 +2,31 @@
 
 We do not read it. It is there for what Energon does with it (auxiliary stores, joins, mounting), so that a data set
 prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+
+Others may keep tables of their own in it, as Energon does with what it finds out about pictures and videos, which can
+take hours. They are carried over when the file is made again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import repeat
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 
 from energon_lite.sources.atomic_file import flush_files
 from energon_lite.sources.tar_scan import ShardScan
 
-__all__ = ["build_sqlite_index", "find_duplicate_key"]
+if TYPE_CHECKING:
+    import sqlite3
 
+__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_key", "tables_of_others"]
+
+_OURS = ("samples", "sample_parts")
 _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
                       byte_offset INTEGER, byte_size INTEGER);
@@ -67,6 +77,88 @@ def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
         connection.executescript(_INDEXES)
     flush_files([path])
     return True
+
+
+def tables_of_others(path: str) -> list[str]:
+    """Names of the tables in a database that are not ours; none if there is no database that can be read."""
+    import sqlite3
+
+    if not os.path.isfile(path):
+        return []
+    try:
+        with closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
+            rows = connection.execute(
+                "SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"
+            ).fetchall()
+    except sqlite3.Error:
+        return []
+    # A virtual table is what a program makes of it; it and those that it keeps its data in are left alone.
+    virtual = [name for name, sql in rows if str(sql).upper().startswith("CREATE VIRTUAL")]
+    parts = ("sqlite_", *(f"{name}_" for name in virtual))
+    return [name for name, _ in rows if name not in (*_OURS, *virtual) and not name.startswith(parts)]
+
+
+def carry_over(path: str, earlier: str) -> list[str]:
+    """Copy the tables of others from an earlier database into a new one, which is not in use yet.
+
+    Of a table with a column ``entry_key``, which names members as ``<key>.<part>``, only the rows about members that
+    stand where they stood, with the size they had, are copied; of an ``earlier`` that has no samples, those about
+    members that are there.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        sqlite3.Error: the earlier database is damaged; the new one is as it was.
+    """
+    import sqlite3
+
+    kept, left_out = [], []
+    with closing(sqlite3.connect(path, uri=True)) as connection:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("ATTACH DATABASE ? AS earlier", (_read_only(earlier),))
+        with connection:
+            connection.execute("BEGIN")
+            for name in tables_of_others(earlier):
+                had, have = _copy(connection, name)
+                kept.append(f"{name} ({have} row{'s' * (have != 1)})")
+                if had != have:
+                    left_out.append(f"{had - have} of {had} rows of {name}")
+    flush_files([path])
+    notes = [f"index.sqlite: kept what others wrote into it: {', '.join(kept)}"] if kept else []
+    if left_out:
+        notes.append(
+            f"index.sqlite: {', '.join(left_out)} were about members that are gone or changed; if it was Energon that "
+            "wrote them, `energon prepare-media` makes those of the new ones"
+        )
+    return notes
+
+
+def _copy(connection: sqlite3.Connection, name: str) -> tuple[int, int]:
+    """Copy one table with its indexes; how many rows it had, and has now."""
+    table = '"' + name.replace('"', '""') + '"'
+    made = "SELECT sql FROM earlier.sqlite_master WHERE tbl_name = ? AND type = ? AND sql IS NOT NULL"
+    ((sql,),) = connection.execute(made, (name, "table")).fetchall()
+    connection.execute(sql)
+    columns = [row[1] for row in connection.execute(f"PRAGMA earlier.table_info({table})")]
+    fits = ""
+    if "entry_key" in columns:
+        places = "SELECT sample_key || '.' || part_name, content_byte_offset, content_byte_size FROM {0}.samples "
+        places += "JOIN {0}.sample_parts USING (tar_file_id, sample_index)"
+        known = connection.execute("SELECT count(*) FROM earlier.sqlite_master WHERE name IN (?, ?)", _OURS).fetchone()
+        both = [places.format(one) for one in (("main", "earlier") if known == (len(_OURS),) else ("main",))]
+        fits = f" WHERE entry_key IN (SELECT entry FROM (WITH fits(entry, x, y) AS ({' INTERSECT '.join(both)}) "
+        fits += "SELECT entry FROM fits))"
+    connection.execute(f"INSERT INTO main.{table} SELECT * FROM earlier.{table}{fits}")
+    for (index,) in connection.execute(made, (name, "index")).fetchall():
+        connection.execute(index)
+    had, have = (connection.execute(f"SELECT count(*) FROM {one}.{table}").fetchone() for one in ("earlier", "main"))
+    return had[0], have[0]
+
+
+def _read_only(path: str) -> str:
+    return f"file:{quote(path)}?mode=ro"
 
 
 def _sample_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, str, int, int, int]]:

@@ -6,17 +6,18 @@ A pure function of one file, so shards can be scanned in any order, on any numbe
 from __future__ import annotations
 
 import os
+import stat
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.sources.member_columns import Int64
 from energon_lite.sources.sample_columns import SampleColumns
 from energon_lite.sources.shortage import patiently
 from energon_lite.sources.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "head_checksum", "scan_shard"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "head_checksum", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -76,6 +77,24 @@ def head_checksum(block: bytes) -> int:
     return zlib.crc32(block[:BLOCK])
 
 
+def check_is_file(path: str) -> None:
+    """Refuse a pipe, a socket or a device, which one would wait for, or read from without end.
+
+    Raises:
+        ShardFormatError: it is one. What is not there is for others to say.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ShardFormatError(
+            "the shard is not a file, but a pipe, a device or the like",
+            where=path,
+            fix="remove it, or leave it out with --exclude",
+        )
+
+
 def scan_shard(root: str, name: str) -> ShardScan:
     """Scan the shard ``name`` in the folder ``root``.
 
@@ -84,6 +103,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
         MissingShardError: there is no such file.
         ShardChangedError: it was written to while it was scanned.
     """
+    check_is_file(os.path.join(root, name))
     path = os.path.join(root, name)
     try:
         fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)

@@ -17,6 +17,19 @@ from energon_lite.batching.strategy import Strategy, from_dict, to_dict
 from energon_lite.errors import ConfigError
 
 
+@pytest.mark.parametrize("junk", [[], ["best_fit"], {}, {"a": 1}, None, True, 5, 1.5, 2**80, "x", float("nan")])
+def test_junk_is_refused_by_name(junk: Any) -> None:
+    """Whatever stands at a key, the error is ours, and says at which."""
+    whole = {"strategy": "best_fit", "capacity": 100, "open_bins": 8, "oversize": "error", "unit": "packed_tokens"}
+    for key in whole:
+        try:
+            from_dict(whole | {key: junk})
+        except ConfigError as error:
+            assert error.fix and error.at and key in error.at
+        else:
+            assert isinstance(junk, int) and junk < 2**62 and key in ("capacity", "open_bins")
+
+
 @pytest.mark.parametrize(
     ("document", "strategy"),
     [

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.indexing import SqliteIndexReader
+from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
 
 Prepare = Callable[..., str]
 
@@ -133,10 +139,32 @@ def test_energon_finds_our_samples_by_key(shards: Path, tools: Any) -> None:
     """``index.sqlite`` is what Energon uses for auxiliary data."""
     tools.lite_prepare(shards, "--split-ratio", "1,0,0")
     from megatron.energon.cache.file_store import WebdatasetFileStore
-    from megatron.energon.epathlib import EPath
 
     data, source = WebdatasetFileStore(EPath(str(shards)))["deep.er/long/0004.txt"]
     assert (data, source.shard_name) == ("text 4 ü".encode(), "train/part-001.tar")
+
+
+@pytest.mark.parametrize("indexes_only", [True, False])
+def test_what_energon_knows_about_media_stays(shards: Path, prepare: Prepare, tools: Any, indexes_only: bool) -> None:
+    """Megatron-Energon reads its own tables from the database that we made again."""
+    options = ("--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+    prepare(shards, *options)
+    wanted = MediaFilterConfig(strategy=MediaFilterStrategy.EXTENSION)
+    count = WebdatasetPreparator.add_media_metadata(shards, media_filter=wanted, workers=1)
+    assert count > 0
+
+    def known() -> dict[str, Any]:
+        with closing(sqlite3.connect(shards / ".nv-meta/index.sqlite")) as connection:
+            keys = [key for (key,) in connection.execute("SELECT entry_key FROM media_metadata")]
+        reader = SqliteIndexReader(EPath(str(shards / ".nv-meta/index.sqlite")))
+        try:
+            return {key: reader.get_media_metadata(key) for key in keys}
+        finally:
+            reader.close()
+
+    before = known()
+    tools.lite_prepare(shards, *(("--tar-index-only",) if indexes_only else (*options, "--force-overwrite")))
+    assert len(before) == count and known() == before
 
 
 def test_energon_takes_over_and_we_follow(shards: Path, tools: Any) -> None:

@@ -111,9 +111,9 @@ def test_anchors_and_aliases_work(write: Callable[..., Path]) -> None:
 
 
 def test_aliases_cannot_blow_a_document_up(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.config.yaml_document.MAX_NODES", 1000)
+    monkeypatch.setattr("energon_lite.config.yaml_document.MAX_REPEATED", 1000)
     lines = ["a0: &a0 [1, 1, 1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 12))]
-    with pytest.raises(ConfigError, match="larger than 1000 values"):
+    with pytest.raises(ConfigError, match="larger by 1000 values"):
         load_yaml(write("\n".join(lines)))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import EpsImagePlugin
 
 from energon_lite import (
+    ConfigError,
+    DatasetError,
     FatalSampleError,
+    SampleDecoder,
     SavableDataLoader,
     StateError,
     StateMismatchError,
@@ -28,6 +35,10 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.errors import DecodeError
+from energon_lite.sources.image_decoding import IMAGE_EXTENSIONS
+from energon_lite.sources.packed_index import PackedIndex
+from energon_lite.sources.tar_scan import scan_shard
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 
@@ -50,6 +61,105 @@ def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, text_y
     with pytest.raises(FatalSampleError, match="is a pickle, which can run code"):
         list(get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE)))
     assert not bomb.exists()
+
+
+_POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def _iptc(content: bytes) -> bytes:
+    """A picture as IPTC wraps it, as which Pillow opens whatever ``content`` is."""
+    fields = [((3, 20), b"\0\x08"), ((3, 30), b"\0\x08"), ((3, 60), b"\1\0"), ((3, 120), b"\5"), ((8, 10), content)]
+    return b"".join(bytes([0x1C, *tag]) + len(data).to_bytes(2, "big") + data for tag, data in fields)
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there if a program called ``gs`` was started."""
+    program, marker = tmp_path / "bin" / "gs", tmp_path / "started"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # where Pillow found one before
+    return marker
+
+
+def test_the_fake_ghostscript_is_found(ghostscript: Path) -> None:
+    with pytest.raises(DecodeError):
+        SampleDecoder(trust_code=True).decode("eps", _POSTSCRIPT)
+    assert ghostscript.exists()
+
+
+@pytest.mark.parametrize("content", [_POSTSCRIPT, _iptc(_POSTSCRIPT)], ids=["postscript", "iptc"])
+def test_no_picture_starts_a_program(ghostscript: Path, content: bytes) -> None:
+    """Pillow goes by what the bytes are; whatever the name is, these bytes are no picture."""
+    for extension in sorted(IMAGE_EXTENSIONS | {"eps", "ps"}):
+        for part, data in ((extension, content), (f"{extension}.gz", gzip.compress(content))):
+            for form in ("pil", "torchrgb", "l8"):
+                with pytest.raises(DecodeError, match=r"no image|is not run"):
+                    SampleDecoder(image_decode=form).decode(part, data)
+            with pytest.raises(ValueError, match=r"no image|is not run"):
+                (SampleDecoder().function(part) or bytes)(data)
+    assert not ghostscript.exists()
+
+
+@pytest.mark.parametrize("part", ["png", "png.gz", "jpg"])
+def test_postscript_with_another_name_is_no_sample(
+    tmp_path: Path, write_dataset: Any, ghostscript: Path, part: str
+) -> None:
+    data = gzip.compress(_POSTSCRIPT) if part.endswith("gz") else _POSTSCRIPT
+    yaml = f"sample_type: ImageSample\nfield_map: {{image: {part}}}\n"
+    path = write_dataset(tmp_path / "data", {"a.tar": [(str(n), {part: data}) for n in range(3)]}, dataset_yaml=yaml)
+    with pytest.raises(FatalSampleError, match="no image of a format that the name means"):
+        list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
+    assert not ghostscript.exists()
+
+
+@given(data=st.binary(max_size=60), kind=st.sampled_from([*IMAGE_EXTENSIONS, "npy", "npz", "json", "mp", "txt.gz"]))
+def test_random_bytes_are_a_value_or_an_error_of_ours(data: bytes, kind: str) -> None:
+    try:
+        SampleDecoder().decode(kind, data)
+    except DecodeError as error:
+        assert repr(kind.removesuffix(".gz")) in str(error) or repr(kind) in str(error)
+
+
+# -- a folder from elsewhere ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_data_set_reads_nothing_outside_of_its_folder(
+    tmp_path: Path, write_dataset: Any, absolute: bool, with_index: bool
+) -> None:
+    """Its own description names a file elsewhere, for which it may bring an index, too."""
+    outside = write_dataset(tmp_path / "home", {"key.tar": [("0", {"txt": b"private"})]}) / "key.tar"
+    name = str(outside) if absolute else "../home/key.tar"
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, splits={"val": ["a.tar", name]})
+    (path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"a.tar": 1, name: 1}}))
+    if with_index:
+        scans = [scan_shard(str(path), "a.tar"), replace(scan_shard(str(outside.parent), "key.tar"), name=name)]
+        PackedIndex.from_scans(scans).write(str(path / ".nv-meta" / "energon_lite.idx"))
+    with pytest.raises(DatasetError, match="outside of the data set's folder") as caught:
+        list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
+    assert "private" not in str(caught.value)
+
+
+def test_links_of_the_file_system_are_followed(tmp_path: Path, write_dataset: Any) -> None:
+    """Shards that are links to another disk are common; whoever may write links here may write anything."""
+    outside = write_dataset(tmp_path / "disk", {"a.tar": [("0", {"txt": b"x"})]})
+    path = write_dataset(tmp_path / "data", {"b.tar": [("1", {"txt": b"y"})]}, splits={"val": ["a.tar", "b.tar"]})
+    (path / "a.tar").symlink_to(outside / "a.tar")
+    (path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"a.tar": 1, "b.tar": 1}}))
+    (batch,) = get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE))
+    assert batch.text == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["dataset.yaml", "split.yaml", ".info.json", "index.uuid"])
+def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, write_dataset: Any, name: str) -> None:
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
+    (path / ".nv-meta" / name).write_bytes(b"\xff\xfe\0")
+    with pytest.raises((DatasetError, ConfigError), match=re.escape(name)):
+        get_val_dataset(path, batch_size=1, worker_config=ALONE)
 
 
 @pytest.mark.parametrize(

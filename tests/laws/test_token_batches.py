@@ -413,7 +413,7 @@ def test_a_strategy_from_a_file(leaf_of: Callable[..., Any], tmp_path: Any) -> N
     assert dataset.plan.strategy == BestFit(Capacity(100))
     assert "batches by best_fit (capacity 100, unit packed_tokens" in str(dataset)
     (tmp_path / "batching.yaml").write_text("strategy: [")
-    with pytest.raises(ConfigError, match="not YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         dataset_of(leaf_of(120), batching=str(tmp_path / "batching.yaml"))
 
 

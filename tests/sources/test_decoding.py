@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import sys
+import zipfile
 from typing import Any
 
 import msgpack
@@ -17,7 +18,8 @@ from PIL import Image
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.sources import decoding
-from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
+from energon_lite.sources.decoding import SampleDecoder
+from energon_lite.sources.image_decoding import FORMATS, IMAGE_EXTENSIONS, IMAGE_FORMS
 
 PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
 
@@ -154,6 +156,100 @@ def test_images_may_stay_bytes() -> None:
     assert SampleDecoder(image_decode=None).decode("png", b"\x89PNG...") == b"\x89PNG..."
 
 
+@pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "gif", "webp"])
+def test_pictures_of_the_web_are_read_whatever_their_name_says(kind: str) -> None:
+    """They are mixed up often; other formats are what they are called."""
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros((30, 30, 3), dtype=np.uint8)).save(stream, kind)
+    for name in ("jpg", "png", "webp"):
+        assert SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue()).shape == (30, 30, 3)
+    for name in ("tif", "tga", "ico", "psd"):
+        with pytest.raises(DecodeError, match="no image of a format that the name means"):
+            SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue())
+
+
+def test_every_image_extension_means_what_pillow_says() -> None:
+    Image.init()
+    for extension in IMAGE_EXTENSIONS:
+        assert Image.registered_extensions()["." + extension] in FORMATS.get(extension, ("IPTC",))
+    assert {name for names in FORMATS.values() for name in names} <= {*Image.OPEN}
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("part", "data"),
+    [
+        ("txt.gz", gzip.compress(bytes(20 * MB))),
+        ("txt.gz", gzip.compress(bytes(MB // 2)) * 40),
+        ("bin.gz.gz", gzip.compress(gzip.compress(bytes(20 * MB)))),
+        ("npz", saved(np.savez_compressed, a=np.zeros(2_500_000))),
+        ("png", png(np.zeros((2500, 2500, 3), dtype=np.uint8))),
+        ("jpg", saved(Image.new("RGB", (2500, 2500)).save, format="jpeg")),
+        ("jpg", saved(Image.new("L", (2500, 2500)).save, format="jpeg")),
+        ("tif", saved(Image.new("L", (2500, 2500)).save, format="tiff", compression="tiff_deflate")),
+    ],
+    ids=range(8),
+)
+def test_what_a_few_bytes_may_become_is_bounded(part: str, data: bytes) -> None:
+    import tracemalloc
+
+    decoder = SampleDecoder(image_decode="rgb8", max_unpacked_bytes=10 * MB)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=rf"part '{part[:3]}.*unpacks to more than {10 * MB} bytes") as caught:
+            decoder.decode(part, data)
+        assert tracemalloc.get_traced_memory()[1] < 25 * MB
+    finally:
+        tracemalloc.stop()
+    assert "max_unpacked_bytes" in str(caught.value)
+    assert pickle.loads(pickle.dumps(SampleDecoder(max_unpacked_bytes=None))).decode(part, data) is not None
+
+
+def test_a_limit_is_not_a_byte_too_low() -> None:
+    for size, is_good in ((1000, True), (1001, False)):
+        for data in (gzip.compress(bytes(size)), gzip.compress(bytes(500)) + gzip.compress(bytes(size - 500)) + b"\0"):
+            decoder = SampleDecoder(max_unpacked_bytes=1000)
+            if is_good:
+                assert decoder.decode("bin.gz", data) == bytes(size)
+            else:
+                with pytest.raises(DecodeError, match="unpacks to more"):
+                    decoder.decode("bin.gz", data)
+    with pytest.raises(UsageError, match="max_unpacked_bytes is 0"):
+        SampleDecoder(max_unpacked_bytes=0)
+
+
+PACKED = gzip.compress(b"x", mtime=0)
+
+
+@pytest.mark.parametrize("data", [b"", PACKED[:-1], PACKED + b"y", PACKED * 2], ids=range(4))
+def test_gzip_is_unpacked_as_python_does(data: bytes) -> None:
+    try:
+        expected = gzip.decompress(data)
+    except (EOFError, gzip.BadGzipFile):
+        with pytest.raises(DecodeError, match=r"part 'bin\.gz'"):
+            SampleDecoder().decode("bin.gz", data)
+    else:
+        assert SampleDecoder().decode("bin.gz", data) == expected
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_an_array_that_promises_more_than_it_has(order: bool) -> None:
+    """What it promises is not allocated."""
+    data = saved(np.save, np.asfortranarray(np.zeros((2, 3))) if order else np.zeros((2, 3)))
+    promising = data.replace(b"(2, 3), }           ", b"(20000000000, 3), } ")
+    assert len(promising) == len(data) and promising != data
+    for part, broken in (("npy", promising), ("npz", None)):
+        if broken is None:
+            stream = io.BytesIO()
+            with zipfile.ZipFile(stream, "w") as archive:
+                archive.writestr("a.npy", promising)
+            broken = stream.getvalue()
+        with pytest.raises(DecodeError, match="longer than its bytes"):
+            SampleDecoder().decode(part, broken)
+
+
 def test_an_unknown_form() -> None:
     with pytest.raises(UsageError, match="did you mean 'torchrgb'"):
         SampleDecoder(image_decode="torchrbg")
@@ -253,7 +349,7 @@ def test_what_is_not_the_samples_fault_is_no_decode_error(
     def fails(*_: object, **__: object) -> object:
         raise raised
 
-    monkeypatch.setattr("energon_lite.sources.decoding.gzip.decompress", fails)
+    monkeypatch.setattr(decoding, "_gunzip", fails)
     monkeypatch.setitem(decoding._BY_EXTENSION, "json", fails)
     monkeypatch.setitem(decoding._BY_EXTENSION, "npy", fails)
     decoding._decoder_for.cache_clear()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
 from energon_lite.sources import nv_meta
@@ -42,6 +44,80 @@ def test_a_damaged_info(root: str, text: str) -> None:
     Path(root, ".nv-meta/.info.json").write_text(text)
     with pytest.raises(DataIndexError, match=r"list of shards is damaged[\s\S]*\.info\.json[\s\S]*--force-overwrite"):
         nv_meta.read_info(root)
+
+
+OUTSIDE = [
+    "/etc/passwd",
+    "../x.tar",
+    "a/../../x.tar",
+    "..",
+    "",
+    "s3://b/x.tar",
+    "file:///x.tar",
+    "a\0b",
+    "a/..",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML])
+@pytest.mark.parametrize("shard", OUTSIDE)
+def test_shards_outside_of_the_folder(root: str, shard: str, name: str) -> None:
+    """What a folder says about itself may be anybody's words: they lead to no file outside of it."""
+    Path(root, ".nv-meta", name).write_text(json.dumps({"shard_counts": {"a.tar": 1, shard: 2}}))
+    with pytest.raises(DataIndexError, match=rf"(outside of|damaged)[\s\S]*{name}[\s\S]*fix") as caught:
+        nv_meta.read_info(root)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("shard", ["a.tar", "sub/d.d/a..b.tar", "...tar", "./a.tar", "caf\udce9.tar"])
+def test_shards_inside_of_the_folder(root: str, shard: str) -> None:
+    nv_meta.write_info(root, {shard: 2})
+    assert nv_meta.read_info(root) == {shard: 2}
+
+
+@pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML, nv_meta.UUID_FILE])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe", b"[" * 100_000, b'{"shard_counts": {"a": ' + b"9" * 5000 + b"}}", b"- " * 9000]
+)
+def test_files_that_cannot_be_read(root: str, name: str, data: bytes) -> None:
+    """Not UTF-8, nested without end, numbers without end: an error that names the file."""
+    Path(root, ".nv-meta", name).write_bytes(data)
+    if name == nv_meta.UUID_FILE:
+        if not data.startswith(b"\xff"):  # any text is as good as any other
+            return
+        with pytest.raises(DataIndexError, match=r"not text[\s\S]*index\.uuid"):
+            nv_meta.read_uuid(root)
+    else:
+        with pytest.raises(DataIndexError, match=rf"damaged[\s\S]*{name}"):
+            nv_meta.read_info(root)
+
+
+@pytest.mark.parametrize("read", [nv_meta.read_info, nv_meta.read_uuid])
+def test_files_without_end(root: str, read: Callable[[str], object]) -> None:
+    """A file of holes takes no room on a disk, and all memory where it is read."""
+    for name in (nv_meta.INFO_JSON, nv_meta.UUID_FILE):
+        with open(Path(root, ".nv-meta", name), "wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(DataIndexError, match=r"more than [0-9]+ bytes"):
+        read(root)
+
+
+@given(data=st.data())
+def test_a_changed_info_is_read_or_refused_by_us(root: str, data: st.DataObject) -> None:
+    text = bytearray(Path(nv_meta.write_info(root, {"a.tar": 3, "b/c.tar": 10})).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 9))
+        text[at : at + length] = data.draw(
+            st.binary(max_size=6) | st.sampled_from([b"[", b"{", b'"', b"../", b"9" * 5000])
+        )
+    Path(root, ".nv-meta/.info.json").write_bytes(text)
+    try:
+        counts = nv_meta.read_info(root)
+    except DataIndexError as error:
+        assert error.fix and error.where
+    else:
+        assert all(name and ".." not in name.split("/") and not name.startswith("/") for name in counts)
 
 
 def test_split(root: str) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from energon_lite import PackedList
 from energon_lite.errors import DatasetError, TrustError, UsageError
+from energon_lite.sources import packed_list
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -173,6 +175,27 @@ class Evil:
 
 
 class TestTrust:
+    @given(data=st.data())
+    def test_any_damage_is_an_error_of_ours_or_another_value(self, tmp_path: Path, data: st.DataObject) -> None:
+        path = tmp_path / "list"
+        items = [{"a": [1, 2.5, "x"]}, (np.arange(3), np.float32(1)), b"bytes", {1: (None, True)}]
+        PackedList.from_iterable(items, path)
+        raw = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            raw[data.draw(st.integers(8, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(raw)
+        try:
+            made = PackedList.open(path)
+        except (DatasetError, TrustError):
+            return
+        for number in range(min(len(made), 10)):
+            try:
+                made[number]
+            except DatasetError as error:
+                assert error.fix and error.where == str(path)
+            except TrustError:
+                pass
+
     def test_pickles_only_where_allowed(self, tmp_path: Path) -> None:
         items = [Fraction(1, 3), {"set": {1, 2}}, OrderedDict(a=1)]
         packed = PackedList.from_iterable(items, tmp_path / "x.pack", trust_code=True)
@@ -226,6 +249,67 @@ class TestFiles:
         del part
         gc.collect()
         assert not os.path.exists(path) and list(copy) == list(range(10))  # what is mapped stays
+
+    @pytest.mark.parametrize("when", ["whole", "half"])
+    def test_the_file_of_a_process_that_was_killed_goes_with_the_next_list(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        """SIGKILL lets nobody clean up; what a living process uses, or somebody else made, stays."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(packed_list, "_cleaned", set())
+        for kind in ("dead", "alive"):
+            program = "import os, sys, time; from energon_lite.sources.packed_list import PackedList\n"
+            die = "os.kill(os.getpid(), 9)" if kind == "dead" else "print('made', flush=True) or time.sleep(60)"
+            items = "[1, 2]" if when == "whole" else f"(eval({die!r}) for _ in range(1))"
+            program += f"made = PackedList.from_iterable({items})\n{die}"
+            process = subprocess.Popen(
+                [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == (b"" if kind == "dead" else b"made\n")
+            if kind == "dead":
+                process.wait()
+                (left,) = tmp_path.glob("*.pack")
+        try:
+            assert not left.exists()  # the list of the second process took it away
+            living = set(tmp_path.glob("*.pack"))
+            (tmp_path / "energon_lite-link.pack").symlink_to(tmp_path / "mine")
+            os.mkfifo(tmp_path / "energon_lite-fifo.pack")
+            (tmp_path / "mine").write_bytes(b"mine")
+            made = PackedList.from_iterable([3])
+            assert living < set(tmp_path.glob("*.pack")) and len(living) == 1 and os.path.exists(made.path)
+            assert (tmp_path / "mine").exists()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        monkeypatch.setattr(packed_list, "_cleaned", set())
+        again = PackedList.from_iterable([4])
+        assert not living & set(tmp_path.glob("*.pack")) and list(made) == [3] and list(again) == [4]
+
+    def test_a_forked_child_keeps_the_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And neither its end nor that of its copy of the list removes it."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        made = PackedList.from_iterable([1])
+        child = os.fork()
+        if not child:
+            del made
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        monkeypatch.setattr(packed_list, "_cleaned", set())
+        assert list(PackedList.from_iterable([2])) == [2]
+        assert list(pickle.loads(pickle.dumps(made))) == [1]
+
+    def test_leftovers_beside_a_named_file(self, tmp_path: Path) -> None:
+        program = "import os; from energon_lite.sources.packed_list import PackedList\n"
+        program += (
+            f"PackedList.from_iterable((os.kill(os.getpid(), 9) for _ in range(1)), {str(tmp_path / 'a.pack')!r})"
+        )
+        subprocess.run([sys.executable, "-c", program], check=False)
+        assert len(list(tmp_path.iterdir())) == 1
+        PackedList.from_iterable([1], tmp_path / "b.pack")
+        assert [path.name for path in tmp_path.iterdir()] == ["b.pack"]
 
     def test_more_offsets_than_are_kept_in_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("energon_lite.sources.packed_list._OFFSETS", 7)

@@ -38,6 +38,7 @@ def test_records_are_found(records: list[tuple[str, str]]) -> None:
         b"99 mtime=1\n",
         b"3 a\n",
         b"10 size=ab\n",
+        record("size", "9" * 5000),
         b"11 mtime=1\n1 x",
         b"12 mtime=1.5\n",
         b"1\n mtime=1\n",

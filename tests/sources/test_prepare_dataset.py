@@ -4,9 +4,11 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from energon_lite.sources import prepare
 from energon_lite.sources.dataset_scan import find_shards
 from energon_lite.sources.nv_meta import read_info
 from energon_lite.sources.prepare import index_again, prepare_dataset
+from energon_lite.sources.tar_scan import scan_shard
 from energon_lite.sources.webdataset import WebdatasetSource
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
@@ -269,6 +272,87 @@ def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path) -> None:
     (ten / "a.tar").rename(ten / ".cache/a.tar")
     (ten / "notes.txt").write_text("")
     assert find_shards(str(ten)) == ["b.tar", "sub/c.tar"]
+
+
+class TestOddFiles:
+    """What lies about in a folder, or is put there by somebody who means harm."""
+
+    @pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
+    def test_links_to_folders_of_its_own(self, ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+        """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
+        for place in ("again", "sub/again"):
+            (ten / place).symlink_to(target, target_is_directory=True)
+        found = find_shards(str(ten))
+        assert found == ["a.tar", "b.tar", "sub/c.tar"]
+        assert target == "missing" or "leads to a folder that is searched already" in caplog.text
+
+    def test_links_to_folders_elsewhere(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        make_tar("disk/deep/d.tar", [("x.txt", b"x")])
+        make_tar("ten/.store/e.tar", [("y.txt", b"y")])
+        (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
+        (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
+        (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
+        (ten / "store").symlink_to(".store", target_is_directory=True)
+        found = find_shards(str(ten))
+        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "store/e.tar", "sub/c.tar"]
+        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 12
+
+    def test_shards_may_be_links(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        (ten / "l.tar").symlink_to(make_tar("disk/d.tar", [("x.txt", b"x")]))
+        assert prepare_dataset(ten, split_ratio="1,0,0").shards == 4
+
+    @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+    def test_what_is_no_file(self, ten: Path, kind: str) -> None:
+        """Opening a pipe waits for somebody who writes into it."""
+        path = ten / "x.tar"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "socket":
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(str(path))
+            server.close()
+        else:
+            path.symlink_to("/dev/zero")
+        for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
+            with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
+                run()
+        with pytest.raises(ShardFormatError, match="not a file"):
+            scan_shard(str(ten), "x.tar")
+        assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
+
+    @pytest.mark.parametrize(
+        "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
+    )
+    @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+    def test_descriptions_that_are_no_files(self, ten: Path, name: str, kind: Callable[[Path], None]) -> None:
+        """Nothing waits for a pipe to be written to; what is no file counts as missing."""
+        prepare_dataset(ten, split_ratio="1,0,0")
+        path = ten / ".nv-meta" / name
+        path.unlink(missing_ok=True)
+        kind(path)
+        if name == ".info.json":
+            with pytest.raises(NotPreparedError):
+                read_info(str(ten))
+        else:
+            assert len(WebdatasetSource.open(ten)) == 10
+        if kind is os.mkfifo:
+            assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+
+    def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
+        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
+
+    @pytest.mark.parametrize(
+        "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
+    )
+    def test_an_earlier_list_of_splits_that_cannot_be_read(self, ten: Path, text: bytes) -> None:
+        (ten / ".nv-meta").mkdir()
+        (ten / ".nv-meta/split.yaml").write_bytes(text)
+        report = prepare_dataset(ten, split_ratio="1,0,0")
+        assert report.samples == 10
+        kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
+        assert kept == (["a.tar"] if b"a.tar" in text else [])
+        assert any("split.yaml" in warning for warning in report.warnings)
 
 
 def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:

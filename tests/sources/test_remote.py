@@ -256,3 +256,30 @@ def test_what_has_no_version_is_copied_each_time(serve: Callable[[type], str], t
     assert len(WebdatasetSource.open(url, shards=["a.tar"])) == 4
     (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: []}\n")
     assert (Path(local_meta(url)) / ".nv-meta/split.yaml").read_text() == "split_parts: {train: []}\n"
+
+
+@pytest.mark.parametrize(
+    "url", ["simplecache::memory://bucket/ten", "reference::memory://refs.json", "zip://x::file:///x"]
+)
+def test_chained_urls_are_refused(upload: object, url: str) -> None:
+    """They make fsspec do other things than reading: write files, unpack, fill in templates that are programs."""
+    for work in (WebdatasetSource.open, local_meta, shard_sizes, lambda url: read_range(url, 0, 1)):
+        with pytest.raises(DatasetError, match=r"chained URLs are not read[\s\S]*fix"):
+            work(url)
+
+
+@pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
+def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_RETRIES", ())
+    with pytest.raises(DatasetError):
+        local_meta(url)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "7", "\\udcff", "{", '{"split.yaml": [[]]}'])
+def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path, text: str) -> None:
+    local_meta(URL)
+    (record,) = (tmp_path / "cache").rglob("versions.json")
+    record.write_text(text)
+    assert len(WebdatasetSource.open(URL)) == 10
+    assert record.read_text() != text

@@ -12,12 +12,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgpack
 
 from energon_lite.errors import StateError, UsageError, nearest
 from energon_lite.loading.walks.cursor import FORMAT, checked, kind_of
+from energon_lite.loading.walks.plain_state import is_count
 from energon_lite.loading.walks.walk import State
 from energon_lite.sources.atomic_file import write_bytes
 
@@ -30,6 +32,8 @@ SUFFIXES = {".json": "json", ".msgpack": "msgpack", ".pt": "torch", ".pth": "tor
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80\x02"
 #: Nothing is looked for deeper inside of a checkpoint.
 _DEPTH = 16
+#: Lists and dicts that are looked through, and states in a file, at most: a small file can hold one thing many times.
+_MOST_PLACES, _MOST_STATES = 1 << 20, 1 << 16
 #: A state takes a few KiB. What is much larger, and no file of torch, is something else.
 _LARGEST = 64 << 20
 
@@ -74,8 +78,10 @@ def find_states(value: Any, name: str) -> list[FoundState]:
     Raises:
         StateError: one of them is damaged.
     """
-    states = []
-    for place, state in _nested(value, ()):
+    states: list[FoundState] = []
+    for place, state in _nested(value, (), count(1)):
+        if len(states) >= _MOST_STATES:
+            raise StateError(f"more than {_MOST_STATES} loader states are in one file", where=name, fix=_FIX)
         at = "".join(f"[{key!r}]" for key in place)
         try:
             checked(state, kind_of(state))
@@ -88,7 +94,9 @@ def find_states(value: Any, name: str) -> list[FoundState]:
 
 def _check_identity(identity: Any) -> None:
     settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    if not isinstance(settings, Mapping) or not isinstance(identity.get("fingerprint"), str):
+    counts = [identity.get(name, 0) for name in ("leaves", "samples")] if isinstance(identity, Mapping) else []
+    is_good = all(is_count(number, 1 << 63) for number in counts)
+    if not isinstance(settings, Mapping) or not isinstance(identity.get("fingerprint"), str) or not is_good:
         raise StateError("the state is damaged: it does not say what it belongs to", fix="use another checkpoint")
 
 
@@ -144,7 +152,7 @@ def _files_of(folder: str) -> list[str]:
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _read(path: str) -> Any:
@@ -161,7 +169,7 @@ def _read(path: str) -> Any:
         if data.lstrip()[:1] in (b"{", b"["):
             return json.loads(data)
         return msgpack.unpackb(data, strict_map_key=False)
-    except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise _damaged(path, error) from None
 
 
@@ -190,17 +198,22 @@ def _damaged(path: str, error: Exception) -> StateError:
     )
 
 
-def _nested(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+def _nested(
+    value: Any, place: tuple[Any, ...], visits: Iterator[int]
+) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     """Everything inside of ``value`` that says it is a loader state."""
     if len(place) > _DEPTH:
         return
+    if next(visits) > _MOST_PLACES:
+        raise StateError(f"the file holds more than {_MOST_PLACES} lists and dicts", fix=_FIX)
     if isinstance(value, Mapping):
         if value.get("format") == FORMAT:
             yield place, value
             return
         for key, inner in value.items():
-            yield from _nested(inner, (*place, key))
+            if isinstance(inner, (Mapping, list, tuple)):
+                yield from _nested(inner, (*place, key), visits)
     elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(value):
             if isinstance(inner, (Mapping, list, tuple)):
-                yield from _nested(inner, (*place, number))
+                yield from _nested(inner, (*place, number), visits)

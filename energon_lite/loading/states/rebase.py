@@ -163,7 +163,9 @@ def _moved(state: State, dataset: SavableDataset) -> _Moved:
         cursor = from_state(state, dataset.identity)
         return _Moved(cursor, cursor.position * dataset.plan.rows)
     if isinstance(dataset, TokenDataset):
-        return _moved_tokens(from_token_state(state, dataset.identity), dataset)
+        at = from_token_state(state, dataset.identity)
+        dataset.check_place(at)
+        return _moved_tokens(at, dataset)
     return _moved_lanes(from_lane_state(state, dataset.identity, rank=0, world_size=1, lanes=None), dataset)
 
 

@@ -46,8 +46,9 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
         "fingerprint": identity.get("fingerprint"),
         "settings": settings,
     }
-    if kind == "planned" and settings.get("repeat"):
-        found["samples_delivered"] = state["position"] * (settings.get("batch_size") or 1)
+    rows = settings.get("batch_size") or 1
+    if kind == "planned" and settings.get("repeat") and isinstance(rows, int):
+        found["samples_delivered"] = state["position"] * rows
     if kind == "tokens":
         found |= {"chunk": state.get("chunk"), "batch": state.get("batch")}
     if kind == "lanes":
@@ -90,7 +91,7 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         )
     worlds = found["world_sizes"]
     lines.append(("can go on on", "any number of ranks" if worlds is None else f"{_some(worlds)} ranks"))
-    if found["leaves"] is not None:
+    if None not in (found["leaves"], found["samples"]):
         lines.append(("data sets", f"{found['leaves']:,}, with {found['samples']:,} samples"))
     lines.append(("fingerprint", str(found["fingerprint"])))
     titles = ["settings", *[""] * len(found["settings"])]

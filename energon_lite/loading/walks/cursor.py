@@ -13,11 +13,23 @@ from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.plain_state import check_plain, damaged, is_count, shown
 from energon_lite.loading.walks.rebase_entry import rebase_entry
-from energon_lite.order import ORDER_VERSION
+from energon_lite.order import ORDER_VERSION, Order
+from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.rebase import Rebase
 
-__all__ = ["FORMAT", "KINDS", "Cursor", "checked", "from_state", "header", "kind_of", "to_state"]
+__all__ = [
+    "FORMAT",
+    "KINDS",
+    "Cursor",
+    "check_reach",
+    "checked",
+    "from_state",
+    "header",
+    "kind_of",
+    "to_state",
+]
 
 #: What a state has under ``format``.
 FORMAT = "energon_lite.loader"
@@ -31,6 +43,10 @@ KINDS = {
     "lanes": "of batches whose content decides how many there are",
     "tokens": "of batches that are planned by their tokens",
 }
+
+
+#: A number from which on a state is damaged: no run gets so far, and sums of such numbers are still 64-bit ones.
+_MOST_PASSES, _MOST_BATCHES = 1 << 40, 1 << 60
 
 
 @dataclass(frozen=True)
@@ -104,11 +120,13 @@ def checked(state: Any, kind: str) -> dict[str, int]:
     Raises:
         StateError, StateMismatchError: see :func:`from_state`.
     """
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+    name = state.get("format") if isinstance(state, Mapping) else None
+    if not isinstance(name, str) or name != FORMAT:
         raise StateError(
-            f"this is not a loader state: {_shown(state)}",
+            f"this is not a loader state: a {type(state).__name__}, {shown(state, 60)}",
             fix="give what save_state_rank or save_state_global returned",
         )
+    check_plain(state)
     version = state.get("version")
     if not isinstance(version, int) or not 1 <= version <= _VERSION:
         newer = isinstance(version, int) and version > _VERSION
@@ -122,18 +140,32 @@ def checked(state: Any, kind: str) -> dict[str, int]:
             f"{ORDER_VERSION}: the same positions would be other samples",
             fix="resume with the release that saved it, or start afresh",
         )
+    found = kind_of(state)
+    if not isinstance(found, str) or found not in KINDS:
+        raise damaged("kind", found)
     numbers = {name: state.get(name) for name in ("pass_number", "position", "loop_start")}
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
-    if kind_of(state) != kind:
+        if not is_count(value, _MOST_PASSES if name == "pass_number" else _MOST_BATCHES):
+            raise damaged(name, value)
+    if state["loop_start"] > state["position"]:
+        raise damaged("loop_start", state["loop_start"])
+    if found != kind:
         raise StateMismatchError(
-            f"the state is one {KINDS.get(kind_of(state), repr(kind_of(state)))}, and this loader one {KINDS[kind]}",
+            f"the state is one {KINDS[found]}, and this loader one {KINDS[kind]}",
             fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
-    return numbers  # type: ignore[return-value]
+    return numbers
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"a {type(value).__name__}, {text[:60]}{'...' if len(text) > 60 else ''}"
+def check_reach(order: Order, pass_number: int, samples: int) -> None:
+    """Refuse a place that an order does not reach, after the state's identity was checked.
+
+    Args:
+        samples: the number of samples of the pass before the place.
+
+    Raises:
+        StateError: it is out of reach.
+    """
+    bounds = order.bounds(pass_number) or (0, samples)
+    if max(bounds[1], samples) >= MAX_LENGTH // 2:
+        raise damaged("position", f"behind {samples} samples of pass {pass_number}")

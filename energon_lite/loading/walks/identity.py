@@ -119,7 +119,7 @@ class Identity:
     def _setting_differences(self, saved: Mapping[str, Any]) -> list[str]:
         theirs = saved.get("settings")
         theirs = theirs if isinstance(theirs, Mapping) else {}
-        names = sorted({*theirs, *self.settings})
+        names = sorted({*theirs, *self.settings}, key=str)
         absent = "(not set)"
         pairs = [(name, theirs.get(name, absent), self.settings.get(name, absent)) for name in names]
         return [f"{name}: {there!r} in the state, {here!r} here" for name, there, here in pairs if there != here]

@@ -15,10 +15,17 @@ from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.jobs.chunk_job import START, Place
 from energon_lite.loading.walks.cursor import checked, header
 from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.plain_state import damaged, is_count
 from energon_lite.loading.walks.rebase_entry import rebase_entry
 from energon_lite.order.rebase import Rebase
 
-__all__ = ["LaneCursor", "check_topology", "from_lane_state", "lanes_of", "read_lanes", "to_lane_state"]
+__all__ = ["MAX_LANES", "LaneCursor", "check_topology", "from_lane_state", "lanes_of", "read_lanes", "to_lane_state"]
+
+
+#: Lanes of a run at most. Each is some hundred bytes of a state, and every rank has at least one.
+MAX_LANES = 1 << 20
+#: Above these a state is damaged: chunks of a run, what a chunk has of anything.
+MAX_CHUNK, MAX_BATCH = 1 << 45, 1 << 40
 
 
 @dataclass
@@ -128,21 +135,21 @@ def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, tuple[int, Plac
         StateError: they are damaged.
     """
     lanes, rows = state.get("lanes"), state.get("cursors")
-    if not _is_count(lanes) or not lanes or not isinstance(rows, Sequence):
-        raise StateError(f"the state is damaged: lanes is {lanes!r}", fix="use another checkpoint")
+    if not is_count(lanes, MAX_LANES + 1) or not lanes:
+        raise damaged("lanes", lanes)
+    if not isinstance(rows, (list, tuple)):
+        raise damaged("cursors", rows)
     found: dict[int, tuple[int, Place]] = {}
     for row in rows:
-        if not isinstance(row, Sequence) or not 2 <= len(row) <= 2 + len(START) or not all(map(_is_count, row)):
-            raise StateError(f"the state is damaged: a lane is {row!r}", fix="use another checkpoint")
+        if not isinstance(row, (list, tuple)) or not 2 <= len(row) <= 2 + len(START):
+            raise damaged("a lane", row)
         lane, chunk, *place = row
+        if not is_count(chunk, MAX_CHUNK) or not all(is_count(number, MAX_BATCH) for number in (lane, *place)):
+            raise damaged("a lane", row)
         if lane >= lanes or chunk % lanes != lane or lane in found:
             raise StateError(f"the state is damaged: lane {lane} of {lanes} at chunk {chunk}", fix="use another")
         found[lane] = (chunk, Place(*place))
     return lanes, found
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from energon_lite.loading.jobs.pipeline import Address, Result
 from energon_lite.loading.jobs.report import Report
 from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
 from energon_lite.loading.walks.collectives import agree_on_step, check_group
+from energon_lite.loading.walks.cursor import check_reach
 from energon_lite.loading.walks.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
 from energon_lite.loading.walks.lane_feed import Chunks, LaneFeed
 from energon_lite.loading.walks.rebase_entry import check_rebase
@@ -231,6 +232,8 @@ class LaneWalk:
             lanes=lanes,
             reads=config.reads,
         )
+        last = max((chunk for chunk, _ in cursor.at.values()), default=0)
+        check_reach(dataset.plan.order, cursor.pass_number, last * dataset.plan.chunk_size)
         position = min((chunk for chunk, _ in cursor.at.values()), default=0) * dataset.plan.chunk_size
         if config.reads:
             check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)

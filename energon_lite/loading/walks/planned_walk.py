@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from energon_lite.errors import StateError
 from energon_lite.loading.jobs.pipeline import Address, Job
-from energon_lite.loading.walks.cursor import Cursor, from_state, to_state
+from energon_lite.loading.walks.cursor import Cursor, check_reach, from_state, to_state
 from energon_lite.loading.walks.dataset import PlannedDataset
 from energon_lite.loading.walks.rebase_entry import check_rebase
 from energon_lite.loading.walks.walk import PlanWalk, State, no_such_step
 from energon_lite.loading.workers.executor import Executor
-from energon_lite.order.permutation import MAX_LENGTH
 
 __all__ = ["PlannedWalk"]
 
@@ -48,8 +46,7 @@ class PlannedWalk(PlanWalk[Cursor]):
         dataset = self._unchanged.at(state)
         cursor = Cursor() if state is None else from_state(state, dataset.identity)
         position = cursor.position * dataset.plan.rows
-        if position >= MAX_LENGTH:
-            raise StateError(f"the state is damaged: position is {cursor.position}", fix="use another checkpoint")
+        check_reach(dataset.plan.order, cursor.pass_number, position)
         check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
         self._go_to(dataset, cursor)
 

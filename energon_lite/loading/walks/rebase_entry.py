@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import StateError
+from energon_lite.loading.walks.plain_state import damaged, is_count
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.rebase import Rebase
 
@@ -30,8 +30,8 @@ def read_rebase(state: Any) -> Rebase | None:
         return None
     position = entry.get("position") if isinstance(entry, Mapping) else None
     starts = entry.get("starts") if isinstance(entry, Mapping) else None
-    if not isinstance(starts, Sequence) or not all(map(_is_place, [position, *starts])):
-        raise _damaged(entry)
+    if not isinstance(starts, Sequence) or not all(is_count(place, MAX_LENGTH) for place in (position, *starts)):
+        raise damaged("rebase", entry)
     return Rebase(position, tuple(starts))  # type: ignore[arg-type]  # it is a place
 
 
@@ -49,14 +49,4 @@ def check_rebase(rebase: Rebase | None, *, leaves: int, position: int, ends: boo
     if rebase is None:
         return
     if ends or len(rebase.starts) != leaves or rebase.position > position or sum(rebase.starts) > rebase.position:
-        raise _damaged(rebase_entry(rebase)["rebase"])
-
-
-def _damaged(entry: Any) -> StateError:
-    text = str(entry)
-    shown = text if len(text) <= 80 else f"{text[:80]}..."
-    return StateError(f"the state is damaged: rebase is {shown}", fix="use another checkpoint")
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_LENGTH
+        raise damaged("rebase", rebase_entry(rebase)["rebase"])

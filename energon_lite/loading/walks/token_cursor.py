@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import StateError
 from energon_lite.loading.walks.cursor import checked, header
 from energon_lite.loading.walks.identity import Identity
+from energon_lite.loading.walks.plain_state import damaged, is_count
 from energon_lite.loading.walks.rebase_entry import rebase_entry
 from energon_lite.order.rebase import Rebase
 
@@ -64,8 +64,8 @@ def from_token_state(state: Any, identity: Identity) -> TokenCursor:
     numbers = checked(state, "tokens")
     for name, most in (("chunk", _MAX_CHUNK), ("batch", _MAX_BATCH)):
         value = state.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most:
-            raise StateError(f"the state is damaged: {name} is {value!r}", fix="use another checkpoint")
+        if not is_count(value, most):
+            raise damaged(name, value)
         numbers[name] = value
     cursor = TokenCursor(**numbers)
     identity.at(cursor.begun).check(state.get("identity"))

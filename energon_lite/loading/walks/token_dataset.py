@@ -10,7 +10,9 @@ from energon_lite.batching.strategy import describe
 from energon_lite.batching.token_plan import Piece, PlannedChunk, TokenPlan
 from energon_lite.errors import UnknownLengthError, UsageError
 from energon_lite.loading.jobs.token_pipeline import TokenJob, TokenPipeline, job_number
+from energon_lite.loading.walks.cursor import check_reach
 from energon_lite.loading.walks.dataset import BaseDataset
+from energon_lite.loading.walks.plain_state import damaged
 from energon_lite.loading.walks.plans_ahead import PlansAhead
 from energon_lite.loading.walks.token_cursor import TokenCursor
 
@@ -64,6 +66,21 @@ class TokenDataset(BaseDataset):
     def is_endless(self) -> bool:
         """Whether there is only one pass, which does not end."""
         return self.plan.chunk_count(0) is None
+
+    def check_place(self, cursor: TokenCursor) -> None:
+        """Refuse the cursor of a state that has no such place in the plan.
+
+        Raises:
+            StateError: the state is damaged.
+        """
+        check_reach(self.plan.order, cursor.pass_number, cursor.chunk * self.plan.chunk)
+        count = self.plan.chunk_count(cursor.pass_number)
+        if count is not None and cursor.chunk > count:
+            raise damaged("chunk", cursor.chunk)
+        # Else one chunk after the other would be planned in search of it.
+        has = len(self.plans.get(cursor.pass_number, cursor.chunk)) if cursor.batch and cursor.chunk != count else 0
+        if cursor.batch and cursor.batch >= has:
+            raise damaged("batch", cursor.batch)
 
     def place(self, cursor: TokenCursor, ahead: int = 0) -> tuple[int, int] | None:
         """Chunk and number of the micro-batch that is ``ahead`` of a cursor's; None: the pass is over before.

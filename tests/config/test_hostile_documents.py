@@ -1,0 +1,287 @@
+"""Documents that mean harm, or are simply broken: an error of ours, soon, and without much memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.config import from_plain, load_dataset_config, load_metadataset, load_split_config, load_yaml
+from energon_lite.errors import ConfigError
+
+Write = Callable[..., Path]
+
+NESTED = {
+    "brackets": "[" * 50_000,
+    "closed brackets": "[" * 50_000 + "]" * 50_000,
+    "braces": "{" * 50_000,
+    "maps": "{a: " * 20_000,
+    "lists": "- " * 50_000,
+    "keys": "? " * 50_000,
+    "deep in a map": "a:\n  b: " + "[" * 50_000,
+    "indented": "".join(f"{' ' * depth}a:\n" for depth in range(2000)),
+}
+
+
+@pytest.mark.parametrize("text", NESTED.values(), ids=NESTED)
+def test_nesting_without_end(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"nested too deeply[\s\S]*doc\.yaml:\d+:\d+"):
+        load_yaml(write(text))
+
+
+def test_nesting_by_aliases(write: Write) -> None:
+    lines = ["a0: &a0 [x]", *(f"a{number}: &a{number} [*a{number - 1}]" for number in range(1, 2000))]
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_yaml(write("\n".join(lines)))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500 + "]" * 500, "1" * 5000, "[" * 200])
+def test_json_that_cannot_be_read(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"nested too deeply|not valid JSON"):
+        load_yaml(write(text, "doc.json"))
+
+
+def test_a_dict_nested_without_end() -> None:
+    value: Any = 1
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        from_plain({"a": value}, "<dict>")
+    while isinstance(value, list):  # or freeing it would be as deep
+        value = value.pop()
+
+
+def test_what_is_usual_is_not_too_deep(write: Write) -> None:
+    assert load_yaml(write("[" * 50 + "]" * 50)).value is not None
+    assert load_yaml(write("[" * 50 + "]" * 50, "doc.json")).value is not None
+
+
+@pytest.mark.parametrize("times", [10, 2])
+def test_aliases_take_neither_time_nor_memory(write: Write, times: int) -> None:
+    """A few hundred bytes that stand for a billion values."""
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * times)}]" for n in range(1, 31)]
+    path = write("\n".join(lines))
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match="aliases make the document larger"):
+        load_yaml(path)
+    assert time.process_time() - begin < 20
+
+
+PATTERNS = [
+    "a{0..99999999999}.tar",
+    "{0..99999999999..2}",
+    "{99999999999..0}",
+    "{0..1000000}{0..1000000}",
+    "{0..9999999}",
+    "{a,b}" * 40,
+    "{" + "{a,b}" * 40 + ",c}",
+    "{x{0..99999999},y}",
+    "{0..99999}" + "x" * 10_000,
+    "{" * 10_000 + "}" * 10_000,
+    "{a," * 10_000 + "b" + "}" * 10_000,
+    "{0.." + "9" * 5000 + "}",
+    "{" + "9" * 5000 + "..0}",
+    "{0..9.." + "9" * 5000 + "}",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=range(len(PATTERNS)))
+@pytest.mark.parametrize("key", ["split_parts", "exclude"])
+def test_braces_that_stand_for_too_much(write: Write, pattern: str, key: str) -> None:
+    document = {"split_parts": {"train": [pattern if key == "split_parts" else "a.tar"]}}
+    document |= {"exclude": [pattern]} if key == "exclude" else {}
+    path = write(json.dumps(document), "split.yaml")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=rf"braces of the pattern[\s\S]*split\.yaml:1:\d+ at {key}"):
+            load_split_config(path)
+        assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_patterns_stand_for_too_much_together(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_lite.config.split.MAX_NAMES", 1000)
+    document = {"split_parts": {"train": [f"{n}-{{0..99}}.tar" for n in range(10)]}}
+    assert len(load_split_config(write(json.dumps(document), "split.yaml")).shards("train")) == 1000
+    document["split_parts"]["val"] = ["one"]
+    with pytest.raises(ConfigError, match="braces of the pattern"):
+        load_split_config(write(json.dumps(document), "split.yaml"))
+
+
+PLACES = ["/etc/passwd", "../../../etc/passwd", "a/../../x.yaml", "..", "/"]
+
+
+@pytest.mark.parametrize("key", ["dataset_config", "split_config"])
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("kind", ["blend", "path", "datasets"])
+def test_configurations_stay_in_the_folder_of_the_data_set(write: Write, key: str, name: str, kind: str) -> None:
+    reference: Any = {"path": "digits", key: name}
+    split = reference if kind == "path" else {kind: [reference]}
+    with pytest.raises(ConfigError, match=rf"outside of the data set's \.nv-meta[\s\S]*{key}"):
+        load_metadataset(write(json.dumps({"splits": {"train": split}})), split_part="train")
+
+
+def test_other_configurations_of_the_folder_may_be_named(write: Write) -> None:
+    entry = {"path": "digits", "dataset_config": "other.yaml", "split_config": "splits/a..b.yaml"}
+    (leaf,) = load_metadataset(write(json.dumps({"splits": {"train": entry}})), split_part="train")
+    assert (leaf.dataset_config, leaf.split_config) == ("other.yaml", "splits/a..b.yaml")
+
+
+@pytest.mark.parametrize("url", ["simplecache::s3://b/x", "reference::memory://refs.json", "zip://*.tar::file:///x"])
+def test_chained_urls_are_refused(write: Write, url: str) -> None:
+    with pytest.raises(ConfigError, match="chained"):
+        load_metadataset(write(json.dumps({"splits": {"train": {"path": url}}})), split_part="train")
+
+
+# -- random changes to valid documents ------------------------------------------------------------------------------
+
+SPLIT = """\
+split_parts:
+  train: ["shard-{000..007}.tar", 'b{1,2}.tar']
+  val:
+  - shard-008.tar
+exclude: [shard-003.tar, shard-004.tar/00041]
+"""
+DATASET = """\
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map:
+  image: "jpg,png"
+  caption: json[text]
+subflavors: &x {source: web, deep: [1, 2.5, true, null]}
+"""
+BLEND = """\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    subset: {range: [0%, 50%]}
+    blend:
+      - path: digits
+        weight: {0: 0, 1_000_000: 0.5, 2e6: 0.2}
+        subset: {range: [10, end]}
+      - path: ./prose
+        weight: 1.5
+        subflavors: {a: 1}
+        shuffle_over_epochs_multiplier: -1
+  val:
+    path: good.yaml
+    split_part: held_out
+  held_out:
+    blend_epochized: [{path: digits, repetitions: 2.5, dataset_config: other.yaml}]
+"""
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "split.yaml": (SPLIT, load_split_config),
+    "dataset.yaml": (DATASET, load_dataset_config),
+    "blend.yaml": (
+        BLEND,
+        lambda path: [load_metadataset(path, split_part=part) for part in ("train", "val", "held_out")],
+    ),
+}
+JUNK = [
+    *"[]{}:,-?&*!|>'\"%@`#\n\t \\\0\x7f\x85\u2028",
+    "- ",
+    ": ",
+    "<<: *x\n",
+    "*x",
+    "&x ",
+    "!!python/object:os.system ",
+    "!!int ",
+    "!!float x",
+    "!!binary ",
+    "!!set ",
+    "---\n",
+    "...\n",
+    "%YAML 9.9\n",
+    "0x1f",
+    "1e999",
+    "-1",
+    ".nan",
+    "-.inf",
+    "9" * 30,
+    "9" * 5000,
+    "{0..999999999999}",
+    "{a,b}" * 30,
+    "../..",
+    "/etc/passwd",
+    "s3://a/b",
+    "::",
+    "[" * 300,
+    "{" * 300,
+    "- " * 300,
+    "\ufffe",
+    "é" * 100,
+]
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+def test_a_changed_document_is_read_or_refused_by_us(write: Write, name: str, data: st.DataObject) -> None:
+    """Never another exception than ours, whatever is cut, doubled, moved or put in."""
+    text, read = READERS[name]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 30))
+        what = data.draw(st.sampled_from(["cut", "double", "move", "put", "put", "put", "raw"]))
+        piece = text[at : at + length]
+        if what == "cut":
+            text = text[:at] + text[at + length :]
+        elif what == "double":
+            text = text[:at] + piece * data.draw(st.sampled_from([2, 3, 1000])) + text[at + length :]
+        elif what == "move":
+            rest = text[:at] + text[at + length :]
+            to = data.draw(st.integers(0, len(rest)))
+            text = rest[:to] + piece + rest[to:]
+        else:
+            text = text[:at] + data.draw(st.sampled_from(JUNK) if what == "put" else st.text(max_size=5)) + text[at:]
+    raw = text.encode("utf-8", "surrogatepass")
+    if data.draw(st.booleans()):
+        raw = raw.replace(b"e", bytes([data.draw(st.integers(0, 255))]), 1)
+    try:
+        read(write(raw, name))
+    except ConfigError as error:
+        assert error.fix and (error.file or error.at)
+
+
+JSON_JUNK = [None, True, -1, 2**70, 1e300, float("nan"), "", "x", "../x", "{0..999999999999}", [], {}, [[]], {"a": {}}]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_changed_values_are_read_or_refused_by_us(write: Write, name: str) -> None:
+    """Each value of a document, and each of its keys, exchanged for junk in turn."""
+    text, read = READERS[name]
+    whole = load_yaml(write(text)).plain()
+    places = list(_places(whole, ()))
+    generator = random.Random(0)
+    for place in places:
+        for junk in [*JSON_JUNK, generator.choice([2**5000, "é\ud800", "\0"])]:
+            document = json.loads(json.dumps(whole))
+            inner = document
+            for step in place[:-1]:
+                inner = inner[step]
+            inner[place[-1]] = junk
+            try:
+                text = json.dumps(document)
+            except ValueError:  # a number of too many digits for Python to write
+                continue
+            try:
+                read(write(text, name))
+            except ConfigError as error:
+                assert error.fix
+
+
+def _places(value: Any, at: tuple[Any, ...]) -> Any:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (*at, key)
+        yield from _places(inner, (*at, key))

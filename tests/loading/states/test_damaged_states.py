@@ -1,0 +1,271 @@
+"""States that are damaged, or mean harm: refused, or a place in the run; soon, without much memory, and by us."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import (
+    BestFit,
+    Capacity,
+    EnergonLiteError,
+    FatalSampleError,
+    StateError,
+    TaskEncoder,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from energon_lite.loading.states.files import read_state_files
+from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.rebase import rebase_state
+from energon_lite.loading.states.summary import summary, summary_lines
+from energon_lite.sources.webdataset import WebdatasetSource
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+class Yielding(TaskEncoder):
+    """One or two samples of each."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Iterator[Any]:
+        yield from [sample] * (1 + len(sample.text) % 2)
+
+
+def _planned(leaf: Path) -> Any:
+    return get_train_dataset(leaf, batch_size=2, worker_config=ALONE)
+
+
+def _finite(leaf: Path) -> Any:
+    return get_val_dataset(leaf, batch_size=2, worker_config=ALONE)
+
+
+def _lanes(leaf: Path) -> Any:
+    arguments: Any = {"task_encoder": Yielding(), "chunk_size": 4, "lanes": 6}
+    return get_train_dataset(leaf, batch_size=2, worker_config=ALONE, **arguments)
+
+
+def _finite_lanes(leaf: Path) -> Any:
+    return get_val_dataset(leaf, batch_size=2, worker_config=ALONE, task_encoder=Yielding(), chunk_size=4, lanes=6)
+
+
+def _tokens(leaf: Path) -> Any:
+    return get_train_dataset(
+        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", plan_chunk=8
+    )
+
+
+KINDS = {"planned": _planned, "finite": _finite, "lanes": _lanes, "finite lanes": _finite_lanes, "tokens": _tokens}
+
+
+@pytest.fixture(autouse=True)
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sample has 1 to 30 tokens; no column is on the disk."""
+
+    def column(source: WebdatasetSource, name: str) -> Any:
+        return np.arange(len(source), dtype=np.int64) * 7 % 30 + 1
+
+    monkeypatch.setattr(WebdatasetSource, "column", column)
+
+
+def _state(kind: str, leaf_of: Callable[..., Path]) -> tuple[Any, dict[str, Any]]:
+    loader = get_savable_loader(KINDS[kind](leaf_of(20, "a")))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    return loader, loader.save_state_rank()
+
+
+#: Numbers at which something may overflow, and those beside them.
+EDGES = [
+    (1 << bits) + more for bits in (0, 5, 20, 28, 31, 40, 44, 45, 53, 60, 61, 62, 63, 64, 80) for more in (-1, 0, 1)
+]
+numbers = st.sampled_from([-1, *EDGES]) | st.integers(0, 100)
+junk = st.one_of(
+    numbers,
+    st.none(),
+    st.booleans(),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(numbers, max_size=8),
+    st.lists(st.lists(numbers, max_size=8), max_size=3),
+    st.dictionaries(st.text(max_size=3) | st.integers(), numbers, max_size=2),
+    st.builds(dict, position=numbers, starts=st.lists(numbers, max_size=3)),
+    st.sampled_from([torch.zeros(2), np.arange(3), b"x", {1, 2}, 1 << 20_000, Yielding, float("nan"), "9" * 5000]),
+)
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (*at, key)
+        yield from _places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_a_damaged_state_is_refused_or_a_place_in_the_run(
+    leaf_of: Callable[..., Path], kind: str, data: st.DataObject
+) -> None:
+    """Whatever is put anywhere into a state: our error, and nothing has changed; or a run that goes on from there."""
+    loader, state = _state(kind, leaf_of)
+    changed = copy.deepcopy(state)
+    for _ in range(data.draw(st.integers(1, 2))):
+        more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "chunk", "new"]))
+        place = (more,) if more else data.draw(st.sampled_from(list(_places(changed))))
+        inner = changed
+        for step in place[:-1]:
+            inner = inner[step]
+        inner[place[-1]] = data.draw(junk)
+    begin = time.process_time()
+    try:
+        loader.restore_state_rank(changed)
+    except StateError as error:
+        assert error.fix
+        assert loader.save_state_rank() == state
+        return
+    after = loader.save_state_rank()
+    json.dumps(after)
+    assert merged([after]) == after
+    assert summary_lines(summary(after))
+    try:
+        next(iter(loader), None)
+    except (FatalSampleError, UsageError) as error:  # a place in a chunk where nothing is
+        assert isinstance(error, EnergonLiteError)
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_what_reads_states_says_what_is_wrong(
+    leaf_of: Callable[..., Path], tmp_path: Path, kind: str, data: st.DataObject
+) -> None:
+    """Files, merging, dealing, rebasing and the summary, of a state in which one value is another one."""
+    _, state = _state(kind, leaf_of)
+    place = data.draw(st.sampled_from(list(_places(state))))
+    inner = state
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = data.draw(junk)
+    dataset = KINDS[kind](leaf_of(20, "a"))
+    path = tmp_path / "state"
+    try:
+        path.write_bytes(msgpack.packb(state))
+    except (TypeError, OverflowError, ValueError):
+        torch.save(state, path)
+    for work in (
+        lambda: [summary_lines(summary(one.state)) for one in read_state_files([path])],
+        lambda: dealt(merged([state, state]), 3),
+        lambda: rebase_state(state, dataset, dataset, give_up=True),
+    ):
+        try:
+            work()
+        except EnergonLiteError as error:
+            assert error.fix
+
+
+@pytest.mark.parametrize("lanes", [1 << 28, 1 << 62, 1 << 80, -1, 0, True, 1.5, "6", None, []])
+def test_the_number_of_lanes_takes_no_memory(leaf_of: Callable[..., Path], lanes: Any) -> None:
+    loader, state = _state("lanes", leaf_of)
+    bad = state | {"lanes": lanes}
+    tracemalloc.start()
+    try:
+        for work in (loader.restore_state_rank, summary, lambda one: merged([one]), lambda one: dealt(one, 1)):
+            with pytest.raises(StateError, match="damaged: lanes is"):
+                work(bad)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(UsageError, match="lanes is"):
+        get_train_dataset(
+            leaf_of(20, "a"), batch_size=2, worker_config=ALONE, task_encoder=Yielding(), lanes=(1 << 20) + 1
+        )
+
+
+@pytest.mark.parametrize("kind", [[], {}, {"a": 1}, None, 5, "unknown", ["lanes"]])
+def test_a_kind_that_is_none(leaf_of: Callable[..., Path], tmp_path: Path, kind: Any) -> None:
+    loader, state = _state("lanes", leaf_of)
+    (tmp_path / "x.json").write_text(json.dumps(state | {"kind": kind}))
+    for work in (
+        lambda: loader.restore_state_rank(state | {"kind": kind}),
+        lambda: merged([state | {"kind": kind}]),
+        lambda: read_state_files([tmp_path / "x.json"]),
+    ):
+        with pytest.raises(StateError, match=r"damaged: (state 0: )?kind is|damaged: kind is"):
+            work()
+
+
+@pytest.mark.parametrize("name", ["pass_number", "position", "loop_start"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_number_is_too_large_to_go_on_with(leaf_of: Callable[..., Path], kind: str, name: str) -> None:
+    """2**63 was taken, and overflowed in the middle of the next loop."""
+    loader, state = _state(kind, leaf_of)
+    for number in EDGES:
+        try:
+            loader.restore_state_rank(state | {name: number})
+        except StateError as error:
+            assert error.fix and "damaged" in str(error)
+            continue
+        assert number < 1 << 61
+        next(iter(loader), None)
+    with pytest.raises(StateError, match="damaged"):
+        loader.restore_state_rank(state | {name: 1 << 63})
+    with pytest.raises(StateError, match="loop_start is"):
+        loader.restore_state_rank(state | {"loop_start": state["position"] + 1})
+
+
+def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> None:
+    """Chunk after chunk would be planned in search of it."""
+    loader, state = _state("tokens", leaf_of)
+    dataset = _tokens(leaf_of(20, "a"))
+    for batch in (50, 1 << 39):
+        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
+            loader.restore_state_rank(state | {"batch": batch})
+        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
+            rebase_state(state | {"batch": batch}, dataset, dataset)
+    assert loader.save_state_rank() == state
+
+
+def test_files_that_are_nested_or_shared_without_end(
+    leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, state = _state("planned", leaf_of)
+    monkeypatch.setattr("energon_lite.loading.states.files._MOST_STATES", 1000)
+    for inner, words in ((state, "more than 1000 loader states"), ({}, "more than [0-9]+ lists and dicts")):
+        shared: Any = [inner]
+        for _ in range(12):
+            shared = [shared] * 10
+        torch.save(shared, tmp_path / "laughs.pt")
+        with pytest.raises(StateError, match=words):
+            read_state_files([tmp_path / "laughs.pt"])
+    deep: Any = 1
+    for _ in range(sys.getrecursionlimit() // 2):
+        deep = [deep]
+    (tmp_path / "deep.json").write_text(json.dumps(state | {"new": 1}).replace('"new": 1', f'"new": {deep}'))
+    with pytest.raises(StateError, match="damaged"):
+        read_state_files([tmp_path / "deep.json"])
+    (tmp_path / "keys").write_bytes(msgpack.packb([1, 2]).join([b"\x81", b"\x01"]))
+    with pytest.raises(StateError, match="damaged, or no state"):
+        read_state_files([tmp_path / "keys"])
+    (tmp_path / "1²2.json").write_text(json.dumps(state))
+    (tmp_path / "laughs.pt").unlink()
+    (tmp_path / "deep.json").unlink()
+    (tmp_path / "keys").unlink()
+    assert len(read_state_files([tmp_path])) == 1
