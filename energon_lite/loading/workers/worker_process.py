@@ -15,19 +15,20 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.loading.jobs.hook_errors import hook_traceback
 from energon_lite.loading.jobs.pipeline import Job, Pipeline
 from energon_lite.loading.jobs.stage_timer import time_stages
 from energon_lite.loading.workers.forked_streams import renew_streams
 from energon_lite.loading.workers.observation import Notes, observed
 from energon_lite.loading.workers.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.workers.transport import Message, pack, receive, send
+from energon_lite.task_encoder import LendingScope
 
 __all__ = ["STOP_SIGNALS", "Request", "serve"]
 
@@ -95,6 +96,7 @@ def serve(
     torch.set_num_threads(1)
     if trace:
         time_stages(pipeline)
+    LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
         poll = select.poll()
@@ -183,8 +185,9 @@ def _packed_alone(answer: Answer) -> Answer:
 
 def _sendable(error: BaseException) -> BaseException:
     """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    text = hook_traceback(error)
     error.__cause__ = error.__context__ = None
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    error.__notes__ = [*getattr(error, "__notes__", ()), f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     if not isinstance(error, EnergonLiteError):
         logger.error("a worker ends the iteration:\n%s", text)
     try:
