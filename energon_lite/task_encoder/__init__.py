@@ -5,7 +5,7 @@ from energon_lite.task_encoder.checks import check_hooks
 from energon_lite.task_encoder.context import HookContext, hook_context, running_context
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 from energon_lite.task_encoder.default import DefaultTaskEncoder
-from energon_lite.task_encoder.global_generators import LendingScope
+from energon_lite.task_encoder.global_generators import LendingScope, lending
 from energon_lite.task_encoder.hooks import (
     HOOK_ORDER,
     Hooks,
@@ -32,6 +32,7 @@ __all__ = [
     "hook_context",
     "hooks_of",
     "is_overridden",
+    "lending",
     "own_hooks",
     "running_context",
     "seeded_hooks",

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["LendingScope", "lend"]
+__all__ = ["LendingScope", "lend", "lending"]
+
+T = TypeVar("T")
 
 
 class LendingScope:
@@ -61,6 +64,17 @@ class LendingScope:
                 self._lock.release()
                 raise
         _seed(seed)
+
+
+def lending(values: Iterator[T]) -> Iterator[T]:
+    """The same values, each made in a scope; between them the caller has its generators."""
+    while True:
+        with LendingScope():
+            try:
+                value = next(values)
+            except StopIteration:
+                return
+        yield value
 
 
 _scope: ContextVar[LendingScope | None] = ContextVar("energon_lite_lending_scope", default=None)

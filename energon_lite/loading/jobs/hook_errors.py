@@ -21,6 +21,7 @@ __all__ = [
     "is_out_of_resources",
     "out_of_resources",
     "returned_nothing",
+    "shows_more",
     "undeclared_generator",
 ]
 
@@ -58,6 +59,25 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
         fix=(getattr(error, "fix", None) or "") if known else "",
         in_hook=_is_foreign(error.__traceback__),
     )
+
+
+def hook_traceback(error: BaseException) -> str:
+    """The traceback without this library's frames, wherever any others are left."""
+    made = traceback.TracebackException.from_exception(error)
+    one: traceback.TracebackException | None = made
+    while one is not None:
+        own = [frame for frame in one.stack if not frame.filename.startswith(_LIBRARY)]
+        if own:
+            one.stack = traceback.StackSummary.from_list(own)
+        one = one.__cause__ or one.__context__
+    return "".join(made.format())
+
+
+def shows_more(error: BaseException) -> bool:
+    """Whether the traceback says more than the message: it has frames of the user's that are not in there."""
+    if isinstance(error, EnergonLiteError):
+        return not getattr(error, "details", "") and any(_is_foreign(one.__traceback__) for one in _chain(error))
+    return True
 
 
 def is_out_of_resources(error: BaseException) -> bool:
@@ -121,15 +141,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _is_foreign(trace: TracebackType | None) -> bool:
     return any(not one.filename.startswith(_LIBRARY) for one in traceback.extract_tb(trace))
-
-
-def hook_traceback(error: BaseException) -> str:
-    """The traceback without this library's frames, wherever any others are left."""
-    made = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = made
-    while one is not None:
-        own = [frame for frame in one.stack if not frame.filename.startswith(_LIBRARY)]
-        if own:
-            one.stack = traceback.StackSummary.from_list(own)
-        one = one.__cause__ or one.__context__
-    return "".join(made.format())

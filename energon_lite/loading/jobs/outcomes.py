@@ -12,6 +12,9 @@ from energon_lite.task_encoder import HOOK_ORDER
 
 __all__ = ["Address", "Failure", "InARow", "Mark", "Outcome", "Rejected", "Result", "of_each", "too_many_failures"]
 
+#: Hooks before it are called for single samples; what they return is not delivered yet.
+_SELECTION = HOOK_ORDER.index("select_samples_to_pack")
+
 #: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
 Address = tuple[int, ...]
 
@@ -97,21 +100,25 @@ class InARow:
 
     def __init__(self, tolerance: int, hooks: Mapping[str, int]):
         self._tolerance, self._limits = tolerance, hooks
-        self._samples = 0
+        self._early = self._late = 0  # samples lost in hooks of single samples, and behind them
         self._calls = dict.fromkeys(hooks, 0)
 
     def fine(self, mark: Mark | None = None) -> None:
         """A sample was delivered; or it went well through the hooks of single samples, which is ``Mark.FINE``."""
-        self._samples = 0
-        self._forget(len(HOOK_ORDER) if mark is None else HOOK_ORDER.index("select_samples_to_pack"))
+        self._early = 0
+        if mark is None:
+            self._late = 0
+        self._forget(len(HOOK_ORDER) if mark is None else _SELECTION)
 
     def add(self, failure: Failure) -> FatalSampleError | None:
         """The error that ends the iteration, if this failure is one too many."""
         stage = failure.stage
-        self._forget(HOOK_ORDER.index(stage) if stage in HOOK_ORDER else 0)
+        place = HOOK_ORDER.index(stage) if stage in HOOK_ORDER else 0
+        self._forget(place)
         if stage not in self._limits or failure.skipped:
-            self._samples += 1
-            count, limit = self._samples, self._tolerance
+            self._early += place < _SELECTION
+            self._late += place >= _SELECTION
+            count, limit = self._early + self._late, self._tolerance
         else:
             self._calls[stage] += not failure.shared
             count, limit = self._calls[stage], self._limits[stage]

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
-from energon_lite.loading.jobs.hook_errors import hook_traceback
+from energon_lite.loading.jobs.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.jobs.pipeline import Job, Pipeline
 from energon_lite.loading.jobs.stage_timer import time_stages
 from energon_lite.loading.workers.forked_streams import renew_streams
@@ -186,8 +186,9 @@ def _packed_alone(answer: Answer) -> Answer:
 def _sendable(error: BaseException) -> BaseException:
     """An error that can be sent: the exception itself if it survives pickling, else its text."""
     text = hook_traceback(error)
+    if shows_more(error):
+        error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     error.__cause__ = error.__context__ = None
-    error.__notes__ = [*getattr(error, "__notes__", ()), f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     if not isinstance(error, EnergonLiteError):
         logger.error("a worker ends the iteration:\n%s", text)
     try:

@@ -335,6 +335,18 @@ def test_in_training_replacements_count(leaf_of: Any, workers: int) -> None:
     assert made == 0 and "encode_sample failed 7 times in a row" in str(error)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_hook_that_always_fails_ends_the_run_soon(leaf_of: Any, workers: int) -> None:
+    class Batches(Base):
+        def batch(self, samples: list[Any]) -> Any:
+            return samples[0].captoin
+
+    arguments = {"batch_size": 4, "packing_buffer_size": 4, "chunk_size": 300}
+    _, error = _run(_loader(leaf_of(300), Batches(), workers, **arguments), 9)
+    assert "100 samples in a row" in str(error) and "in batch: AttributeError" in str(error)
+    assert f'{__file__}", line' in str(error)
+
+
 def test_energons_default_tolerance_is_taken(leaf_of: Any) -> None:
     class Energons(TaskEncoder):
         __default_failure_tolerance__ = 5
