@@ -26,6 +26,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.sources.webdataset import WebdatasetSource
 from energon_lite.task_encoder import HookContext, hook_context
 from energon_lite.task_encoder.stateless import failure_tolerance_of, restores_seeds
 
@@ -74,6 +75,13 @@ class Lengths(Draws):
         return 1 + random.randrange(3) + int(np.random.randint(3)) + int(torch.randint(3, ()))
 
 
+class Rows(Draws):
+    """Batches planned by measured lengths."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        return super().batch(samples) | {"drawn again": draw()}
+
+
 class Packs(Draws):
     """Every hook of packing draws, and the generators among them between their results."""
 
@@ -117,9 +125,18 @@ PIPELINES: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
         Lengths,
         {"batch_size": None, "batching": BestFit(Capacity(12)), "length_column": None, "plan_chunk": 24, "lanes": 12},
     ),
+    "planned tokens": (Rows, {"batch_size": None, "batching": BestFit(Capacity(12)), "plan_chunk": 40}),
     "packs": (Packs, {"batch_size": 2, "packing_buffer_size": 6, "chunk_size": 24, "lanes": 12}),
     "groups": (Groups, {"batch_size": 2, "chunk_size": 24, "lanes": 12}),
 }
+
+
+@pytest.fixture(autouse=True)
+def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    def column(self: WebdatasetSource, name: str) -> Any:
+        return 1 + np.arange(len(self), dtype=np.int64) % 6
+
+    monkeypatch.setattr(WebdatasetSource, "column", column)
 
 
 @pytest.fixture(scope="module")
