@@ -44,11 +44,18 @@ class LendingScope:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _scope.reset(self._token)
-        if self._saved is None:
-            return
         try:
-            _restore(self._saved)
+            if self._saved is not None:
+                self._give_back(self._saved)
+        finally:
+            _scope.reset(self._token)
+
+    def _give_back(self, saved: tuple[Any, Any, Any]) -> None:
+        try:
+            _restore(saved)
+        except BaseException:  # an interrupt in the middle of it
+            _restore(saved)
+            raise
         finally:
             self._saved = None
             self._lock.release()

@@ -261,6 +261,25 @@ def test_the_callers_come_back_after_an_error(leaf_of: Any, encoder: TaskEncoder
         next(iter(get_savable_loader(dataset)))
 
 
+def test_the_callers_come_back_after_an_interrupt_while_they_come_back(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupts = iter([KeyboardInterrupt()])
+    set_state = np.random.set_state
+
+    def interrupted(state: Any) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        set_state(state)
+
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Numbers(), worker_config=config)
+    monkeypatch.setattr(np.random, "set_state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(get_savable_loader(dataset)))
+    assert next(interrupts, None) is None
+
+
 class Nested(TaskEncoder):
     """A hook that runs another loader, and draws before and after."""
 
