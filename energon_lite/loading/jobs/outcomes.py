@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,8 +13,13 @@ from energon_lite.task_encoder import HOOK_ORDER
 
 __all__ = ["Address", "Failure", "InARow", "Mark", "Outcome", "Rejected", "Result", "of_each", "too_many_failures"]
 
+logger = logging.getLogger(__name__)
+
 #: Hooks before it are called for single samples; what they return is not delivered yet.
 _SELECTION = HOOK_ORDER.index("select_samples_to_pack")
+
+#: So many failures in a row are told where there is no limit.
+_TOLD = frozenset({100, 1_000, 10_000, 100_000})
 
 #: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
 Address = tuple[int, ...]
@@ -122,6 +128,8 @@ class InARow:
         else:
             self._calls[stage] += not failure.shared
             count, limit = self._calls[stage], self._limits[stage]
+        if not limit and count in _TOLD:
+            logger.warning("without end, since there is no limit: %s", too_many_failures(count, failure, self._limits))
         return too_many_failures(count, failure, self._limits) if 0 < limit <= count else None
 
     def _forget(self, before: int) -> None:

@@ -362,6 +362,28 @@ def test_energons_default_tolerance_is_taken(leaf_of: Any) -> None:
     assert "5 samples in a row" in str(error)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_failures_without_a_limit_are_told_meanwhile(leaf_of: Any, own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    told = list[bool]()
+
+    class Unlimited(TaskEncoder):
+        failure_tolerance = 5 if own else 0
+        calls = 0
+
+        @stateless(failure_tolerance=0 if own else None)
+        def encode_sample(self, sample: Any) -> Any:
+            self.calls += 1
+            told.append("in a row" in caplog.text)
+            return sample.captoin if self.calls <= 150 else sample
+
+    caplog.set_level(logging.WARNING)
+    made, error = _run(_loader(leaf_of(20), Unlimited(), batch_size=2), 1)
+    assert made == 1 and error is None
+    assert ("encode_sample failed 100 times" if own else "100 samples in a row") in caplog.text
+    assert told[:101] == [False] * 100 + [True]
+    assert "without end" in caplog.text and "return sample.captoin" in caplog.text
+
+
 def test_a_tolerance_below_none_is_refused() -> None:
     with pytest.raises(ValueError, match="failure_tolerance is -1"):
         stateless(failure_tolerance=-1)
