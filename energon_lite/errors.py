@@ -13,6 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
+
+from typing_extensions import Self
 
 __all__ = [
     "ConfigError",
@@ -38,6 +41,7 @@ __all__ = [
     "UnknownLengthError",
     "UsageError",
     "WorkerError",
+    "field_of",
     "nearest",
     "require",
 ]
@@ -210,7 +214,55 @@ class SkipSample(Exception):
 
 
 class FatalSampleError(EnergonLiteError):
-    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration."""
+    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration.
+
+    Args:
+        what, where, fix: as for :class:`EnergonLiteError`.
+        details: the traceback of the failure that it is about; shown behind them.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None, details: str = ""
+    ):
+        super().__init__(what, where=where, fix=fix)
+        self.details = details
+        if details:
+            self.args = (f"{self}\n{details.rstrip()}",)
+
+    @classmethod
+    def from_sample(cls, sample: Any, message: str = "") -> Self:
+        """One that names a sample, or the samples of a list, by key and place.
+
+        Example:
+            >>> def encode_sample(self, sample):
+            ...     try:
+            ...         return tokenize(sample.text)
+            ...     except LicenseError as error:
+            ...         raise FatalSampleError.from_sample(sample, "no license for the tokenizer") from error
+        """
+        samples = sample if isinstance(sample, list) else [sample]
+        keys = ", ".join(str(field_of(one, "__key__") or type(one).__name__) for one in samples[:_NAMED])
+        places = [
+            f"{source.dataset_path}[{source.index}] {source.shard_name}"
+            for one in samples[:_NAMED]
+            for source in field_of(one, "__sources__") or ()
+        ]
+        more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        return cls(f"sample {keys}{more} failed" + (f": {message}" if message else ""), where="; ".join(places) or None)
+
+    @classmethod
+    def from_sample_key(cls, sample_key: str) -> Self:
+        """One that names a sample."""
+        return cls(f"sample {sample_key} failed")
+
+
+#: Samples that a message names, at most.
+_NAMED = 4
+
+
+def field_of(sample: Any, name: str) -> Any:
+    """A field of a sample that may be a dict, or None."""
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
 
 
 class FatalStorageError(DatasetError, FatalSampleError):

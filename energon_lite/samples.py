@@ -232,15 +232,22 @@ class Batch(_Record):
         return cls(**(base_fields_of(samples) | collated | fields))
 
 
-def pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of equal rank, each dimension padded at its end with zeros to the largest among them."""
+def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
+    """Stack tensors of equal rank, each dimension padded at its end with ``pad`` to the largest among them.
+
+    Raises:
+        UsageError: their ranks differ.
+    """
     import torch
 
     first = values[0]
     if all(value.shape == first.shape for value in values):
         return torch.stack(list(values))
+    if any(value.dim() != first.dim() for value in values):
+        shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(value.shape for value in values))
+        raise UsageError(f"tensors of unequal rank cannot be padded to one: {shapes}", fix="bring them to one rank")
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
-    out = first.new_zeros((len(values), *largest))
+    out = first.new_full((len(values), *largest), pad) if pad else first.new_zeros((len(values), *largest))
     seen = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
     target: Any = out.numpy() if seen else out
     for number, value in enumerate(values):

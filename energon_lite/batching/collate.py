@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from energon_lite.samples import pad_stack
+from energon_lite.errors import FatalSampleError, UsageError, field_of
+from energon_lite.samples import BASE_FIELDS, Batch, pad_stack
 
-__all__ = ["batch_list", "batch_pad_stack", "batch_stack", "collate_entry", "empty_like", "generic_batch"]
+__all__ = [
+    "Padding",
+    "batch_from_samples",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "check_padding",
+    "collate_entry",
+    "empty_like",
+    "generic_batch",
+]
+
+#: What is done with tensors of one field whose shapes differ. None: that is an error. A number: each dimension is
+#: padded with it, at its end, to the largest of the batch. ``"list"``: they are left as they are, in a list. A mapping
+#: says that for single fields; those that it does not name must be alike.
+Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
 #: What is as common as it is easy to tell.
 _SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
+
+
+def check_padding(padding: Any) -> None:
+    """Refuse what is no :data:`Padding`.
+
+    Raises:
+        UsageError: names it.
+    """
+    values = padding.values() if isinstance(padding, Mapping) else [padding]
+    for value in values:
+        if isinstance(value, bool) or not (value is None or value == "list" or isinstance(value, (int, float))):
+            raise UsageError(
+                f"padding is {padding!r}", fix='give a number, "list", a dict of these by field, or None for an error'
+            )
 
 
 def batch_stack(values: Sequence[Any]) -> torch.Tensor:
@@ -38,40 +68,172 @@ def batch_list(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def generic_batch(values: Sequence[Any]) -> Any:
-    """Collate by type: tensors are padded and stacked; dicts, dataclasses and named tuples field by field, into one of
-    the same type (a dataclass that has ``from_samples`` makes its own batch); everything else becomes a list.
+def generic_batch(values: Sequence[Any], padding: Padding = None) -> Any:
+    """Collate by type: tensors of one shape are stacked; dicts, dataclasses and named tuples field by field, into one
+    of the same type (a dataclass that has ``from_samples`` makes its own batch); everything else becomes a list.
 
     Args:
         values: encoded samples of one type, at least one.
+        padding: what is done with the tensors of a field whose shapes differ; see :data:`Padding`.
+
+    Raises:
+        FatalSampleError: samples, or the values of one of their fields, are not alike. Names samples, field, shapes.
+
+    Example:
+        >>> generic_batch([{"x": torch.ones(2)}, {"x": torch.ones(3)}], padding=0)
+        {'x': tensor([[1., 1., 0.],
+                [1., 1., 1.]])}
     """
-    first = values[0]
-    if type(first) in _SCALARS:
-        return list(values)
-    if isinstance(first, torch.Tensor):
-        same_rank = all(isinstance(value, torch.Tensor) and value.dim() == first.dim() for value in values)
-        return batch_pad_stack(values) if same_rank else list(values)
-    if isinstance(first, dict):
-        return {key: collate_entry(key, [value[key] for value in values]) for key in first}
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        if hasattr(first, "from_samples"):
-            return type(first).from_samples(values)
-        names = [field.name for field in dataclasses.fields(first)]
-        return type(first)(**{name: collate_entry(name, [*map(attrgetter(name), values)]) for name in names})
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(generic_batch(column) for column in zip(*values, strict=True)))
-    return list(values)
+    try:
+        return _collate(values, padding, ())
+    except _Unlike as unlike:
+        raise unlike.error(values) from None
 
 
-def collate_entry(name: str, values: list[Any]) -> Any:
-    """One field of a batch out of its samples' values, as :func:`generic_batch` makes it."""
+def batch_from_samples(cls: Any, samples: Sequence[Any], padding: Padding = None) -> Any:
+    """``cls.from_samples(samples)``, where tensors are put together as in :func:`generic_batch`.
+
+    Raises:
+        FatalSampleError: as there.
+    """
+    if getattr(cls.from_samples, "__func__", None) is not Batch.from_samples.__func__:  # type: ignore[attr-defined]
+        return cls.from_samples(samples)  # its own way
+    fields: dict[str, Any] = {}
+    try:
+        for name in (field.name for field in dataclasses.fields(cls) if field.name not in BASE_FIELDS):
+            column = [getattr(sample, name) for sample in samples if hasattr(sample, name)]
+            if len(column) == len(samples) and any(isinstance(value, torch.Tensor) for value in column):
+                fields[name] = _collate(column, padding, (name,))
+    except _Unlike as unlike:
+        raise unlike.error(samples) from None
+    return cls.from_samples(samples, **fields)
+
+
+def collate_entry(name: str, values: list[Any], padding: Padding = None, path: tuple[str, ...] = ()) -> Any:
+    """One field of a batch out of its samples' values, as :func:`generic_batch` makes it.
+
+    Args:
+        path: the fields that it lies in.
+    """
     if name == "__sources__":
         return tuple(source for value in values for source in value or ())
     if name == "__restore_key__":
         return tuple(values)
     if name in ("__key__", "__subflavors__"):
         return values
-    return generic_batch(values)
+    return _collate(values, padding, (*path, name))
+
+
+def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> Any:
+    kinds = set(map(type, values))
+    if kinds <= _SCALARS:
+        return list(values)
+    own: Any = padding.get(path[0] if path else "") if isinstance(padding, Mapping) else padding
+    first = values[0]
+    if all(isinstance(value, torch.Tensor) for value in values):
+        if all(value.shape == first.shape and value.dtype == first.dtype for value in values):
+            return torch.stack(list(values))
+        if own == "list":
+            return list(values)
+        if own is None or any(value.dim() != first.dim() or value.dtype != first.dtype for value in values):
+            raise _Unlike(path, can_pad=True)
+        return pad_stack(values, own)
+    if not any(map(_is_structured, values)):
+        return list(values)
+    if len(kinds) > 1:
+        if own == "list" and path:
+            return list(values)
+        raise _Unlike(path)
+    if isinstance(first, dict):
+        if any(value.keys() != first.keys() for value in values):
+            if own == "list" and path:
+                return list(values)
+            raise _Unlike(path)
+        return {key: collate_entry(key, [value[key] for value in values], padding, path) for key in first}
+    kind: Any = type(first)
+    if dataclasses.is_dataclass(first):
+        if hasattr(first, "from_samples"):
+            return batch_from_samples(kind, values, padding)
+        names = [field.name for field in dataclasses.fields(first)]
+        return kind(**{name: collate_entry(name, [*map(attrgetter(name), values)], padding, path) for name in names})
+    columns = zip(kind._fields, zip(*values, strict=True), strict=True)
+    return kind(*(_collate(column, padding, (*path, name)) for name, column in columns))
+
+
+def _is_structured(value: Any) -> bool:
+    """Whether a value is not just put into a list."""
+    if isinstance(value, (torch.Tensor, dict)):
+        return True
+    if isinstance(value, tuple):
+        return hasattr(value, "_fields")
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+class _Unlike(Exception):
+    """Values that cannot be put together.
+
+    Args:
+        path: the fields that they lie in; none: they are the samples.
+        can_pad: they are tensors.
+    """
+
+    def __init__(self, path: tuple[str, ...], *, can_pad: bool = False):
+        self.path, self.can_pad = path, can_pad
+
+    def error(self, samples: Sequence[Any]) -> FatalSampleError:
+        """What the user is told."""
+        values = [self._value(sample) for sample in samples]
+        found: dict[str, list[str]] = {}
+        for number, (sample, value) in enumerate(zip(samples, values, strict=True)):
+            key = field_of(sample, "__key__")
+            found.setdefault(_looks(value, values), []).append(f"sample {number}" if key is None else str(key))
+        if not self.path and len(set(map(type, samples))) > 1:
+            what, fix = f"one batch has samples of {len(found)} types", _MAKE_ONE_TYPE
+        else:
+            whose = f"samples whose {'.'.join(self.path)!r} is" if self.path else "samples that are"
+            what = f"one batch has {whose} not alike"
+            fix = "let encode_sample make them alike, or write a `batch` of your own"
+            if self.can_pad and len({value.dim() for value in values}) == 1:
+                fix += "; or ask for padding at the ends: padding = 0 (or another number) in the task encoder"
+            if self.path:
+                fix += f'; or keep them as a list: padding = {{"{self.path[0]}": "list"}} in the task encoder'
+        seen = [f"{looks}: {_named(those)}" for looks, those in found.items()]
+        more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+        return FatalSampleError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
+
+    def _value(self, sample: Any) -> Any:
+        for name in self.path:
+            sample = sample[name] if isinstance(sample, dict) else getattr(sample, name)
+        return sample
+
+
+#: Kinds of values that a message shows, and samples of each, at most.
+_SHOWN = 4
+_MAKE_ONE_TYPE = (
+    "make one type of them, in encode_sample or with cookers; or keep them apart: batch_group_criterion, returning "
+    "(type(sample).__name__, None)"
+)
+
+
+def _looks(value: Any, others: Sequence[Any]) -> str:
+    """What a value is, as far as that tells it from others."""
+    if isinstance(value, torch.Tensor):
+        dtypes = {one.dtype for one in others if isinstance(one, torch.Tensor)}
+        dtype = f", {value.dtype}" if len(dtypes) > 1 else ""
+        return f"shape {list(value.shape)}{dtype}"
+    if isinstance(value, dict) and all(isinstance(one, dict) for one in others):
+        return f"entries {', '.join(map(str, value))}"
+    return type(value).__name__
+
+
+def _named(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+
+
+def _places(samples: Sequence[Any]) -> str | None:
+    """The data sets that samples come from."""
+    paths = dict.fromkeys(source.dataset_path for sample in samples for source in field_of(sample, "__sources__") or ())
+    return ", ".join(paths) or None
 
 
 def empty_like(batch: Any, rows: int) -> Any:

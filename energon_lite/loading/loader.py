@@ -32,6 +32,7 @@ from energon_lite.loading.walks.savable_dataset import SavableDataset
 from energon_lite.loading.walks.token_dataset import TokenDataset
 from energon_lite.loading.walks.token_walk import TokenWalk
 from energon_lite.loading.workers.pool_options import OnTimeout, PoolOptions, StartMethod
+from energon_lite.task_encoder import failure_tolerances
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class DataLoader:
         if trace is not None and self._writes:
             self._trace = TraceFile(trace, config.rank, config.world_size, dataset.leaves)
         names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
-        self._report = Report(dataset.task_encoder.failure_tolerance, names, self._quarantine)
+        encoder = dataset.task_encoder
+        self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline: Pipeline = dataset.pipeline()

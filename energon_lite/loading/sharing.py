@@ -125,7 +125,7 @@ def check_peers(batch: Any, replica: Replica) -> None:
             raise TopologyError(
                 f"peers along {axis} have different batches ({listed})",
                 fix="a hook depends on something else than its arguments and self.rng: the rank, the time, a global "
-                "generator (mark the hook @stateless(restore_seeds=True)), or files that differ between machines",
+                "generator in a hook marked restore_seeds=False, or files that differ between machines",
             )
 
 

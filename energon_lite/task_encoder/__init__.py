@@ -2,23 +2,39 @@
 
 from energon_lite.task_encoder.base import TaskEncoder
 from energon_lite.task_encoder.checks import check_hooks
-from energon_lite.task_encoder.context import HookContext, hook_context
+from energon_lite.task_encoder.context import HookContext, hook_context, running_context
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 from energon_lite.task_encoder.default import DefaultTaskEncoder
-from energon_lite.task_encoder.hooks import Hooks, hooks_of, is_overridden
+from energon_lite.task_encoder.global_generators import LendingScope, lending
+from energon_lite.task_encoder.hooks import (
+    HOOK_ORDER,
+    Hooks,
+    failure_tolerances,
+    hooks_of,
+    is_overridden,
+    own_hooks,
+    seeded_hooks,
+)
 from energon_lite.task_encoder.stateless import stateless
 
 __all__ = [
+    "HOOK_ORDER",
     "Cooker",
     "DefaultTaskEncoder",
     "HookContext",
     "Hooks",
+    "LendingScope",
     "TaskEncoder",
     "basic_sample_keys",
     "check_hooks",
     "cooker",
+    "failure_tolerances",
     "hook_context",
     "hooks_of",
     "is_overridden",
+    "lending",
+    "own_hooks",
+    "running_context",
+    "seeded_hooks",
     "stateless",
 ]

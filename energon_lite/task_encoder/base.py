@@ -9,8 +9,9 @@ With packing, the samples of a buffer are put together in packs before they are 
 
 A hook may raise :class:`~energon_lite.SkipSample`; any other exception counts as a failed sample. Hooks run in worker
 processes, for any sample, in any order, perhaps twice (when a worker died): they should depend on their arguments and
-on ``self.rng`` only. A hook that draws from Python's, numpy's or torch's *global* generators is marked
-``@stateless(restore_seeds=True)``; it then finds them seeded for this very sample, and leaves them as they were.
+on their randomness only. That is ``self.rng`` and the *global* generators of Python, numpy and torch (CPU): a hook
+finds them seeded for this very sample (or batch), and they are the caller's again afterwards. Hooks of yours are seeded
+unless they say ``@stateless(restore_seeds=False)``, which saves some microseconds.
 
 A hook may be a generator function (written with ``yield``), where its description says so; then it decides how many
 results there are.
@@ -22,14 +23,14 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, cast
 
-import numpy as np
 from typing_extensions import TypeVar
 
-from energon_lite.batching.collate import empty_like, generic_batch
+from energon_lite.batching.collate import Padding, batch_from_samples, empty_like, generic_batch
 from energon_lite.errors import UsageError
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.task_encoder.context import current_context
 from energon_lite.task_encoder.cooking import Cooker
+from energon_lite.task_encoder.randomness import HookGenerator
 from energon_lite.task_encoder.stateless import stateless
 
 __all__ = ["BatchT", "EncodedT", "RawBatchT", "SampleT", "TaskEncoder", "fields_of", "fill"]
@@ -49,7 +50,10 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     Attributes:
         decoder: how parts become values; None gives hooks the raw bytes.
         cookers: for crude data sets; the first one that matches the data set's subflavors is used.
-        failure_tolerance: so many samples failing in a row end the iteration; 0: no limit.
+        failure_tolerance: so many samples failing in a row end the iteration; 0: no limit. Energon's
+            ``__default_failure_tolerance__`` is taken for it.
+        padding: what the default ``batch`` does with tensors of one field whose shapes differ. None: that is an error.
+            A number: pad their ends with it. ``"list"``: leave them in a list. A dict says it field by field.
 
     Example:
         >>> class Captions(TaskEncoder):
@@ -60,6 +64,12 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     decoder: SampleDecoder | None = SampleDecoder()
     cookers: ClassVar[Sequence[Cooker]] = ()
     failure_tolerance: int = 100
+    padding: Padding = None
+
+    def __init_subclass__(cls, **more: Any):
+        super().__init_subclass__(**more)
+        if "__default_failure_tolerance__" in vars(cls) and "failure_tolerance" not in vars(cls):
+            cls.failure_tolerance = vars(cls)["__default_failure_tolerance__"] or 0
 
     @stateless
     def cook_crude_sample(self, sample: Any, cooker: Cooker) -> SampleT:
@@ -133,8 +143,11 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         return cast(BatchT, empty_like(like, rows))
 
     @property
-    def rng(self) -> np.random.Generator:
-        """The running hook's own generator: equal for the same sample (or batch) whenever and wherever it is made."""
+    def rng(self) -> HookGenerator:
+        """The running hook's own generator: equal for the same sample (or batch) whenever and wherever it is made.
+
+        It is numpy's (``self.rng.integers(10)``); ``self.rng.torch`` and ``self.rng.random`` are torch's and Python's.
+        """
         return current_context("rng").rng
 
     @property
@@ -165,10 +178,10 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     def _batch(self, samples: list[Any], result_type: type | None) -> Any:
         """Collate field by field into ``result_type``, or into the samples' own type."""
         if result_type is None:
-            return generic_batch(samples)
+            return generic_batch(samples, self.padding)
         if dataclasses.is_dataclass(result_type) and hasattr(result_type, "from_samples"):
-            return result_type.from_samples(samples)
-        return fill(result_type, generic_batch(samples))
+            return batch_from_samples(result_type, samples, self.padding)
+        return fill(result_type, generic_batch(samples, self.padding))
 
 
 def fields_of(value: Any) -> dict[str, Any]:

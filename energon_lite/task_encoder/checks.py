@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.task_encoder.base import TaskEncoder
 from energon_lite.task_encoder.hooks import is_generator, is_overridden
@@ -36,6 +37,7 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
             f"task_encoder is a {type(encoder).__name__}",
             fix="derive it from energon_lite.TaskEncoder, and give an instance",
         )
+    check_padding(encoder.padding)
     _check_names(encoder)
     _check_packing(encoder, packing_buffer_size)
     _check_generators(encoder, packing=packing_buffer_size is not None)
@@ -49,10 +51,6 @@ def _check_names(encoder: TaskEncoder) -> None:
                 f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
                 fix="do it in encode_sample, batch or encode_batch",
             )
-    if hasattr(cls, "__default_failure_tolerance__"):
-        raise UsageError(
-            f"{cls.__name__}.__default_failure_tolerance__ has no effect", fix="set failure_tolerance instead"
-        )
     if len(inspect.signature(cls.cook_crude_sample).parameters) != 3:
         raise UsageError(
             f"{cls.__name__}.cook_crude_sample is called with (sample, cooker)",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-import numpy as np
-
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
+from energon_lite.task_encoder.global_generators import lend
+from energon_lite.task_encoder.randomness import HookGenerator
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
 
@@ -22,25 +22,40 @@ class HookContext:
         batch_index: number of the micro-batch in its pass, counted over all ranks.
     """
 
-    __slots__ = ("_origin", "_rng", "batch_index", "sample_index")
+    __slots__ = ("_loan", "_origin", "_rng", "_seed", "batch_index", "sample_index")
 
     def __init__(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None):
         self._origin = origin
         self.sample_index = sample_index
         self.batch_index = batch_index
-        self._rng: np.random.Generator | None = None
+        self._seed: int | None = None
+        self._rng: HookGenerator | None = None
+        self._loan: lend | None = None
 
     @property
     def seed(self) -> int:
         """64 bits."""
-        return hash_ints(*self._origin)
+        if self._seed is None:
+            self._seed = hash_ints(*self._origin)
+        return self._seed
 
     @property
-    def rng(self) -> np.random.Generator:
-        """Made at the first call; goes on from there within one hook's run."""
+    def rng(self) -> HookGenerator:
+        """Made at the first call; goes on from there for all hooks that run here."""
         if self._rng is None:
-            self._rng = np.random.Generator(np.random.Philox(key=self.seed))
+            self._rng = HookGenerator(self.seed)
         return self._rng
+
+    def seed_globals(self) -> None:
+        """Seed Python's, numpy's and torch's global generators, once; they go on from there, as ``rng`` does."""
+        if self._loan is None:
+            self._loan = lend(self.seed)
+
+    def end(self) -> None:
+        """Put back the global generators, if they were seeded."""
+        if self._loan is not None:
+            loan, self._loan = self._loan, None
+            loan.end()
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
@@ -49,22 +64,29 @@ _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", defau
 class hook_context:
     """Run hooks as the loader does; tests of task encoders may use it too.
 
+    Args:
+        context: where they are.
+        seeds: seed the global generators at once; else whoever runs the hooks does so before the first that may draw.
+
     Example:
         >>> with hook_context(HookContext(1)):
         ...     encoded = encoder.encode_sample(sample)
     """
 
-    __slots__ = ("_context", "_token")
+    __slots__ = ("_context", "_seeds", "_token")
 
-    def __init__(self, context: HookContext):
-        self._context = context
+    def __init__(self, context: HookContext, *, seeds: bool = True):
+        self._context, self._seeds = context, seeds
 
     def __enter__(self) -> HookContext:
         self._token = _context.set(self._context)
+        if self._seeds:
+            self._context.seed_globals()
         return self._context
 
     def __exit__(self, *_: object) -> None:
         _context.reset(self._token)
+        self._context.end()
 
 
 def current_context(what: str) -> HookContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, cast
 
+from energon_lite.batching.collate import Padding
 from energon_lite.task_encoder.base import BatchT, EncodedT, RawBatchT, SampleT, TaskEncoder, fill
 from energon_lite.task_encoder.stateless import stateless
 
@@ -14,12 +15,17 @@ __all__ = ["DefaultTaskEncoder"]
 class DefaultTaskEncoder(
     TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
 ):
-    """Copies fields by name into the given types; batches by padding and stacking tensors, listing everything else.
+    """Copies fields by name into the given types; batches by stacking tensors, and listing everything else.
 
     Args:
         encoded_sample_type: dataclass, named tuple or ``dict`` that ``encode_sample`` makes; None: the sample itself.
         raw_batch_type: what ``batch`` makes.
         batch_type: what ``encode_batch`` makes.
+        padding: for tensors of unequal shape: a number to pad with, ``"list"``, or either field by field. None: the
+            class's own, without which they are an error.
+
+    Example:
+        >>> DefaultTaskEncoder(padding=0)
     """
 
     def __init__(
@@ -28,10 +34,13 @@ class DefaultTaskEncoder(
         encoded_sample_type: type | None = None,
         raw_batch_type: type | None = None,
         batch_type: type | None = None,
+        padding: Padding = None,
     ):
         self.encoded_sample_type = encoded_sample_type
         self.raw_batch_type = raw_batch_type
         self.batch_type = batch_type
+        if padding is not None:
+            self.padding = padding
 
     @stateless
     def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:

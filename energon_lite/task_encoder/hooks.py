@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from energon_lite.task_encoder.base import TaskEncoder
 from energon_lite.task_encoder.default import DefaultTaskEncoder
+from energon_lite.task_encoder.stateless import failure_tolerance_of, restores_seeds
 
-__all__ = ["Hooks", "hooks_of", "is_generator", "is_overridden"]
+__all__ = [
+    "HOOK_ORDER",
+    "Hooks",
+    "failure_tolerances",
+    "hooks_of",
+    "is_generator",
+    "is_overridden",
+    "own_hooks",
+    "seeded_hooks",
+]
+
+#: All hooks that make something of samples, as a sample meets them.
+HOOK_ORDER = (
+    "cook_crude_sample",
+    "preencode_sample",
+    "encode_sample",
+    "select_samples_to_pack",
+    "postencode_sample",
+    "pack_selected_samples",
+    "sample_length",
+    "batch_group_criterion",
+    "batch",
+    "encode_batch",
+    "empty_batch",
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +103,36 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:
     """Whether a hook is the user's own."""
-    return getattr(type(encoder), name) not in (getattr(TaskEncoder, name), getattr(DefaultTaskEncoder, name))
+    own = getattr(type(encoder), name, None)
+    return own not in (getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None))
+
+
+def own_hooks(encoder: TaskEncoder) -> frozenset[str]:
+    """The hooks in which code of the user's runs."""
+    return frozenset(name for name, _ in _own_functions(encoder))
+
+
+def seeded_hooks(encoder: TaskEncoder) -> frozenset[str]:
+    """Those of them that find the global generators seeded: all that do not say ``restore_seeds=False``."""
+    return frozenset(name for name, function in _own_functions(encoder) if restores_seeds(function))
+
+
+def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:
+    """The tolerances of those that have one of their own. Of several cookers the strictest counts; 0: no limit."""
+    found: dict[str, int] = {}
+    for name, function in _own_functions(encoder):
+        tolerance = failure_tolerance_of(function)
+        if tolerance is not None:
+            found[name] = min(found.get(name) or tolerance, tolerance or found.get(name, 0))
+    return found
+
+
+def _own_functions(encoder: TaskEncoder) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name in HOOK_ORDER:
+        if is_overridden(encoder, name):
+            yield name, getattr(encoder, name)
+    for cooker in encoder.cookers:
+        yield "cook_crude_sample", cooker.cook
 
 
 def is_generator(encoder: TaskEncoder, name: str) -> bool:

@@ -1,22 +1,13 @@
-"""Marking hooks as pure, and giving them seeded global generators."""
+"""What a hook says about itself: whether it wants the global generators seeded, and how often it may fail."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import logging
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-import numpy as np
+from energon_lite.errors import UsageError
 
-from energon_lite.task_encoder.context import running_context
-
-__all__ = ["stateless"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["failure_tolerance_of", "restores_seeds", "stateless"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,82 +17,46 @@ def stateless(fn: F) -> F: ...
 
 
 @overload
-def stateless(*, restore_seeds: bool = False, failure_tolerance: int | None = None) -> Callable[[F], F]: ...
+def stateless(*, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Callable[[F], F]: ...
 
 
-def stateless(fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None) -> Any:
-    """Mark a hook as a pure function of its arguments and of its randomness.
+def stateless(fn: F | None = None, *, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Any:
+    """Mark a hook as a pure function of its arguments and of its randomness. A hook without the mark is taken for one.
 
     Args:
-        restore_seeds: seed the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) for this very
-            sample or batch before the hook runs, and put the caller's generators back afterwards.
-        failure_tolerance: has no effect, with a warning; set ``TaskEncoder.failure_tolerance``.
+        restore_seeds: the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) are seeded for this
+            very sample or batch before the hook runs, and are the caller's again afterwards. False: the hook does
+            not draw from them, and saves the time.
+        failure_tolerance: so many failures of this hook in a row end the iteration; they do not count for the
+            encoder's ``failure_tolerance`` then. 0: no limit; None: only that of the encoder.
+
+    Raises:
+        UsageError: the tolerance is negative.
 
     Example:
         >>> class Encoder(TaskEncoder):
-        ...     @stateless(restore_seeds=True)
+        ...     @stateless(restore_seeds=False, failure_tolerance=10)
         ...     def encode_sample(self, sample):
-        ...         return jitter(sample, random.random())
+        ...         return tokenize(sample.text)
     """
-    if failure_tolerance is not None:
-        logger.warning("stateless(failure_tolerance=...) has no effect: set failure_tolerance of the task encoder")
-    if fn is None:
-        return functools.partial(stateless, restore_seeds=restore_seeds)
-    if not restore_seeds:
-        fn.__stateless__ = True  # type: ignore[attr-defined]
-        return fn
-    if inspect.isgeneratorfunction(inspect.unwrap(fn)):
-        return _seeded_generator(fn)
+    if failure_tolerance is not None and failure_tolerance < 0:
+        raise UsageError(f"failure_tolerance is {failure_tolerance}", fix="give at least 1, or 0 for no limit")
 
-    @functools.wraps(fn)
-    def seeded(*args: Any, **kwargs: Any) -> Any:
-        context = running_context()
-        if context is None:  # called by the user, outside of a loader: nothing to seed from
-            return fn(*args, **kwargs)
-        with _seeded_globals(context.seed):
-            return fn(*args, **kwargs)
+    def mark(hook: Any) -> Any:
+        hook.__stateless__ = True
+        if fn is None:  # else what another decorator has said of it stays
+            hook.__restore_seeds__, hook.__failure_tolerance__ = restore_seeds, failure_tolerance
+        return hook
 
-    seeded.__stateless__ = seeded.__seeds_globals__ = True  # type: ignore[attr-defined]
-    return seeded
+    return mark if fn is None else mark(fn)
 
 
-def _seeded_generator(fn: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """The same for a hook with ``yield``: it runs to its end at once, so that nobody else draws in between."""
-
-    @functools.wraps(fn)
-    def seeded(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        context = running_context()
-        if context is None:
-            yield from fn(*args, **kwargs)
-            return
-        values: list[Any] = []
-        failure: Exception | None = None
-        with _seeded_globals(context.seed):
-            try:
-                for value in fn(*args, **kwargs):
-                    values.append(value)  # kept even if the next one fails
-            except Exception as error:
-                failure = error
-        yield from values
-        if failure is not None:
-            raise failure
-
-    seeded.__stateless__ = seeded.__seeds_globals__ = True  # type: ignore[attr-defined]
-    return seeded
+def restores_seeds(fn: Callable[..., Any]) -> bool:
+    """Whether the global generators are seeded for a hook."""
+    return bool(getattr(fn, "__restore_seeds__", True))
 
 
-@contextmanager
-def _seeded_globals(seed: int) -> Iterator[None]:
-    import torch
-
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        # Not torch.manual_seed: that would also touch the CUDA generators.
-        torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        yield
-    finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
-        torch.set_rng_state(saved[2])
+def failure_tolerance_of(fn: Callable[..., Any]) -> int | None:
+    """The hook's own tolerance."""
+    found: int | None = getattr(fn, "__failure_tolerance__", None)
+    return found

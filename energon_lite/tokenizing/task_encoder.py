@@ -31,6 +31,7 @@ class TokenizedSample(Sample):
 
 
 @cooker
+@stateless(restore_seeds=False)
 def _cook(sample: CrudeSample) -> TokenizedSample:
     mask = sample.get(MASK_PART)
     return TokenizedSample(
@@ -63,7 +64,7 @@ class TokenizedTaskEncoder(TaskEncoder):
         super().__init__()
         self.packed, self.pad, self.multiple = packed, pad, multiple
 
-    @stateless
+    @stateless(restore_seeds=False)
     def encode_sample(self, sample: TokenizedSample) -> TokenSequence:
         """Tokens, labels and loss mask.
 
@@ -75,12 +76,13 @@ class TokenizedTaskEncoder(TaskEncoder):
         tokens, labels, loss_mask = next_token_pairs(sample.tokens.to(torch.int64), sample.mask)
         return TokenSequence.derive_from(sample, tokens=tokens, labels=labels, loss_mask=loss_mask)
 
-    @stateless
+    @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSequence]) -> PackedBatch | PaddedBatch:
         """One row, or one for each sample. No samples make an empty batch."""
         make = pack_sequences if self.packed else pad_sequences
         return make(samples, pad=self.pad, multiple=self.multiple)
 
+    @stateless(restore_seeds=False)
     def empty_batch(self, like: Any, rows: int) -> PackedBatch | PaddedBatch:
         """A batch for a rank that finds no samples left."""
         return self.batch([])

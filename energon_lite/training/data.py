@@ -178,7 +178,7 @@ class MultimodalTaskEncoder(TaskEncoder):
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_length, self.image_size, self.training = max_length, image_size, training
 
-    @stateless
+    @stateless(restore_seeds=False)
     def encode_sample(self, sample: CaptioningSample | TextSample) -> TokenSample:
         """One row of a sample.
 
@@ -199,11 +199,12 @@ class MultimodalTaskEncoder(TaskEncoder):
             return self._row(sample, tokens[start : start + self.max_length + 1])
         raise SkipSample(f"cannot make a row of a {type(sample).__name__}")
 
+    @stateless(restore_seeds=False)
     def empty_batch(self, like: MultimodalBatch, rows: int) -> MultimodalBatch:
         """A batch of no rows, for a rank that has run out of samples before the others."""
         return self.batch([])
 
-    @stateless
+    @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSample]) -> MultimodalBatch:
         """Pad rows to the longest one. No samples make a batch of no rows."""
         rows, length = len(samples), max((len(sample.tokens) for sample in samples), default=0)

@@ -50,7 +50,7 @@ class SequenceTaskEncoder(MultimodalTaskEncoder):
         super().__init__(max_length=max_length, image_size=image_size, training=training, tokenizer=tokenizer)
         self.patch_size, self.packed = patch_size, packed
 
-    @stateless
+    @stateless(restore_seeds=False)
     def encode_sample(self, sample: CaptioningSample | TextSample) -> TokenSequence:  # type: ignore[override]
         """The sequence of a sample; no label counts where an image is.
 
@@ -69,7 +69,7 @@ class SequenceTaskEncoder(MultimodalTaskEncoder):
             media={"image": row.image[None]},
         )
 
-    @stateless
+    @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:  # type: ignore[override]
         """One packed row, or padded rows. No samples make a batch of no rows."""
         pad, size = self.tokenizer.pad, self.image_size

@@ -15,14 +15,18 @@ from energon_lite import (
     Batch,
     CaptioningSample,
     DefaultTaskEncoder,
+    FatalSampleError,
     Sample,
+    SourceInfo,
     TextSample,
     UsageError,
+    WorkerConfig,
     batch_list,
     batch_pad_stack,
     batch_stack,
     edataclass,
     generic_batch,
+    get_train_dataset,
 )
 from energon_lite.batching.collate import empty_like
 
@@ -58,6 +62,8 @@ def test_padding() -> None:
     out = batch_pad_stack([torch.ones(1, 2), torch.ones(2, 1)])
     assert out.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
     assert batch_pad_stack([torch.arange(3, dtype=torch.int16)] * 2).dtype == torch.int16
+    with pytest.raises(UsageError, match=r"unequal rank cannot be padded to one: \[1\], \[1, 1\]"):
+        batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
 
 
 def test_stacking_and_listing() -> None:
@@ -70,7 +76,7 @@ def test_stacking_and_listing() -> None:
 @pytest.mark.parametrize("kind", [dict, Plain, Named])
 def test_collation_keeps_the_type(kind: Any) -> None:
     made = [kind(x=torch.ones(n), name=f"n{n}") for n in (1, 2)]
-    batch = generic_batch(made)
+    batch = generic_batch(made, padding=0)
     assert type(batch) is kind
     x, name = (batch["x"], batch["name"]) if kind is dict else (batch.x, batch.name)
     assert x.tolist() == [[1, 0], [1, 1]] and name == ["n1", "n2"]
@@ -79,12 +85,11 @@ def test_collation_keeps_the_type(kind: Any) -> None:
 def test_other_values_become_lists() -> None:
     assert generic_batch([1, 2]) == [1, 2]
     assert [type(value) for value in generic_batch([np.ones(1), np.ones(2)])] == [np.ndarray] * 2
-    mixed = [torch.ones(1), torch.ones(1, 1)]
-    assert generic_batch(mixed) == mixed
+    assert generic_batch([1, None, "a"]) == [1, None, "a"]
 
 
 def test_samples_become_one_of_their_type_with_lists_of_base_fields() -> None:
-    batch = DefaultTaskEncoder().batch([_caption(1), _caption(2)])
+    batch = DefaultTaskEncoder(padding=0).batch([_caption(1), _caption(2)])
     assert isinstance(batch, CaptioningSample)
     assert batch.__key__ == ["1", "2"] and batch.__subflavors__ == [{"n": 1}, {"n": 2}]
     assert batch.image.shape == (2, 1, 2, 2) and batch.caption == ["x", "xx"]
@@ -97,7 +102,7 @@ def test_fields_are_copied_into_the_types_that_are_asked_for(kind: Any) -> None:
         name: str
         more: int
 
-    encoder = DefaultTaskEncoder(encoded_sample_type=kind, raw_batch_type=dict, batch_type=kind)
+    encoder = DefaultTaskEncoder(encoded_sample_type=kind, raw_batch_type=dict, batch_type=kind, padding={"x": 0})
     encoded = [encoder.encode_sample(Source(torch.ones(n), f"n{n}", 5)) for n in (1, 2)]
     raw = encoder.batch(encoded)
     assert type(encoded[0]) is kind and type(raw) is dict
@@ -120,6 +125,70 @@ def test_batch_from_samples() -> None:
         Images.extend(Scaled.extend(batch, scale=2.0))
     encoder = DefaultTaskEncoder(raw_batch_type=Images)
     assert isinstance(encoder.batch([_caption(1)]), Images)
+
+
+TENSORS = st.builds(
+    lambda shape, dtype: torch.ones(shape, dtype=dtype),
+    st.lists(st.integers(0, 2), max_size=2),
+    st.sampled_from([torch.int64, torch.float32]),
+)
+
+
+@given(values=st.lists(TENSORS, min_size=1, max_size=3), padding=st.sampled_from([None, 0, 7, "list", {"x": 7}]))
+def test_tensors_are_stacked_where_alike_and_else_only_as_asked_for(values: list[torch.Tensor], padding: Any) -> None:
+    shapes, ranks = {value.shape for value in values}, {value.dim() for value in values}
+    one_type = len({value.dtype for value in values}) == 1
+    samples = [{"__key__": f"key {number}", "x": value} for number, value in enumerate(values)]
+    if len(shapes) == 1 and one_type:
+        assert torch.equal(generic_batch(samples, padding)["x"], torch.stack(values))
+    elif padding == "list":
+        assert all(one is other for one, other in zip(generic_batch(samples, padding)["x"], values, strict=True))
+    elif padding is None or len(ranks) > 1 or not one_type:
+        with pytest.raises(FatalSampleError, match="'x' is not alike") as caught:
+            generic_batch(samples, padding)
+        assert "key 0" in str(caught.value) and f"shape {list(values[-1].shape)}" in str(caught.value)
+    else:
+        padded, pad = generic_batch(samples, padding)["x"], 0 if padding == 0 else 7
+        for row, value in zip(padded, values, strict=True):
+            assert int((row == 1).sum()) == value.numel() and int((row == pad).sum()) == row.numel() - value.numel()
+
+
+def test_what_is_not_alike_is_named(leaf_of: Any) -> None:
+    with pytest.raises(FatalSampleError, match=r"'image' is not alike: shape \[1, 1, 2\]: 1; shape \[1, 2, 2\]: 2"):
+        DefaultTaskEncoder().batch([_caption(1), _caption(2)])
+    with pytest.raises(FatalSampleError, match=r"'a\.b' is not alike: shape \[1\]: sample 0; NoneType: sample 1"):
+        generic_batch([{"a": {"b": torch.ones(1)}}, {"a": {"b": None}}])
+    with pytest.raises(FatalSampleError, match=r"that are not alike: entries a, b: sample 0; entries a: sample 1"):
+        generic_batch([{"a": 1, "b": 2}, {"a": 1}])
+    with pytest.raises(FatalSampleError, match=r"'image' is not alike"):
+        DefaultTaskEncoder(raw_batch_type=Images).batch([_caption(1), _caption(2)])
+    with pytest.raises(FatalSampleError, match="padding = 0"):
+        generic_batch([torch.ones(1), torch.ones(2)])
+    assert generic_batch([{"a": {"b": 1}}, {"a": None}], {"a": "list"}) == {"a": [{"b": 1}, None]}
+    assert DefaultTaskEncoder(raw_batch_type=Images, padding=5).batch([_caption(1), _caption(2)]).image[0, 0, 1, 0] == 5
+
+
+def test_two_types_in_one_batch_are_told_from_each_other() -> None:
+    def of(kind: Any, key: str, path: str, **fields: Any) -> Any:
+        source = SourceInfo(dataset_path=path, index=0, shard_name="a.tar", file_names=())
+        return kind(__key__=key, __restore_key__=(), __sources__=(source,), **fields)
+
+    text = of(TextSample, "t", "/data/texts", text="x")
+    caption = of(CaptioningSample, "c", "/data/captions", image=torch.ones(1), caption="x")
+    for samples in ([text, caption], [caption, text]):
+        with pytest.raises(FatalSampleError, match="one batch has samples of 2 types") as caught:
+            generic_batch(samples)
+        words = ("TextSample: t", "CaptioningSample: c", "/data/texts", "/data/captions", "encode_sample", "cooker")
+        assert all(word in str(caught.value) for word in (*words, "batch_group_criterion"))
+
+
+@pytest.mark.parametrize("padding", [True, "zeros", {"x": "pad"}, {"x": True}])
+def test_no_padding(leaf_of: Any, padding: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    with pytest.raises(UsageError, match="padding is") as caught:
+        encoder = DefaultTaskEncoder(padding=padding)
+        get_train_dataset(leaf_of(5), batch_size=2, worker_config=config, task_encoder=encoder)
+    assert caught.value.fix
 
 
 def test_joining_samples() -> None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from energon_lite import (
     Cooker,
+    FatalSampleError,
     SkipSample,
     TaskEncoder,
     UsageError,
@@ -78,15 +79,17 @@ def test_seeds_of_a_hook_do_not_stick(leaf_of: Any) -> None:
         assert all(map(_equal, alone, batches))
 
 
-def test_a_tolerance_that_has_no_effect_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """2. A tolerance given together with restored seeds was dropped without a word."""
-
+class Tolerates(TaskEncoder):
     @stateless(restore_seeds=True, failure_tolerance=3)
-    def hook(sample: Any) -> Any:
-        return sample
+    def encode_sample(self, sample: Any) -> Any:
+        raise ValueError("always")
 
-    assert hook(5) == 5
-    assert "failure_tolerance=...) has no effect: set failure_tolerance of the task encoder" in caplog.text
+
+def test_a_tolerance_given_with_restored_seeds_counts(leaf_of: Any) -> None:
+    """2. A tolerance given together with restored seeds was dropped without a word."""
+    with _loader(leaf_of(20), Tolerates()) as loader:
+        with pytest.raises(FatalSampleError, match="encode_sample failed 3 times in a row"):
+            next(iter(loader))
 
 
 class Packs(TaskEncoder):

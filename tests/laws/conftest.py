@@ -66,6 +66,8 @@ def cluster() -> type[Cluster]:
 class Augment(TaskEncoder):
     """Draws from every source of randomness that a hook may use."""
 
+    padding = 0
+
     @stateless(restore_seeds=True)
     def encode_sample(self, sample: Any) -> dict[str, Any]:
         noise = [self.rng.random(), random.random(), float(np.random.rand()), float(torch.rand(()))]

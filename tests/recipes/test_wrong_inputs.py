@@ -255,7 +255,6 @@ PACKING = {"packing_buffer_size": 4}
 #: Name: (encoder, arguments, words of the message).
 WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
     "build": (_hooked(build_batch=_returns), {}, "build_batch would not be called"),
-    "tolerance": (_hooked(__default_failure_tolerance__=5), {}, "set failure_tolerance instead"),
     "aux": (
         _hooked(cook_crude_sample=lambda self, sample, cooker, aux: sample),
         {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from energon_lite.loading.jobs.pipeline import Address, Failure, Mark, Outcome
+from energon_lite.loading.jobs.outcomes import Address, Failure, Mark, Outcome, of_each
 
 __all__ = ["ChunkLog", "Origins"]
 
@@ -41,7 +41,7 @@ class ChunkLog:
     def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
         """These samples were skipped, failed, or were dropped."""
         if self.at >= self._told:
-            self._outcomes += [failure.at(origin) for origin in origins]
+            self._outcomes += of_each(failure, origins)
 
     def mark(self, mark: Mark, times: int) -> None:
         """Something befell so many samples that are delivered all the same."""

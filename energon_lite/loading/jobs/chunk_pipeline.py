@@ -110,12 +110,12 @@ class ChunkPipeline(ChunkSamples):
         name = f"{len(bundle.items)} samples"
         origin = (self.seed, _BUNDLE, job.pass_number, job.number, bundle.number)
         index = numbered(job, bundle.number)
-        with hook_context(HookContext(*origin, batch_index=index)):
+        with hook_context(HookContext(*origin, batch_index=index), seeds=False):
             raw = self.apply("batch", [item.value for item in bundle.items], log, name=name, origins=origins)
         batches = []
         for number, one in enumerate(raw):
             # A context of its own for each hook: what one draws must not depend on how much the other drew.
-            with hook_context(HookContext(*origin, 1, number, batch_index=index)):
+            with hook_context(HookContext(*origin, 1, number, batch_index=index), seeds=False):
                 batches += self.apply("encode_batch", one, log, name=name, origins=origins)
         return batches
 
@@ -137,7 +137,7 @@ class ChunkPipeline(ChunkSamples):
             context = HookContext(
                 self.seed, _GROUP, job.pass_number, job.number, *item.start, sample_index=numbered(job, item.start[0])
             )
-            with hook_context(context):
+            with hook_context(context, seeds=False):
                 found = self.apply("batch_group_criterion", item.value, log, name="a sample", origins=item.origins)
             if not found:
                 continue
@@ -196,7 +196,7 @@ class ChunkPipeline(ChunkSamples):
             self._likeness = next((made for made in self.batches(replace(job, empty=False)) if made.is_batch), None)
         if self._likeness is None:
             return []
-        batch = self.encoder.empty_batch(self._likeness.batch, self._likeness.rows)
+        batch = self._empty_like(self._likeness.batch, self._likeness.rows, _BUNDLE, job.pass_number, job.number)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
 

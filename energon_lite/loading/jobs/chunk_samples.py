@@ -15,6 +15,7 @@ from typing import Any
 from energon_lite.errors import SampleError
 from energon_lite.loading.jobs.chunk_job import ChunkJob
 from energon_lite.loading.jobs.chunk_log import ChunkLog, Origins, Reading
+from energon_lite.loading.jobs.hook_errors import returned_nothing
 from energon_lite.loading.jobs.pipeline import Address, Failure, Leaf, Pipeline, Rejected, set_restore_key
 from energon_lite.task_encoder import HookContext, TaskEncoder, hook_context, hooks_of
 from energon_lite.worker_config import ErrorHandler
@@ -123,7 +124,8 @@ class ChunkSamples(Pipeline):
         leaf = self.leaves[leaf_number]
         key = ("sample", leaf_number, index, epoch, 0)
         sample_index = epoch * len(leaf.source) + index
-        with hook_context(HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=sample_index)):
+        context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=sample_index)
+        with hook_context(context, seeds=False):
             try:
                 name, value = self._sample_of_source(leaf, index, key)
             except Rejected as rejected:
@@ -156,7 +158,7 @@ class ChunkSamples(Pipeline):
         results: list[Any] = []
         try:
             if hook in self.hooks.generators:
-                self._guarded(hook, leaf, name, argument, _drain, function, argument, results)
+                self._guarded(hook, leaf, name, argument, _drain, function, hook, argument, results)
             else:
                 results.append(self._guarded(hook, leaf, name, argument, function, argument))
         except Rejected as rejected:
@@ -199,7 +201,7 @@ class ChunkSamples(Pipeline):
             if not encoded:
                 continue
             origin = (self.seed, _PACK, job.pass_number, job.number, *here)
-            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0] + number))):
+            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0] + number)), seeds=False):
                 name = f"a pack of {len(encoded)}"
                 values = self.apply("pack_selected_samples", encoded, log, name=name, origins=origins)
             following = (*start, number + 1, 0) if number + 1 < len(packs) else (*buffer[-1].after[:2], 0, 0)
@@ -212,7 +214,7 @@ class ChunkSamples(Pipeline):
         origin = (self.seed, _SELECT, job.pass_number, job.number, *start)
         values, name = [sample.value for sample in buffer], f"a buffer of {len(buffer)}"
         try:
-            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0]))):
+            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0])), seeds=False):
                 packs = self._guarded("select_samples_to_pack", "*", name, values, self._lists_of_selected, values)
         except Rejected as rejected:
             log.fail(rejected.failure, [sample.origins[0] for sample in buffer])
@@ -224,7 +226,10 @@ class ChunkSamples(Pipeline):
         return packs
 
     def _lists_of_selected(self, values: list[Any]) -> list[list[Any]]:
-        packs = [list(pack) for pack in self.encoder.select_samples_to_pack(list(values))]
+        selected = self.encoder.select_samples_to_pack(list(values))
+        if selected is None:
+            raise returned_nothing("select_samples_to_pack", self.encoder.select_samples_to_pack)
+        packs = [list(pack) for pack in selected]
         return [pack for pack in packs if pack]
 
     def _encode_selected(
@@ -235,7 +240,8 @@ class ChunkSamples(Pipeline):
         for hook in self.hooks.selected:
             encoded, encoded_origins = list[Any](), list[Address | None]()
             for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
-                with hook_context(self._selected_context(known.get(id(value)), here, place, job)):
+                context = self._selected_context(known.get(id(value)), here, place, job)
+                with hook_context(context, seeds=False):
                     made = self.apply(hook, value, log, name="a sample", origins=(origin,))
                 encoded += made
                 encoded_origins += [origin] * len(made)
@@ -285,6 +291,9 @@ def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:
     return Failure(leaf, name, stage, reason, skipped=True, dropped=True)
 
 
-def _drain(function: Callable[[Any], Iterator[Any]], argument: Any, results: list[Any]) -> None:
+def _drain(function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, results: list[Any]) -> int:
     for result in function(argument):
+        if result is None:
+            raise returned_nothing(hook, function, verb="yielded")
         results.append(result)  # kept even if the next one fails
+    return len(results)

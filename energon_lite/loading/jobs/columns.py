@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.batching.address_list import AddressList
-from energon_lite.batching.collate import collate_entry
+from energon_lite.batching.collate import Padding, collate_entry
 from energon_lite.samples import BASE_FIELDS, Sample
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import Access
@@ -90,10 +90,11 @@ class ColumnBatches:
 
     Args:
         leaves: one per leaf of the data set; None for leaves that cannot.
+        padding: of the task encoder.
     """
 
-    def __init__(self, leaves: Sequence[LeafColumns | None]):
-        self.leaves = leaves
+    def __init__(self, leaves: Sequence[LeafColumns | None], padding: Padding = None):
+        self.leaves, self.padding = leaves, padding
 
     def batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
         """The batch of the samples at ``addresses``, as the default hooks make it; None: it cannot be made this way.
@@ -125,9 +126,9 @@ class ColumnBatches:
                 return None
             keys, sources, fields, subflavors = merged
         kind: Any = first.sample_type  # its fields hold columns here
-        entries = {name: collate_entry(name, column) for name, column in fields.items()}
+        entries = {name: collate_entry(name, column, self.padding) for name, column in fields.items()}
         for field in first.absent:
-            entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys])
+            entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], self.padding)
         return kind(
             __key__=keys,
             __restore_key__=restore_key,

@@ -10,44 +10,57 @@ travels with the batch as a :class:`Failure`, so that it is counted when, and on
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from types import GeneratorType
 from typing import Any
 
-from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
+from energon_lite.errors import SampleError, SkipSample
 from energon_lite.loading.jobs.columns import ColumnBatches, LeafColumns, columns_of, has_default_hooks
+from energon_lite.loading.jobs.hook_errors import (
+    FATAL,
+    failure_of,
+    is_out_of_resources,
+    out_of_resources,
+    returned_nothing,
+    undeclared_generator,
+)
+from energon_lite.loading.jobs.outcomes import (
+    Address,
+    Failure,
+    InARow,
+    Mark,
+    Outcome,
+    Rejected,
+    Result,
+    of_each,
+    too_many_failures,
+)
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.part_columns import PartColumns
 from energon_lite.sources.run_reader import fetch_samples
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import Cooker, HookContext, TaskEncoder, hook_context, hooks_of
+from energon_lite.task_encoder import (
+    Cooker,
+    HookContext,
+    TaskEncoder,
+    failure_tolerances,
+    hook_context,
+    hooks_of,
+    is_overridden,
+    own_hooks,
+    running_context,
+    seeded_hooks,
+)
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result", "set_restore_key"]
 
-#: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
-Address = tuple[int, ...]
-
 #: Tags that keep the hashes for different purposes apart.
 _SAMPLE, _BATCH, _REPLACEMENT = 11, 12, 13
-
-#: Never a sample's fault: these end the iteration at once.
-_FATAL = (
-    FatalSampleError,
-    ImportError,
-    NameError,
-    RecursionError,
-    StopAsyncIteration,
-    StopIteration,
-    SyntaxError,
-    SystemError,
-)
 
 
 @dataclass(frozen=True)
@@ -94,66 +107,6 @@ class Job:
     addresses: Sequence[Address]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A sample that was skipped or that failed, and why.
-
-    Args:
-        dropped: nothing is wrong with it, but there was no place for it.
-        address: ``(leaf, index, epoch)`` of the sample; None: not known.
-    """
-
-    leaf: str
-    key: str
-    stage: str
-    reason: str
-    skipped: bool
-    details: str = ""
-    fix: str = ""
-    dropped: bool = False
-    address: Address | None = None
-
-    def at(self, address: Sequence[int] | None) -> Failure:
-        """The same of the sample at an address."""
-        return self if address is None else replace(self, address=tuple(address[:3]))
-
-
-class Mark(Enum):
-    """What else may stand between failures."""
-
-    FINE = "a sample that went well so far; it is counted when it is delivered"
-    TRUNCATED = "a sample of which only the first tokens are delivered"
-    SPLIT = "a sample that is delivered in several pieces"
-
-
-@dataclass
-class Result:
-    """A finished job.
-
-    Args:
-        batch: what the hooks made.
-        outcomes: what happened to its samples, in their order.
-        tokens: that were planned for it, if they were.
-        trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.jobs.stage_timer`.
-    """
-
-    batch: Any
-    outcomes: list[Outcome] = field(default_factory=list)
-    tokens: int = 0
-    trace: dict[str, Any] | None = None
-
-
-#: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.
-Outcome = Failure | Mark | int | None
-
-
-class Rejected(Exception):
-    """A sample (or batch) that will not be part of the result."""
-
-    def __init__(self, failure: Failure):
-        self.failure = failure
-
-
 class Pipeline:
     """Runs jobs.
 
@@ -183,6 +136,8 @@ class Pipeline:
         self.batched = batched
         self.error_handler = error_handler
         self.hooks = hooks_of(encoder, packing=False, batched=batched)
+        self._own, self.seeded_hooks = own_hooks(encoder), seeded_hooks(encoder)
+        self._tolerances = failure_tolerances(encoder)
         self._example: tuple[Any, int] | None = None
 
     @cached_property
@@ -195,7 +150,7 @@ class Pipeline:
         if not self.batched or not has_default_hooks(self.encoder):
             return None
         plain = [None if leaf.cooker else LeafColumns.plan(leaf.reader, leaf.loader) for leaf in self.leaves]
-        return ColumnBatches(plain)
+        return ColumnBatches(plain, self.encoder.padding)
 
     def run(self, job: Job) -> Result:
         """Make the batch of a job.
@@ -212,7 +167,7 @@ class Pipeline:
             batch = self._columns.batch(job.addresses, _key(job))
             if batch is not None:
                 return Result(batch, [*columns_of(job.addresses)[0]])
-        tolerance = self.encoder.failure_tolerance
+        row = self._in_a_row()
         attempt = 0
         while True:
             places: list[Address] = []
@@ -229,17 +184,17 @@ class Pipeline:
                 return result
             except Rejected as rejected:
                 # The samples were fine each, but none of them gets through.
-                found = iter(places)
-                result.outcomes = [
-                    rejected.failure.at(next(found)) if isinstance(outcome, int) else outcome
-                    for outcome in result.outcomes
-                ]
+                lost = of_each(rejected.failure, places)
+                result.outcomes = [next(lost) if isinstance(outcome, int) else outcome for outcome in result.outcomes]
                 if not self.refill:
                     result.batch = self._empty(job)
                     return result
                 attempt += 1
-                if tolerance and attempt >= tolerance:
-                    raise too_many_failures(attempt, rejected.failure) from rejected.__cause__
+                if (end := row.add(rejected.failure)) is not None:
+                    raise end from rejected.__cause__
+
+    def _in_a_row(self) -> InARow:
+        return InARow(self.encoder.failure_tolerance, self._tolerances)
 
     def fetch(self, addresses: Sequence[Address]) -> None:
         """Have the bytes of these samples at hand, where storage is slow: what is missing is requested all at once."""
@@ -258,7 +213,7 @@ class Pipeline:
         length = len(leaf.source)
         context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=epoch * length + index)
         key = ("sample", leaf_number, *address[1:], attempt)
-        with hook_context(context):
+        with hook_context(context, seeds=False):
             name, sample = self._sample_of_source(leaf, index, key)
             for hook in self.hooks.sample:
                 sample = self._guarded(hook, leaf.name, name, sample, getattr(self.encoder, hook), sample)
@@ -298,10 +253,9 @@ class Pipeline:
 
     def _fill_place(self, address: Address, first_attempt: int, outcomes: list[Outcome], places: list[Address]) -> Any:
         """The sample for one place of a batch, or a replacement, whose address goes to ``places``; or nothing."""
-        tolerance = self.encoder.failure_tolerance
         # Each attempt of the batch as a whole has replacements of its own.
-        start = first_attempt * max(1, tolerance)
-        attempt = start
+        attempt = first_attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
+        row: InARow | None = None
         while True:
             try:
                 sample = self.sample(address, attempt)
@@ -313,16 +267,17 @@ class Pipeline:
                 if not self.refill:
                     return _NOTHING
                 attempt += 1
-                if tolerance and attempt - start >= tolerance:
-                    raise too_many_failures(attempt - start, rejected.failure) from rejected.__cause__
+                row = row or self._in_a_row()
+                if (end := row.add(rejected.failure)) is not None:
+                    raise end from rejected.__cause__
 
     def _batch(self, samples: list[Any], job: Job) -> Any:
         origin = (self.seed, _BATCH, job.pass_number, job.number)
         names = f"{len(samples)} samples"
-        with hook_context(HookContext(*origin, batch_index=job.number)):
+        with hook_context(HookContext(*origin, batch_index=job.number), seeds=False):
             batch = self._guarded("batch", "*", names, samples, self.encoder.batch, samples)
         # A context of its own for each hook: what one draws must not depend on how much the other drew.
-        with hook_context(HookContext(*origin, 1, batch_index=job.number)):
+        with hook_context(HookContext(*origin, 1, batch_index=job.number), seeds=False):
             batch = self._guarded("encode_batch", "*", names, batch, self.encoder.encode_batch, batch)
         set_restore_key(batch, _key(job))
         return batch
@@ -333,9 +288,14 @@ class Pipeline:
             return None
         if self._example is None:
             self._example = self._make_example()
-        batch = self.encoder.empty_batch(*self._example)
+        batch = self._empty_like(*self._example, _BATCH, job.pass_number, job.number)
         set_restore_key(batch, _key(job))
         return batch
+
+    def _empty_like(self, batch: Any, rows: int, *origin: int) -> Any:
+        """What the encoder makes of a batch with so many rows; ``origin`` tells the empty one from others."""
+        with hook_context(HookContext(self.seed, *origin, 2), seeds="empty_batch" in self.seeded_hooks):
+            return self.encoder.empty_batch(batch, rows)
 
     def _make_example(self) -> tuple[Any, int]:
         """A batch that shows what batches of this data look like, of the first samples that work; and its size."""
@@ -361,52 +321,30 @@ class Pipeline:
     def _guarded(self, stage: str, leaf: str, key: str, subject: Any, step: Callable[..., Any], *arguments: Any) -> Any:
         """Run one step; turn what it raises into a rejection, unless it must end the iteration."""
         try:
+            if stage in self.seeded_hooks and (context := running_context()) is not None:
+                context.seed_globals()
             value = step(*arguments)
             if type(value) is GeneratorType:
-                raise _undeclared(stage)
+                raise undeclared_generator(stage)
+            if value is None and stage in self._own:
+                raise returned_nothing(stage, self._function(stage, arguments))
             return value
         except SkipSample as skip:
             raise Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
-        except MemoryError as error:
-            raise _out_of_memory(error, stage, leaf, key) from error
-        except _FATAL:
+        except FATAL:
             raise
         except Exception as error:
+            if is_out_of_resources(error):
+                raise out_of_resources(error, stage, leaf, key) from error
             if self.error_handler is not None:
                 self.error_handler(error, subject, _sources_of(subject))
-            reason = error.what if isinstance(error, EnergonLiteError) else str(error)
-            kind = type(error).__name__
-            details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            fix = (error.fix or "") if isinstance(error, EnergonLiteError) else ""
-            failure = Failure(leaf, key, stage, f"{kind}: {reason}" if reason else kind, False, details, fix)
-            raise Rejected(failure) from error
+            raise Rejected(failure_of(error, stage, leaf, key)) from error
 
-
-def too_many_failures(count: int, failure: Failure | None) -> FatalSampleError:
-    """The error that ends an iteration in which nothing works any more."""
-    last = "" if failure is None else f"; the last one, in {failure.stage}: {failure.reason}"
-    return FatalSampleError(
-        f"{count} samples in a row were skipped or failed{last}",
-        where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
-        fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
-        + "; to allow more in a row, raise failure_tolerance of the task encoder (0: any number)",
-    )
-
-
-def _out_of_memory(error: MemoryError, stage: str, leaf: str, key: str) -> FatalSampleError:
-    """Not skipped: which samples are left out must not depend on how much memory a machine has just then."""
-    return FatalSampleError(
-        f"no memory was left in {stage}: {str(error) or type(error).__name__}",
-        where=f"data set {leaf}, {key}",
-        fix="if the sample is too large, raise SkipSample for it; else use fewer workers or smaller batches",
-    )
-
-
-def _undeclared(stage: str) -> FatalSampleError:
-    return FatalSampleError(
-        f"{stage} returned a generator, but is no generator function",
-        fix="write it with `yield`, so that the loader knows that it gives any number of results",
-    )
+    def _function(self, hook: str, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The user's function behind a hook that was called with these arguments."""
+        is_cooker = hook == "cook_crude_sample" and not is_overridden(self.encoder, hook)
+        function: Callable[..., Any] = arguments[1].cook if is_cooker else getattr(self.encoder, hook)
+        return function
 
 
 class _Nothing:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.loading.jobs.pipeline import Failure, Mark, Outcome, too_many_failures
+from energon_lite.loading.jobs.outcomes import Failure, InARow, Mark, Outcome
 from energon_lite.loading.jobs.quarantine import Quarantine
 
 __all__ = ["Report"]
@@ -29,10 +29,19 @@ class Report:
         tolerance: so many failures in a row raise; 0: never.
         leaves: name and path of each data set, in the order's numbering.
         quarantine: gets each sample that was skipped or failed.
+        hooks: the tolerances of single hooks.
     """
 
-    def __init__(self, tolerance: int, leaves: Sequence[tuple[str, str]] = (), quarantine: Quarantine | None = None):
-        self._tolerance, self._leaves, self._quarantine = tolerance, leaves, quarantine
+    def __init__(
+        self,
+        tolerance: int,
+        leaves: Sequence[tuple[str, str]] = (),
+        quarantine: Quarantine | None = None,
+        *,
+        hooks: Mapping[str, int] | None = None,
+    ):
+        self._leaves, self._quarantine = leaves, quarantine
+        self._in_a_row = InARow(tolerance, hooks or {})
         self.batches = 0
         self.tokens = 0
         self.dropped = 0
@@ -41,7 +50,6 @@ class Report:
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
         self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
         self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
-        self._in_a_row = 0
         self._told: set[tuple[str, str, str]] = set()
         self._filter_told = False
 
@@ -61,15 +69,14 @@ class Report:
             FatalSampleError: too many failures in a row.
         """
         if _are_one(outcomes) or _KINDS.isdisjoint(map(type, outcomes)):
-            self._in_a_row = 0 if outcomes else self._in_a_row
+            if outcomes:
+                self._in_a_row.fine()
             return
         for outcome in outcomes:
             if not isinstance(outcome, Failure):
-                self._in_a_row = 0
-            elif not outcome.dropped:
-                self._in_a_row += 1
-                if self._tolerance and self._in_a_row >= self._tolerance:
-                    raise too_many_failures(self._in_a_row, outcome)
+                self._in_a_row.fine(outcome if isinstance(outcome, Mark) else None)
+            elif not outcome.dropped and (end := self._in_a_row.add(outcome)) is not None:
+                raise end
 
     def count(self, outcomes: Sequence[Outcome], *, batches: int = 1, tokens: int = 0) -> None:
         """Count the samples of a batch that is about to be delivered.

@@ -19,6 +19,7 @@ from energon_lite.loading.jobs.pipeline import Mark, Rejected
 from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.loading.jobs.token_pipeline import as_planned
 from energon_lite.order.hashing import hash_ints
+from energon_lite.task_encoder import HookContext, hook_context
 
 __all__ = ["DEFAULT_CHUNK", "TokenBundling", "TokenChunkPipeline"]
 
@@ -26,7 +27,7 @@ __all__ = ["DEFAULT_CHUNK", "TokenBundling", "TokenChunkPipeline"]
 #: a chunk makes them again; with fewer, more of the last batches of chunks are not full.
 DEFAULT_CHUNK = 1024
 
-_PLAN = 32
+_PLAN, _LENGTH = 32, 33
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class TokenChunkPipeline(ChunkPipeline):
         super().__init__(*arguments, by_tokens=True, **more)
         self._strategy = bundling.strategy
         self._length = SampleLength(self.encoder, bundling.field)
+        self._length_is_seeded = bundling.field is None and "sample_length" in self.seeded_hooks
         key = getattr(bundling.strategy, "key", None)
         self._key_length = None if key is None else SampleLength(self.encoder, key)
 
@@ -67,12 +69,12 @@ class TokenChunkPipeline(ChunkPipeline):
         last = len(plan) - 1
         log.at = items[-1].after  # what goes wrong from here on goes wrong again when the chunk is gone through again
         for number in range(job.first.bundle, len(plan)):
-            pieces = list(self._pieces(plan, number, items, log))
+            pieces = list(self._pieces(plan, number, items, job, log))
             if pieces:
                 yield Bundle(pieces, number, items[-1].after, is_last=number == last)
 
     def _plan(self, items: list[Item], job: ChunkJob) -> MicroBatches:
-        lengths = np.array([self._length(item.value) for item in items], dtype=np.int64)
+        lengths = np.array([self._length_of(item, job) for item in items], dtype=np.int64)
         keys = None
         if self._key_length is not None:
             keys = np.array([self._key_length(item.value) for item in items], dtype=np.int64)
@@ -91,13 +93,26 @@ class TokenChunkPipeline(ChunkPipeline):
         log.mark(Mark.TRUNCATED, plan.counts.truncated_samples)
         log.mark(Mark.SPLIT, plan.counts.split_samples)
 
-    def _pieces(self, plan: MicroBatches, number: int, items: list[Item], log: ChunkLog) -> Iterator[Item]:
+    def _length_of(self, item: Item, job: ChunkJob) -> int:
+        """The length of a sample, or of a result of a sample: the same whenever it is asked for."""
+        with hook_context(HookContext(self.seed, _LENGTH, *self._own_place(item, job)), seeds=self._length_is_seeded):
+            return self._length(item.value)
+
+    def _own_place(self, item: Item, job: ChunkJob) -> tuple[int, ...]:
+        if item.result is None or item.origins[0] is None:
+            return job.pass_number, job.number, *item.start
+        leaf, index, epoch = item.origins[0]
+        return self.leaves[leaf].key, epoch, index, item.result
+
+    def _pieces(
+        self, plan: MicroBatches, number: int, items: list[Item], job: ChunkJob, log: ChunkLog
+    ) -> Iterator[Item]:
         """The samples, or pieces of samples, of a micro-batch."""
         first, stop = plan.offsets[number : number + 2].tolist()
         columns = (column[first:stop].tolist() for column in (plan.sample, plan.start, plan.length))
         for sample, start, length in zip(*columns, strict=True):
             item = items[sample]
-            whole = self._length(item.value)
+            whole = self._length_of(item, job)
             if start == 0 and length == whole:
                 yield item
                 continue

@@ -8,9 +8,12 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.jobs.pipeline import Address, Failure, Job, Leaf, Outcome, Pipeline, Result
 from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.sources.columns import FAILED, SKIPPED
-from energon_lite.task_encoder import TaskEncoder
+from energon_lite.task_encoder import HookContext, TaskEncoder, hook_context
 
 __all__ = ["MeasuringPipeline"]
+
+#: Keeps the randomness of lengths apart from that of samples.
+_LENGTH = 33
 
 
 class MeasuringPipeline(Pipeline):
@@ -39,7 +42,8 @@ class MeasuringPipeline(Pipeline):
         encoded = super().sample(address, attempt)
         leaf = self.leaves[address[0]]
         name = leaf.source.key(address[1])
-        length: int = self._guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
+        with hook_context(HookContext(self.seed, _LENGTH, leaf.key, *address[1:]), seeds=False):
+            length: int = self._guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
         return length
 
     def run(self, job: Job) -> Result:

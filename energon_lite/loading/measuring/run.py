@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.loading.jobs.pipeline import Failure, Job, Result, too_many_failures
+from energon_lite.loading.jobs.outcomes import Failure, InARow, Result
+from energon_lite.loading.jobs.pipeline import Job
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.workers.executor import Executor, InlineExecutor
@@ -42,6 +43,7 @@ from energon_lite.sources.measure_journal import (
     remove_journals,
 )
 from energon_lite.sources.ranks import Ranks
+from energon_lite.task_encoder import failure_tolerances
 
 __all__ = ["measure"]
 
@@ -135,7 +137,9 @@ class _Run:
         self._reader = JournalReader(self._journals, self.chunks, self._made_so)
         self._reader.look()
         self._from_columns = self._chunks_of_old_values()
-        self.measured = self._in_a_row = 0
+        self.measured = 0
+        encoder = pipeline.encoder
+        self._in_a_row = InARow(encoder.failure_tolerance, failure_tolerances(encoder))
 
         self._check_not_hidden()
 
@@ -222,13 +226,11 @@ class _Run:
     def _check_failures(self, flags: NDArray[np.uint8], failures: Sequence[Failure]) -> None:
         """End the measuring if nothing works any more. Skips do not count: to find them is what it is for."""
         failed = iter([failure for failure in failures if not failure.skipped])
-        tolerance = self.pipeline.encoder.failure_tolerance
         for flag in flags.tolist():
-            self._in_a_row = self._in_a_row + 1 if flag == FAILED else 0
-            if flag == FAILED:
-                failure = next(failed)
-                if tolerance and self._in_a_row >= tolerance:
-                    raise too_many_failures(self._in_a_row, failure)
+            if flag != FAILED:
+                self._in_a_row.fine()
+            elif (end := self._in_a_row.add(next(failed))) is not None:
+                raise end
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

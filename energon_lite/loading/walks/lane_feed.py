@@ -13,6 +13,7 @@ from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.jobs.pipeline import Outcome
 from energon_lite.loading.walks.lane_cursor import LaneCursor
 from energon_lite.loading.workers.executor import Executor
+from energon_lite.task_encoder import lending
 
 __all__ = ["InlineChunks", "LaneFeed", "PooledChunks"]
 
@@ -43,7 +44,7 @@ class InlineChunks:
         return job
 
     def open(self, ticket: ChunkJob) -> Iterator[Made]:
-        return iter(self._pipeline.run(ticket).batch) if ticket.empty else self._pipeline.batches(ticket)
+        return iter(self._pipeline.run(ticket).batch) if ticket.empty else lending(self._pipeline.batches(ticket))
 
     def cancel(self) -> None:
         pass

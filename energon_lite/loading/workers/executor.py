@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from energon_lite.loading.jobs.pipeline import Job, Pipeline, Result
+from energon_lite.task_encoder import LendingScope
 
 __all__ = ["Executor", "InlineExecutor", "Load"]
 
@@ -59,7 +60,8 @@ class InlineExecutor:
         return self._tickets
 
     def result(self, ticket: int) -> Result:
-        return self._pipeline.run(self._jobs.pop(ticket))
+        with LendingScope():
+            return self._pipeline.run(self._jobs.pop(ticket))
 
     def load(self) -> Load:
         return Load(pending=len(self._jobs))

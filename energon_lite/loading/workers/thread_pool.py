@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 def check_threads(pipeline: Pipeline) -> None:
-    """Whether threads can run a pipeline.
+    """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
 
     Raises:
         UsageError: they cannot.
     """
-    encoder = pipeline.encoder
-    seeded = [name for name in dir(type(encoder)) if getattr(getattr(type(encoder), name), "__seeds_globals__", False)]
-    if seeded:
-        raise UsageError(
-            f"start_method='thread', and {seeded[0]} of {type(encoder).__name__} is marked restore_seeds=True: the "
-            "global generators belong to all threads",
-            fix="draw from self.rng, which each hook has for itself; or use processes",
+    if pipeline.seeded_hooks:
+        logger.warning(
+            "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
+            "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
+            "that do not draw from them @stateless(restore_seeds=False), or use processes.",
+            ", ".join(sorted(pipeline.seeded_hooks)),
+            type(pipeline.encoder).__name__,
         )
     if any(leaf.source.run_reader is not None for leaf in pipeline.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")

@@ -12,13 +12,13 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.loading.jobs.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.jobs.pipeline import Job, Pipeline
 from energon_lite.loading.jobs.stage_timer import time_stages
 from energon_lite.loading.workers.forked_streams import renew_streams
@@ -26,6 +26,7 @@ from energon_lite.loading.workers.observation import Notes, observed
 from energon_lite.loading.workers.parent_watch import end_with_trainer
 from energon_lite.loading.workers.segments import Segments, SegmentWriter
 from energon_lite.loading.workers.transport import Channel, Message, pack, receive, send
+from energon_lite.task_encoder import LendingScope
 
 __all__ = ["STOP_SIGNALS", "Request", "serve"]
 
@@ -92,6 +93,7 @@ def serve(
     torch.set_num_threads(1)
     if trace:
         time_stages(pipeline)
+    LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
         while True:
@@ -148,8 +150,10 @@ def _packed_alone(answer: Answer) -> Answer:
 
 def _sendable(error: BaseException) -> BaseException:
     """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    text = hook_traceback(error)
+    if shows_more(error):
+        error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     error.__cause__ = error.__context__ = None
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if not isinstance(error, EnergonLiteError):
         logger.error("a worker ends the iteration:\n%s", text)
     try:

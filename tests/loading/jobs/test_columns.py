@@ -16,7 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import DefaultTaskEncoder, SampleDecoder, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_lite import (
+    DefaultTaskEncoder,
+    SampleDecoder,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.jobs.columns import has_default_hooks
 from energon_lite.loading.jobs.pipeline import Failure, Job, Pipeline
@@ -98,6 +105,51 @@ class OneByOne(DefaultTaskEncoder):
 
     def encode_sample(self, sample: Any) -> Any:
         return sample
+
+
+def png(height: int, width: int) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), (height, width, 7)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+    """Ten of one size, then ten of other sizes."""
+    sizes = [(2, 3)] * 10 + [(2 + number % 2, 3 + number % 3) for number in range(10)]
+    samples = [(str(number), {"png": png(*size), "txt": b"x"}) for number, size in enumerate(sizes)]
+    yaml = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
+    return write_dataset(tmp_path_factory.mktemp("pictures") / "data", {"a.tar": samples}, dataset_yaml=yaml)
+
+
+@pytest.mark.parametrize("padding", [None, 0, 7.5, "list", {"image": 1}, {"image": "list"}, {"caption": 0}])
+def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: Same, padding: Any) -> None:
+    found: list[list[Any]] = []
+    for encoder in (DefaultTaskEncoder(padding=padding), OneByOne(padding=padding)):
+        made, jobs = pipeline(pictures, encoder, batch_size=3)
+        found.append([])
+        for job in jobs:
+            try:
+                found[-1].append(made.run(job).batch)
+            except FatalSampleError as error:
+                found[-1].append(str(error))
+    refused = [batch for batch in found[0] if isinstance(batch, str)]
+    assert same(*found)
+    assert bool(refused) == (padding in (None, {"caption": 0}))
+    assert all("'image' is not alike: shape [3, " in error and str(pictures) in error for error in refused)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[..., Path], workers: int) -> None:
+    both = blend(folder, (str(pictures), str(leaf_of(20))))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = get_train_dataset(both, batch_size=4, worker_config=config, task_encoder=DefaultTaskEncoder())
+    with get_savable_loader(dataset) as loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
+        next(iter(loader))
+    words = ("CaptioningSample: ", "TextSample: a-", str(pictures), str(leaf_of(20)), "encode_sample", "cooker")
+    assert all(word in str(caught.value) for word in words)
 
 
 @settings(max_examples=40)

@@ -125,27 +125,41 @@ def test_a_slow_batch_is_reported_with_its_stack(leaf_of: Any, caplog: pytest.Lo
             next(iter(loader))
 
 
-def test_global_generators_are_refused(leaf_of: Any) -> None:
+def test_hooks_that_have_to_wait_for_each_other_are_told(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Seeded(TaskEncoder):
-        @stateless(restore_seeds=True)
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-    class SeededGenerator(TaskEncoder):
-        @stateless(restore_seeds=True)
-        def encode_sample(self, sample: Any) -> Any:
-            yield sample
+        @stateless(restore_seeds=False)
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
 
     class Pure(TaskEncoder):
-        @stateless
+        @stateless(restore_seeds=False)
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-    for encoder in (Seeded(), SeededGenerator()):
-        with pytest.raises(UsageError, match=r"encode_sample of Seeded.* is marked restore_seeds"):
-            _loader(leaf_of(20), 1, encoder=encoder)
-        _loader(leaf_of(20), 0, encoder=encoder)  # no threads, no danger
     _loader(leaf_of(20), 1, encoder=Pure())
+    _loader(leaf_of(20), 0, encoder=Seeded())  # no threads, no danger
+    assert "one at a time" not in caplog.text
+    _loader(leaf_of(20), 1, encoder=Seeded())
+    assert "start_method='thread': encode_sample of Seeded are run one at a time" in caplog.text
+
+
+class Waits(TaskEncoder):
+    """Hooks that are not seeded run beside each other: two of them meet."""
+
+    meeting = threading.Barrier(2, timeout=10)
+
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample: Any) -> Any:
+        self.meeting.wait()
+        return sample
+
+
+def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
+    with _loader(leaf_of(16), 2, encoder=Waits()) as loader:
+        assert len(next(iter(loader)).__key__) == 4
 
 
 def test_read_ahead_is_refused(leaf_of: Any) -> None:

@@ -1,0 +1,389 @@
+"""What hooks raise, or forget to return: what the user is shown, and when it ends the run."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import (
+    BestFit,
+    Capacity,
+    Cooker,
+    FatalSampleError,
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+
+#: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
+KINDS: dict[str, dict[str, Any]] = {
+    "planned": {"batch_size": 2},
+    "lanes": {"batch_size": 2, "packing_buffer_size": 4, "chunk_size": 300},
+    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "plan_chunk": 300},
+}
+
+
+class Base(TaskEncoder):
+    """What each kind of pipeline needs beside an ``encode_sample``."""
+
+    def sample_length(self, encoded: Any) -> int:
+        return 3
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [[sample] for sample in samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+def _loader(path: Any, encoder: TaskEncoder, workers: int = 0, *, val: bool = False, **arguments: Any) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    build = get_val_dataset if val else get_train_dataset
+    return get_savable_loader(build(path, worker_config=config, task_encoder=encoder, **arguments))
+
+
+def _line_of(function: Callable[..., Any], text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+class Misspelt(Base):
+    def encode_sample(self, sample: Any) -> Any:
+        return self._captions(sample)
+
+    def _captions(self, sample: Any) -> Any:
+        return {"caption": sample.captoin}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_always_fails_shows_where(leaf_of: Any, kind: str, workers: int) -> None:
+    with _loader(leaf_of(300), Misspelt(), workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
+        next(iter(loader))
+    text = str(caught.value)
+    assert "100 samples in a row" in text and "'TextSample' object has no attribute 'captoin'" in text
+    for function, line in ((Misspelt.encode_sample, "return self"), (Misspelt._captions, "return {")):
+        assert f'{__file__}", line {_line_of(function, line)}, in {function.__name__}' in text
+    assert "pipeline.py" not in text and text.index("in encode_sample\n") < text.index("in _captions\n")
+
+
+class FailsOnce(Base):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("7"):
+            raise ValueError("no sevens")
+        return {"text": sample.text}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_failure_shows_where(leaf_of: Any, kind: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with _loader(leaf_of(300), FailsOnce(), workers, **KINDS[kind]) as loader:
+        for _ in zip(range(60), loader, strict=False):
+            pass
+        assert loader.stats()["failed"] > 1
+    place = f'{__file__}", line {_line_of(FailsOnce.encode_sample, "raise")}, in encode_sample'
+    assert caplog.text.count(place) == 1 and "pipeline.py" not in caplog.text
+
+
+class Stops(Base):
+    def encode_sample(self, sample: Any) -> Any:
+        try:
+            return {"text": sample.caption}
+        except AttributeError as error:
+            raise FatalSampleError.from_sample(sample, "it has no caption") from error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_may_stop_the_run(leaf_of: Any, kind: str, workers: int) -> None:
+    with _loader(leaf_of(300), Stops(), workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
+        next(iter(loader))
+    assert "failed: it has no caption" in str(caught.value)
+    assert "sample a-" in str(caught.value) and str(leaf_of(300)) in str(caught.value)
+    if workers:  # the traceback came along
+        assert f'{__file__}", line {_line_of(Stops.encode_sample, "raise")}' in "".join(caught.value.__notes__)
+        assert "AttributeError" in "".join(caught.value.__notes__)
+
+
+def test_errors_name_samples() -> None:
+    assert "sample 5 failed" in str(FatalSampleError.from_sample_key("5"))
+    assert str(FatalSampleError.from_sample({"__key__": "k"})) == "sample k failed"
+    many = [{"__key__": str(number)} for number in range(9)]
+    assert str(FatalSampleError.from_sample(many, "why")) == "sample 0, 1, 2, 3 and 5 more failed: why"
+    assert str(FatalSampleError.from_sample(5, "why")) == "sample int failed: why"
+
+
+class Forgets(Base):
+    def encode_sample(self, sample: Any) -> Any:
+        {"text": sample.text}  # noqa: B018
+
+
+class ForgetsToBatch(Base):
+    def batch(self, samples: list[Any]) -> Any:
+        pass
+
+
+class ForgetsToSelect(Base):
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        pass
+
+
+class YieldsNothing(Base):
+    def preencode_sample(self, sample: Any) -> Iterator[Any]:
+        yield
+
+
+def _cooks_nothing(sample: Any) -> Any:
+    pass
+
+
+class Cooks(Base):
+    cookers = [Cooker(_cooks_nothing)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "encoder, kind, function, what",
+    [
+        (Forgets(), "planned", Forgets.encode_sample, "encode_sample returned None"),
+        (Forgets(), "lanes", Forgets.encode_sample, "encode_sample returned None"),
+        (Forgets(), "tokens", Forgets.encode_sample, "encode_sample returned None"),
+        (ForgetsToBatch(), "planned", ForgetsToBatch.batch, "batch returned None"),
+        (ForgetsToBatch(), "lanes", ForgetsToBatch.batch, "batch returned None"),
+        (ForgetsToSelect(), "lanes", ForgetsToSelect.select_samples_to_pack, "select_samples_to_pack returned None"),
+        (YieldsNothing(), "lanes", YieldsNothing.preencode_sample, "preencode_sample yielded None"),
+        (Cooks(), "planned", _cooks_nothing, "_cooks_nothing returned None, in cook_crude_sample"),
+    ],
+)
+def test_a_hook_that_returns_nothing_is_an_error(
+    tmp_path: Path, write_dataset: Any, encoder: TaskEncoder, kind: str, function: Any, what: str, workers: int
+) -> None:
+    name = "CrudeWebdataset" if encoder.cookers else "StandardWebdatasetFactory"
+    yaml = f"__module__: megatron.energon\n__class__: {name}\n"
+    yaml += "" if encoder.cookers else "sample_type: TextSample\nfield_map: {text: txt}\n"
+    samples = [(str(number), {"txt": b"x"}) for number in range(20)]
+    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)
+    with _loader(path, encoder, workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
+        next(iter(loader))
+    text = str(caught.value)
+    assert what in text and f"{__file__}:{function.__code__.co_firstlineno}" in text
+    assert ("did you forget `yield" if "yielded" in what else "did you forget `return") in text
+
+
+def _out_of_memory() -> None:
+    raise MemoryError
+
+
+def _wrapped() -> None:
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("cannot resize")  # noqa: B904
+
+
+def _no_files() -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def _no_system_files() -> None:
+    raise RuntimeError("cannot open") from OSError(errno.ENFILE, "Too many open files in system")
+
+
+def _no_memory_to_map() -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def _torch_has_no_memory() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "shortage, what",
+    [
+        (_out_of_memory, "no memory"),
+        (_wrapped, "no memory"),
+        (_no_files, "no file descriptor"),
+        (_no_system_files, "no file descriptor"),
+        (_no_memory_to_map, "no memory"),
+        (_torch_has_no_memory, "no memory"),
+    ],
+)
+def test_a_machine_that_is_short_of_something_ends_the_run(
+    leaf_of: Any, shortage: Callable[[], None], what: str, workers: int
+) -> None:
+    class Starves(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            shortage()
+
+    with _loader(leaf_of(20), Starves(), workers, batch_size=2) as loader:
+        with pytest.raises(FatalSampleError, match=f"{what} was left in encode_sample"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), RuntimeError("memory of elephants")])
+def test_other_errors_are_the_samples(leaf_of: Any, error: Exception) -> None:
+    class Fails(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            if sample.text.endswith("3"):
+                raise error
+            return sample
+
+    with _loader(leaf_of(20), Fails(), batch_size=2) as loader:
+        assert len([batch for _, batch in zip(range(20), loader, strict=False)]) == 20
+        assert loader.stats()["failed"] > 0
+
+
+# -- tolerances ----------------------------------------------------------------------------------------------------
+
+
+def _run(loader: Any, count: int) -> tuple[int, FatalSampleError | None]:
+    """Batches up to the end, and what ended the run."""
+    made = 0
+    with loader:
+        try:
+            for _ in zip(range(count), loader, strict=False):
+                made += 1
+        except FatalSampleError as error:
+            return made, error
+    return made, None
+
+
+def _number(sample: Any) -> int:
+    return int(sample.text[2:])
+
+
+def _tolerant(tolerance: int | None, bad: range, general: int = 100) -> TaskEncoder:
+    class Tolerates(Base):
+        failure_tolerance = general
+
+        @stateless(failure_tolerance=tolerance)
+        def encode_sample(self, sample: Any) -> Any:
+            if _number(sample) in bad:
+                raise ValueError("bad")
+            return {"text": sample.text}
+
+    return Tolerates()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["planned", "lanes"])
+@pytest.mark.parametrize(
+    "tolerance, bad, general, ends",
+    [
+        (4, range(10, 14), 100, True),
+        (5, range(10, 14), 100, False),
+        (None, range(10, 14), 4, True),
+        (50, range(10, 14), 4, False),  # the hook's own tolerance takes the place of the encoder's
+        (0, range(10, 50), 4, False),
+    ],
+)
+def test_failures_of_one_hook_in_a_row(
+    leaf_of: Any, kind: str, workers: int, tolerance: int | None, bad: range, general: int, ends: bool
+) -> None:
+    made, error = _run(_loader(leaf_of(60), _tolerant(tolerance, bad, general), workers, val=True, **KINDS[kind]), 99)
+    assert (error is not None) == ends
+    if error is not None:
+        assert made == 6 if kind == "planned" else made >= 4  # an empty one among them
+        named = "encode_sample failed 4 times in a row" if tolerance else "4 samples in a row were skipped or failed"
+        assert named in str(error) and "bad" in str(error) and "test_hook_errors.py" in str(error)
+
+
+def test_skips_do_not_count_for_the_hook(leaf_of: Any) -> None:
+    class Skips(Base):
+        @stateless(failure_tolerance=3)
+        def encode_sample(self, sample: Any) -> Any:
+            if _number(sample) < 20:
+                raise SkipSample("by number")
+            return sample
+
+    assert _run(_loader(leaf_of(40), Skips(), val=True, batch_size=4), 99) == (10, None)
+
+
+def test_calls_of_a_batch_hook_count_not_its_samples(leaf_of: Any) -> None:
+    def encoder(tolerance: int) -> TaskEncoder:
+        class Batches(Base):
+            @stateless(failure_tolerance=tolerance)
+            def batch(self, samples: list[Any]) -> Any:
+                if 10 <= _number(samples[0]) < 25:
+                    raise ValueError("bad")
+                return {"texts": [sample.text for sample in samples]}
+
+        return Batches()
+
+    for arguments in ({"batch_size": 5}, {"batch_size": 5, "packing_buffer_size": 10, "chunk_size": 40}):
+        assert _run(_loader(leaf_of(40), encoder(4), val=True, **arguments), 99)[1] is None
+        _, error = _run(_loader(leaf_of(40), encoder(3), val=True, **arguments), 99)
+        assert "batch failed 3 times in a row" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_training_replacements_count(leaf_of: Any, workers: int) -> None:
+    made, error = _run(_loader(leaf_of(60), _tolerant(7, range(60)), workers, batch_size=2), 9)
+    assert made == 0 and "encode_sample failed 7 times in a row" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_hook_that_always_fails_ends_the_run_soon(leaf_of: Any, workers: int) -> None:
+    class Batches(Base):
+        def batch(self, samples: list[Any]) -> Any:
+            return samples[0].captoin
+
+    arguments = {"batch_size": 4, "packing_buffer_size": 4, "chunk_size": 300}
+    _, error = _run(_loader(leaf_of(300), Batches(), workers, **arguments), 9)
+    assert "100 samples in a row" in str(error) and "in batch: AttributeError" in str(error)
+    assert f'{__file__}", line' in str(error)
+
+
+def test_energons_default_tolerance_is_taken(leaf_of: Any) -> None:
+    class Energons(TaskEncoder):
+        __default_failure_tolerance__ = 5
+
+        def encode_sample(self, sample: Any) -> Any:
+            raise ValueError("bad")
+
+    class Unlimited(TaskEncoder):
+        __default_failure_tolerance__ = None
+
+    assert Unlimited().failure_tolerance == 0
+    _, error = _run(_loader(leaf_of(20), Energons(), batch_size=2), 9)
+    assert "5 samples in a row" in str(error)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_failures_without_a_limit_are_told_meanwhile(leaf_of: Any, own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    told = list[bool]()
+
+    class Unlimited(TaskEncoder):
+        failure_tolerance = 5 if own else 0
+        calls = 0
+
+        @stateless(failure_tolerance=0 if own else None)
+        def encode_sample(self, sample: Any) -> Any:
+            self.calls += 1
+            told.append("in a row" in caplog.text)
+            return sample.captoin if self.calls <= 150 else sample
+
+    caplog.set_level(logging.WARNING)
+    made, error = _run(_loader(leaf_of(20), Unlimited(), batch_size=2), 1)
+    assert made == 1 and error is None
+    assert ("encode_sample failed 100 times" if own else "100 samples in a row") in caplog.text
+    assert told[:101] == [False] * 100 + [True]
+    assert "without end" in caplog.text and "return sample.captoin" in caplog.text
+
+
+def test_a_tolerance_below_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="failure_tolerance is -1"):
+        stateless(failure_tolerance=-1)
