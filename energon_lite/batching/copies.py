@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class _Crowd:
         several = copies > 1
         self._several, self._most = several.tolist(), (-(-copies // len(batches))).tolist()
         offsets = batches.offsets.tolist()
-        self._members = [list(range(*edges)) for edges in zip(offsets, offsets[1:], strict=False)]
+        self._members = [list(range(*edges)) for edges in pairwise(offsets)]
         self._batch = np.repeat(np.arange(len(batches)), batches.rows()).tolist()
         self._owner, self._position = owner.tolist(), batches.sample.tolist()
         self._sizes, self._keys, self._fits = sizes.tolist(), keys.tolist(), fits
@@ -106,10 +107,10 @@ class _Crowd:
             if not any(many > self._most[owner] for owner, many in copies.items()):
                 continue
             for entry in reversed(self._members[number].copy()):
-                if copies[self._owner[entry]] > self._most[self._owner[entry]]:
-                    if not any(self._swap(entry, other) for other in self._alike(entry)):
-                        self._take(entry)
-                        left.append(entry)
+                too_many = copies[self._owner[entry]] > self._most[self._owner[entry]]
+                if too_many and not any(self._swap(entry, other) for other in self._alike(entry)):
+                    self._take(entry)
+                    left.append(entry)
         for entry in sorted(left, key=lambda entry: (-self._sizes[entry], entry)):
             self._put(entry)
         return [members for members in self._members if members]
@@ -126,11 +127,7 @@ class _Crowd:
 
     def _swap(self, entry: int, other: int) -> bool:
         here, there = self._batch[entry], self._batch[other]
-        if (
-            there in (here, -1)
-            or self._owner[entry] == self._owner[other]
-            or not (self._may_come(entry, there) and self._may_come(other, here))
-        ):
+        if there in (here, -1) or not (self._may_come(entry, there) and self._may_come(other, here)):
             return False
         mine = [other if one == entry else one for one in self._members[here]]
         theirs = [entry if one == other else one for one in self._members[there]]

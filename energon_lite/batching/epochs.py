@@ -23,7 +23,7 @@ from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.strategy import Strategy
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["Stretches", "plan_epochs"]
+__all__ = ["ONE_STRETCH", "Stretches", "plan_epochs"]
 
 #: A stretch that ends because a sample of a blend would come again has samples for so many micro-batches at least.
 _LEAST = 128
@@ -50,6 +50,10 @@ class Stretches:
         if len(np.unique(self.of(positions))) > 1:
             return False
         return self.sample is None or len(np.unique(self.sample[np.unique(positions)])) == len(np.unique(positions))
+
+
+#: Nothing has to be kept apart.
+ONE_STRETCH = Stretches((0,))
 
 
 def plan_epochs(

@@ -16,7 +16,7 @@ import numpy as np
 from energon_lite.batching.balance import deal
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
-from energon_lite.batching.epochs import Stretches
+from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 
@@ -26,14 +26,12 @@ __all__ = ["even_step", "seat", "whole_steps"]
 #: work then grows with the step, not with its square.
 _GROUPS = (8, 7, 6, 5, 4, 9, 10, 11, 12, 13, 14, 15, 16)
 
-#: Nothing has to be kept apart.
-_ONE = Stretches((0,))
 #: An exchange may make the fullest micro-batch fuller by one part in so many.
 _SLACK = 200
 
 
 def whole_steps(
-    batches: MicroBatches, step: int, capacity: Capacity | None = None, stretches: Stretches = _ONE
+    batches: MicroBatches, step: int, capacity: Capacity | None = None, stretches: Stretches = ONE_STRETCH
 ) -> MicroBatches:
     """Divide the samples of the last step among as many micro-batches as the others have.
 
@@ -101,7 +99,7 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
     return [np.arange(first, stop) for first, stop in pairwise(edges)]
 
 
-def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stretches = _ONE) -> MicroBatches:
+def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stretches = ONE_STRETCH) -> MicroBatches:
     """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
 
     Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
-from energon_lite.batching.epochs import Stretches, plan_epochs
+from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, packing_capacity
@@ -52,7 +52,7 @@ class PlannedChunk:
     addresses: Addresses
     lengths: Ints
     capacity: Capacity | None = None
-    stretches: Stretches = Stretches((0,))
+    stretches: Stretches = ONE_STRETCH
 
     def __len__(self) -> int:
         return len(self.batches)
