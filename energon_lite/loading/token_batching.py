@@ -179,10 +179,12 @@ def token_dataset(
             fix=f"give micro_batches_per_step={-(-batching.step // world) * world}, or another number of ranks",
         )
     chunk = _default_chunk(leaves) if batching.plan_chunk is None else batching.plan_chunk
+    shorter: Mapping[str, int] = getattr(task_encoder, "row_shorter_by", {})
+    less = [shorter.get(getattr(column, "maker", {}).get("length", ""), 0) for column in lengths]
     plan = TokenPlan(
         order,
         batching.strategy,
-        lengths,
+        [_OfRows(column, by) if by else column for column, by in zip(lengths, less, strict=True)],
         key_lengths,
         seed=hash_ints(seed, _PLANS),
         chunk=chunk,
@@ -198,8 +200,8 @@ def token_dataset(
     }
     columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
     identified = [
-        replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own)))
-        for leaf, own in zip(identity.leaves, columns, strict=True)
+        replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
+        for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
     ]
     return TokenDataset(
         plan=plan,
@@ -211,6 +213,19 @@ def token_dataset(
         limit=limit,
         **common,
     )
+
+
+class _OfRows:
+    """Lengths of rows, which have so many positions fewer than their samples have tokens."""
+
+    def __init__(self, lengths: Lengths, less: int):
+        self._lengths, self._less = lengths, less
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, key: Any) -> Ints:
+        return np.maximum(checked_lengths(self._lengths[key]) - self._less, 0)
 
 
 def _default_chunk(leaves: Sequence[Leaf]) -> int:
