@@ -98,7 +98,7 @@ def plan_epochs(
         edges = [0] + [
             first + edge
             for first, stop in pairwise(edges)
-            for edge in _stretches(*(column[first:stop] for column in (number, leaf, cycle)), least)[1:]
+            for edge in _stretches(number[first:stop], leaf[first:stop], cycle[first:stop], least)[1:]
         ]
     parts = []
     for turn, (first, stop) in enumerate(pairwise(edges)):

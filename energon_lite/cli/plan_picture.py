@@ -58,7 +58,7 @@ def draw_plans(
         right.fill_between(np.arange(len(load)), least, largest, color=color, alpha=0.25, lw=0)
         right.plot(mean, lw=1, color=color)
         right.axhline(row + _HEIGHT * capacity / most, color="k", lw=0.8, ls=":")
-    middle.set_yticks(np.arange(len(plans)), [*reversed(plans)], va="bottom")
+    middle.set_yticks(np.arange(len(plans)), [*plans][::-1], va="bottom")
     right.set_yticks(np.arange(len(plans)), [""] * len(plans))
     for axes in (middle, right):
         axes.set_ylim(0, len(plans))

@@ -80,10 +80,11 @@ class TokenChunkPipeline(ChunkPipeline):
         seed = hash_ints(self.seed, _PLAN, job.pass_number, job.number)
         rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
         leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
-        ends = np.flatnonzero(np.diff(epoch)) + 1 if len(self.leaves) == 1 and (np.diff(epoch) >= 0).all() else []
+        ascending = len(self.leaves) == 1 and bool((np.diff(epoch) >= 0).all())  # else epochs are mixed, or blended
+        ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
             samples = (leaf, index, epoch)
-            return plan_epochs(self._strategy, lengths, samples, ends=list(ends), seed=seed, key_lengths=keys)[0]
+            return plan_epochs(self._strategy, lengths, samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
 
