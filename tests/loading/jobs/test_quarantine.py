@@ -176,8 +176,8 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
             return [samples[:2], samples[2:-1]]  # the last one is left out, which is nobody's fault
 
         def pack_selected_samples(self, samples: list[Any]) -> Any:
-            if any(sample.text == "a-4" for sample in samples):
-                raise ValueError("four")
+            if any(sample.text == "a-5" for sample in samples):
+                raise ValueError("five")
             return {"text": [sample.text for sample in samples]}
 
     file = tmp_path / "bad.jsonl"
@@ -187,7 +187,7 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
     lines = _lines(file)
     assert {line["key"] for line in lines if line["stage"] == "encode_sample"} == BAD
     packed = [line for line in lines if line["stage"] == "pack_selected_samples"]
-    assert "a-4" in {line["key"] for line in packed} and 1 < len(packed) <= 3
+    assert "a-5" in {line["key"] for line in packed} and 1 < len(packed) <= 3
     assert all(line["path"] == str(leaf_of(30)) for line in lines)
     assert {line["stage"] for line in lines} == {"encode_sample", "pack_selected_samples"}
 
