@@ -115,7 +115,8 @@ def get_train_dataset(
             samples are encoded, and then planned by their lengths. ``lanes`` counts there, and hooks may yield.
         length_field: there, without a column: the field of an encoded sample that has its length, or is as long. None:
             what the encoder's ``sample_length(sample)`` says, or its tokens.
-        plan_chunk: there: samples that are planned together. None: 131,072, or 1,024 if they must be encoded first.
+        plan_chunk: there: samples that are planned together, each epoch by itself. None: 131,072 (of small data sets,
+            64 epochs or more), or 1,024 if they must be encoded first.
         micro_batches_per_step: there, with a column: micro-batches of an optimizer step, over all ranks together. Those
             of a step are evened out: about as many tokens, and as much attention, for each rank, on any number of ranks
             that divides it; each chunk has whole steps. None: nothing is evened out.

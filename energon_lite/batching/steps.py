@@ -15,8 +15,10 @@ import numpy as np
 
 from energon_lite.batching.balance import deal
 from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.exchange import exchange_samples
-from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.micro_batches import MicroBatches, concatenate
 
 __all__ = ["even_step", "seat", "whole_steps"]
 
@@ -28,7 +30,9 @@ _GROUPS = (8, 7, 6, 5, 4, 9, 10, 11, 12, 13, 14, 15, 16)
 _SLACK = 200
 
 
-def whole_steps(batches: MicroBatches, step: int, capacity: Capacity | None = None) -> MicroBatches:
+def whole_steps(
+    batches: MicroBatches, step: int, capacity: Capacity | None = None, stretches: Stretches = ONE_STRETCH
+) -> MicroBatches:
     """Divide the samples of the last step among as many micro-batches as the others have.
 
     Packed ones are dealt out anew, the longest first, each to the emptiest. Of padded ones, and where that exceeds the
@@ -39,6 +43,7 @@ def whole_steps(batches: MicroBatches, step: int, capacity: Capacity | None = No
         batches: in the order of the steps.
         step: micro-batches in a step.
         capacity: what a packed micro-batch may hold; None: halve.
+        stretches: what has to be kept apart: where the step has such samples, halve, too.
 
     Example:
         >>> [part.tolist() for part in whole_steps(Fixed(4).plan(np.array([1, 1, 1, 1, 1])), step=3)]
@@ -50,7 +55,7 @@ def whole_steps(batches: MicroBatches, step: int, capacity: Capacity | None = No
     start = int(batches.offsets[first])
     lengths = batches.length[start:]
     hands = None
-    if batches.packed and capacity is not None:
+    if batches.packed and capacity is not None and stretches.are_alike(batches.sample[start:]):
         hands = _dealt(capacity.sizes(lengths).tolist(), step, capacity.limit)
     if hands is None:
         hands = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
@@ -94,7 +99,7 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
     return [np.arange(first, stop) for first, stop in pairwise(edges)]
 
 
-def even_step(batches: MicroBatches, capacity: Capacity | None) -> MicroBatches:
+def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stretches = ONE_STRETCH) -> MicroBatches:
     """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
 
     Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
@@ -103,12 +108,27 @@ def even_step(batches: MicroBatches, capacity: Capacity | None) -> MicroBatches:
     Args:
         batches: those of one step.
         capacity: what a packed micro-batch may hold; None: nothing is exchanged.
+        stretches: what has to be kept apart.
     """
-    if batches.packed and capacity is not None:
-        groups = _groups(len(batches))
-        hands = deal(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
-        batches = exchange_samples(batches.select(hands.T.reshape(-1)), _bound(batches, capacity), step=len(hands))
+    if batches.packed and capacity is not None and len(batches.sample):
+        stretch = stretches.of(batches.sample[np.minimum(batches.offsets[:-1], len(batches.sample) - 1)])
+        parts = [
+            _exchanged(batches.select(np.flatnonzero(stretch == one)), capacity, stretches.sample)
+            for one in np.unique(stretch)
+        ]
+        batches = concatenate(parts, [0] * len(parts))
     return batches.select(np.argsort(-batches.attention(), kind="stable"))
+
+
+def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -> MicroBatches:
+    groups = _groups(len(batches))
+    hands = deal(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
+    even = exchange_samples(batches.select(hands.T.reshape(-1)), _bound(batches, capacity), step=len(hands))
+    if sample is None:
+        return even
+    sizes = capacity.sizes(even.length)
+    apart = keep_apart(even, sample, sizes, np.zeros_like(sizes), lambda sizes, _: sum(sizes) <= capacity.limit)
+    return apart if len(apart) == len(batches) else batches
 
 
 def seat(rank: int, world: int, turn: int) -> int:

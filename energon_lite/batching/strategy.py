@@ -33,7 +33,7 @@ __all__ = [
 #: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
 CHUNK = 1 << 17
 #: Raised when the same lengths would give other micro-batches than before; written into states, which are then refused.
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 class Strategy(Protocol):

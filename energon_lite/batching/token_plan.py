@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, packing_capacity
@@ -44,12 +45,14 @@ class PlannedChunk:
         addresses: of these samples.
         lengths: of these samples, as planned.
         capacity: of packed micro-batches that are evened out; None: nothing is exchanged between them.
+        stretches: which of these samples are kept apart.
     """
 
     batches: MicroBatches
     addresses: Addresses
     lengths: Ints
     capacity: Capacity | None = None
+    stretches: Stretches = ONE_STRETCH
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -60,7 +63,7 @@ class PlannedChunk:
 
     def step_pieces(self, first: int, count: int) -> list[list[Piece]]:
         """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
-        even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity)
+        even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity, self.stretches)
         return [self._pieces(even, number) for number in range(count)]
 
     def _pieces(self, batches: MicroBatches, number: int) -> list[Piece]:
@@ -74,7 +77,8 @@ class PlannedChunk:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """Cuts an order into chunks of positions, and each of them into micro-batches.
+    """Cuts an order into chunks of positions, and each of them into micro-batches. Where an epoch ends inside of a
+    chunk, it ends between two micro-batches (:func:`~energon_lite.batching.epochs.plan_epochs`).
 
     The sequence of micro-batches of a pass is that of chunk 0, then that of chunk 1, and so on. It is the same on every
     rank, and a place in it is ``(chunk, micro-batch in the chunk)``.
@@ -127,15 +131,19 @@ class TokenPlan:
         last = first + self.chunk if bounds is None else min(first + self.chunk, bounds[1])
         addresses = self.order.lookup(np.arange(first, last, dtype=np.int64))
         lengths = _lengths_at(addresses, self.lengths)
-        batches = self.strategy.plan(
+        batches, stretches = plan_epochs(
+            self.strategy,
             lengths,
+            (addresses.leaf, addresses.index, self.order.cycles(addresses)),
+            ends=[end - first for end in self.order.epoch_ends(first, last)],
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
         if self.step is None:
-            return PlannedChunk(batches, addresses, lengths)
+            return PlannedChunk(batches, addresses, lengths, stretches=stretches)
         capacity = packing_capacity(self.strategy)
-        return PlannedChunk(whole_steps(batches, self.step, capacity), addresses, lengths, capacity)
+        batches = whole_steps(batches, self.step, capacity, stretches)
+        return PlannedChunk(batches, addresses, lengths, capacity, stretches)
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:

@@ -189,6 +189,11 @@ def _dataset(state: State, path: str, options: dict[str, Any]) -> Any:
     if multiplier not in ("none", "null") and not multiplier.lstrip("-").isdigit():
         raise UsageError(f"--shuffle-over-epochs-multiplier {multiplier}", fix="give an integer, or none")
     encoder = options["task_encoder"]
+    if encoder is None and state.get("kind") == "lanes" and "batching" not in settings:
+        raise UsageError(
+            "hooks made the batches of the run, and none are given",
+            fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
+        )
     return get_train_dataset(
         path,
         **arguments,

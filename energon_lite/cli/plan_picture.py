@@ -16,6 +16,8 @@ __all__ = ["draw_plans"]
 
 #: More steps than this are not told apart in a picture.
 _STEPS = 200
+#: How much of its row a plan's curve may take up.
+_HEIGHT = 0.9
 
 
 def draw_plans(
@@ -38,26 +40,31 @@ def draw_plans(
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("pictures need matplotlib", fix="pip install 'energon-lite[plot]'") from None
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
     left.hist(lengths, bins=100, color="0.4")
     left.set(xlabel="tokens of a sample", ylabel="samples", title=f"{len(lengths):,} lengths")
+    # A row for each plan: the curves of two that are equal, or nearly so, would hide each other.
     edges = np.linspace(0, max(1.0, *(float(plan.tokens().max(initial=0)) / capacity for plan in plans.values())), 51)
-    for name, plan in plans.items():
-        if not len(plan):
-            continue
-        fill = plan.tokens() / capacity
-        middle.hist(fill, bins=edges, weights=np.full(len(fill), 1 / len(fill)), histtype="step", label=name)
-        tokens = np.sort(rank_loads(plan, ranks=ranks)[0][:_STEPS], axis=1)
-        line = right.plot(tokens.mean(axis=1), lw=1, label=name)[0]
-        right.fill_between(
-            np.arange(len(tokens)), tokens[:, 0], tokens[:, -1], color=line.get_color(), alpha=0.15, lw=0
-        )
-    middle.set(xlabel="tokens of a micro-batch / capacity", ylabel="share of micro-batches", title="Fill")
-    middle.legend(fontsize="small", loc="upper left")
-    right.axhline(capacity, color="k", lw=0.8, ls=":")
-    right.set(xlabel="step", ylabel="tokens of a rank, with padding", title=f"{ranks} ranks: least, mean, most")
+    shares = [np.histogram(plan.tokens() / capacity, bins=edges)[0] / max(1, len(plan)) for plan in plans.values()]
+    loads = [np.sort(rank_loads(plan, ranks=ranks)[0][:_STEPS], axis=1) for plan in plans.values()]
+    highest = max(1e-9, *(float(share.max()) for share in shares))
+    most = max(capacity, *(int(load.max(initial=0)) for load in loads))
+    for number, (share, load) in enumerate(zip(shares, loads, strict=True)):
+        row, color = len(plans) - 1 - number, f"C{number % 10}"
+        middle.stairs(row + _HEIGHT * share / highest, edges, baseline=row, fill=True, color=color)
+        least, mean, largest = (row + _HEIGHT * part / most for part in (load[:, 0], load.mean(axis=1), load[:, -1]))
+        right.fill_between(np.arange(len(load)), least, largest, color=color, alpha=0.25, lw=0)
+        right.plot(mean, lw=1, color=color)
+        right.axhline(row + _HEIGHT * capacity / most, color="k", lw=0.8, ls=":")
+    middle.set_yticks(np.arange(len(plans)), [*plans][::-1], va="bottom")
+    right.set_yticks(np.arange(len(plans)), [""] * len(plans))
+    for axes in (middle, right):
+        axes.set_ylim(0, len(plans))
+        axes.grid(axis="y", lw=0.5)
+    middle.set(xlabel="tokens of a micro-batch / capacity", title=f"Fill (highest: {highest:.0%} of a plan)")
+    right.set(xlabel="step", title=f"{ranks} ranks: least, mean, most tokens (dotted: {capacity:,})")
     try:
         figure.savefig(path)
     except ValueError as error:

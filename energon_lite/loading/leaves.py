@@ -18,6 +18,7 @@ from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.walks.identity import LeafIdentity
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
+from energon_lite.sources.data_digest import data_digest
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import FieldMap, compile_field_map
 from energon_lite.sources.jsonl import is_jsonl
@@ -69,7 +70,8 @@ def open_leaves(
     skips: str | None = None,
     sample_type: type | None = None,
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
-    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go.
+    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go. Only leaves
+    of the same data are told apart by which comes first.
 
     Args:
         specs: what the documents say.
@@ -91,11 +93,12 @@ def open_leaves(
             _tell_skips(source, skips, encoder)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
         _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
-        key = hash_ints(_LEAF, hash_text(source.fingerprint), seen[source.fingerprint])
-        seen[source.fingerprint] += 1
+        data = data_digest(source)
+        key = hash_ints(_LEAF, hash_text(data), seen[data])
+        seen[data] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
         leaves.append(Leaf(name, source, loader, key, cooker))
-        identities.append(LeafIdentity(spec.path, len(source), source.fingerprint, contents=source.contents))
+        identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
 
 
@@ -108,7 +111,7 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     source = WebdatasetSource.open(spec.path)
     loader, cooker = _sample_loader(spec, source, encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(source.fingerprint), 0), cooker)
+    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:

@@ -31,6 +31,8 @@ __all__ = ["Batching", "TokenBatching", "encoded_token_dataset", "token_batching
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
 
+#: Epochs that are planned together, at most about twice as many; and positions, at least.
+_EPOCHS, _SMALLEST = 64, 1024
 #: Keeps the hashes for different purposes apart.
 _HOOKS, _PLANS = 23, 24
 
@@ -41,7 +43,7 @@ class TokenBatching:
 
     strategy: Strategy
     length_column: str | None = "length"
-    plan_chunk: int = CHUNK
+    plan_chunk: int | None = None
     length_field: str | None = None
     step: int | None = None
 
@@ -94,8 +96,9 @@ def token_batching(
         raise UsageError(
             f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
         )
-    default = CHUNK if length_column is not None else DEFAULT_CHUNK
-    return TokenBatching(strategy, length_column, default if plan_chunk is None else plan_chunk, length_field, step)
+    if plan_chunk is None and length_column is None:
+        plan_chunk = DEFAULT_CHUNK
+    return TokenBatching(strategy, length_column, plan_chunk, length_field, step)
 
 
 def encoded_token_dataset(
@@ -125,6 +128,7 @@ def encoded_token_dataset(
             "makes up a batch",
             fix="leave out one of them",
         )
+    assert batching.plan_chunk is not None  # without a column, there is a default
     return chunked(
         order,
         identity,
@@ -174,13 +178,16 @@ def token_dataset(
             f"{batching.step} micro-batches of a step cannot be shared evenly by {world} data-parallel ranks",
             fix=f"give micro_batches_per_step={-(-batching.step // world) * world}, or another number of ranks",
         )
+    chunk = _default_chunk(leaves) if batching.plan_chunk is None else batching.plan_chunk
+    shorter: Mapping[str, int] = getattr(task_encoder, "row_shorter_by", {})
+    less = [shorter.get(getattr(column, "maker", {}).get("length", ""), 0) for column in lengths]
     plan = TokenPlan(
         order,
         batching.strategy,
-        lengths,
+        [_OfRows(column, by) if by else column for column, by in zip(lengths, less, strict=True)],
         key_lengths,
         seed=hash_ints(seed, _PLANS),
-        chunk=batching.plan_chunk,
+        chunk=chunk,
         step=batching.step,
     )
     settings = {
@@ -188,17 +195,17 @@ def token_dataset(
         "batching": to_dict(batching.strategy),
         "plan_version": PLAN_VERSION,
         "length_column": batching.length_column,
-        "plan_chunk": batching.plan_chunk,
+        "plan_chunk": chunk,
         **({} if batching.step is None else {"micro_batches_per_step": batching.step}),
     }
     columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
     identified = [
-        replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own)))
-        for leaf, own in zip(identity.leaves, columns, strict=True)
+        replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
+        for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
     ]
     return TokenDataset(
         plan=plan,
-        identity=replace(identity.by(batching.plan_chunk), settings=settings, leaves=tuple(identified)),
+        identity=replace(identity.by(chunk), settings=settings, leaves=tuple(identified)),
         leaves=tuple(leaves),
         task_encoder=task_encoder,
         seed=hash_ints(seed, _HOOKS),
@@ -206,6 +213,26 @@ def token_dataset(
         limit=limit,
         **common,
     )
+
+
+class _OfRows:
+    """Lengths of rows, which have so many positions fewer than their samples have tokens."""
+
+    def __init__(self, lengths: Lengths, less: int):
+        self._lengths, self._less = lengths, less
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, key: Any) -> Ints:
+        return np.maximum(checked_lengths(self._lengths[key]) - self._less, 0)
+
+
+def _default_chunk(leaves: Sequence[Leaf]) -> int:
+    """Positions that are planned together: of small data sets so many epochs, rounded up to a power of two. Each epoch
+    is planned by itself, so more of them would only take longer."""
+    samples = sum(len(leaf.source) for leaf in leaves)
+    return min(CHUNK, max(_SMALLEST, 1 << (_EPOCHS * samples - 1).bit_length()))
 
 
 def _column(leaf: Leaf, name: str) -> Lengths:

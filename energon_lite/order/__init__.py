@@ -23,4 +23,4 @@ __all__ = [
 ]
 
 #: Written into every saved state.
-ORDER_VERSION = 1
+ORDER_VERSION = 2

@@ -105,6 +105,14 @@ class EpochBlend:
         """The positions of an epoch, as start and stop."""
         return sum(self._before(epoch)), sum(self._before(epoch + 1))
 
+    def ends(self, start: int, stop: int) -> list[int]:
+        """The positions between two, without both, at which an epoch begins."""
+        ends, epoch = list[int](), self._epoch_of(start)
+        while (end := self.bounds(epoch)[1]) < stop:
+            ends.append(end)
+            epoch += 1
+        return ends
+
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
         leaf, place = np.empty_like(positions), np.empty_like(positions)

@@ -110,6 +110,17 @@ class Leaves:
                 index[chosen], epoch[chosen] = look_up(leaf[chosen], position[chosen])
         return index, epoch
 
+    def cycles(self, leaf: Ints, epoch: Ints) -> Ints:
+        """In which turn each of ``k`` samples is: the epoch, or that of all copies together; 0 if it was drawn."""
+        if self._only_plain:
+            return epoch
+        copies = self._copies[leaf]
+        return np.where(copies < 0, 0, epoch // np.maximum(copies, 1))
+
+    def cycle_length(self, leaf: int) -> int | None:
+        """Samples of a turn of a leaf; None: they are drawn."""
+        return None if self._copies[leaf] < 0 else int(self._cycle_lengths[leaf])
+
     def _in_sequence(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
         length = self._lengths[leaf]
         return position % length, position // length

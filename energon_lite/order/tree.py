@@ -134,6 +134,13 @@ class Order(Protocol):
     def lookup(self, positions: Ints) -> Addresses:
         """Addresses at ``positions`` (``[k]`` int64, any order)."""
 
+    def epoch_ends(self, start: int, stop: int) -> list[int]:
+        """The positions between ``start`` and ``stop``, without both, at which an epoch of everything begins: one of
+        the only leaf, or of the blend. Leaves that are mixed by weight end their epochs at positions of their own."""
+
+    def cycles(self, addresses: Addresses) -> Ints:
+        """In which turn of its leaf each sample is: its epoch, or as many epochs as are mixed on purpose."""
+
     def rebased(self, rebase: Rebase) -> Order:
         """The same order, beginning in the middle of a run; one whose passes begin anew stays as it is."""
 
@@ -172,6 +179,9 @@ class _MixedOrder:
         else:
             counts = self.blend.counts_before(within)
         return counts if self._starts is None else counts + self._starts
+
+    def cycles(self, addresses: Addresses) -> Ints:
+        return self.leaves.cycles(addresses.leaf, addresses.epoch)
 
     def _compute(self, positions: Ints) -> Addresses:
         if self.blend is None:
@@ -218,6 +228,13 @@ class BlendOrder(_MixedOrder):
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._length is None else (pass_number * self._length, (pass_number + 1) * self._length)
+
+    def epoch_ends(self, start: int, stop: int) -> list[int]:
+        length = self.leaves.cycle_length(0)
+        if self.blend is not None or length is None:
+            return []
+        shift = self._first - (0 if self.rebase is None else self.rebase.starts[0])
+        return list(range(shift + ((start - shift) // length + 1) * length, stop, length))
 
     def rebased(self, rebase: Rebase) -> BlendOrder:
         """This blend, beginning in the middle of a run whose blend was another one before. Stages stay where they are
@@ -280,6 +297,10 @@ class EpochBlendOrder(_MixedOrder):
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._repeat else self.blend.bounds(pass_number)
 
+    def epoch_ends(self, start: int, stop: int) -> list[int]:
+        ends = self.blend.ends(start - self._first, stop - self._first)
+        return [self._first + end for end in ends]
+
     def rebased(self, rebase: Rebase) -> EpochBlendOrder:
         """This blend, its first epoch beginning in the middle of a run whose blend was another one before."""
         return EpochBlendOrder(
@@ -308,6 +329,12 @@ class ConcatOrder:
 
     def bounds(self, pass_number: int) -> tuple[int, int]:
         return 0, self._length
+
+    def epoch_ends(self, start: int, stop: int) -> list[int]:
+        return []
+
+    def cycles(self, addresses: Addresses) -> Ints:
+        return addresses.epoch
 
     def rebased(self, rebase: Rebase) -> ConcatOrder:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -44,8 +44,8 @@ def _cook(sample: CrudeSample) -> TokenizedSample:
 class TokenizedTaskEncoder(TaskEncoder):
     """Makes batches for next-token prediction of what ``energon-lite tokenize`` wrote.
 
-    A sample of n tokens becomes a row of n - 1 positions: each but the last token, with the one after it as label. So
-    the stored column of lengths is one token above what a sample takes up, and no batch exceeds its capacity.
+    A sample of n tokens becomes a row of n - 1 positions: each but the last token, with the one after it as label.
+    Batches are planned by these positions, one fewer than a column that counts stored tokens has of each sample.
 
     Args:
         packed: put samples one behind the other (:class:`~energon_lite.PackedBatch`); False: pad them to the longest
@@ -59,6 +59,8 @@ class TokenizedTaskEncoder(TaskEncoder):
     """
 
     cookers: ClassVar[Sequence[Cooker]] = [Cooker(_cook)]
+    #: By how many positions a row is shorter than a column of lengths says that was made of a stored part.
+    row_shorter_by: ClassVar[Mapping[str, int]] = {TOKENS_PART: 1}
 
     def __init__(self, *, packed: bool = True, pad: int = 0, multiple: int = 1):
         super().__init__()

@@ -188,6 +188,8 @@ def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypat
         pass
     torch.save(loader.save_state_rank(), "run.pt")
     arguments = ("rebase", "run.pt", "--from", old, "--to", new, "--task-encoder", "hooks:Pairs", "-o", "new.json")
+    code, output = run(*arguments[:-4], "-o", "new.json")
+    assert code == 1 and "give --task-encoder MODULE:CLASS" in output and "select_samples_to_pack" not in output
     code, output = run(*arguments)
     assert code == 1 and "up to" in output and "were not delivered yet" in output
     code, output = run(*arguments, "--give-up")

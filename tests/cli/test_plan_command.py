@@ -148,3 +148,13 @@ def test_lengths_in_a_file_need_no_torch(lengths: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("False")
+
+
+def test_plans_that_are_alike_do_not_hide_each_other(lengths: Path, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    path = tmp_path / "plan.png"
+    assert plan(lengths, "-c", 1000, "--plot", path, "-s", "best_fit", "-s", "best_fit:open_bins=32")[0] == 0
+    pixels = (imread(path)[:, :, :3] * 255).round()
+    first, second = (int((pixels == color).all(axis=2).sum()) for color in ((31, 119, 180), (255, 127, 14)))
+    assert first > 500 and 0.8 < first / second < 1.25

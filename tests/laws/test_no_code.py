@@ -254,7 +254,7 @@ def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
     [
         (lambda state: state | {"version": 99}, "format version 99.*reads versions up to 3"),
         (lambda state: state | {"version": None}, "format version None"),
-        (lambda state: state | {"order_version": 2}, "order version 2.*other samples"),
+        (lambda state: state | {"order_version": 3}, "order version 3.*other samples"),
         (lambda state: state | {"position": -1}, "damaged: position is -1"),
         (lambda state: state | {"position": 2**62}, "damaged: position is 4611686018427387904"),
         (lambda state: state | {"position": 2**80}, "damaged: position is"),

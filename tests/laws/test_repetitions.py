@@ -162,8 +162,8 @@ def test_golden_epochs(write_epochs: WriteBlend) -> None:
     )
     with get_savable_loader(dataset) as loader:
         assert [_texts(list(loader)) for _ in range(2)] == [
-            ["a-2", "a-1", "b-2", "a-0", "a-2", "b-0"],
-            ["a-1", "a-0", "b-1", "a-1", "b-3", "a-2", "a-0"],
+            ["a-0", "a-2", "b-1", "a-1", "a-2", "b-3"],
+            ["a-1", "a-0", "b-2", "a-0", "b-0", "a-2", "a-1"],
         ]
 
 

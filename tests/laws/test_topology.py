@@ -202,11 +202,11 @@ def test_golden_run(cluster: Any, write_blend: Callable[..., Any]) -> None:
 
     with cluster(build, 1, 0) as one:
         assert _keys(one.steps(5)) == [
-            ["a-6", "c-2", "a-0", "b-40"],
-            ["b-31", "a-1", "a-5", "a-2"],
-            ["b-30", "c-1", "a-3", "a-4"],
-            ["b-45", "a-1", "c-0", "b-4"],
-            ["a-6", "a-0", "b-44", "a-2"],
+            ["a-0", "c-0", "a-2", "b-6"],
+            ["b-5", "a-6", "a-3", "a-5"],
+            ["b-43", "c-1", "a-4", "a-1"],
+            ["b-42", "a-6", "c-2", "b-12"],
+            ["a-1", "a-5", "b-24", "a-2"],
         ]
 
 

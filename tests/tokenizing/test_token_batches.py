@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,41 @@ def test_a_run_goes_on_where_it_was(chats: Path) -> None:
     other.restore_state_rank(json.loads(json.dumps(state)))
     again = [batch.tokens for batch, _ in zip(other, range(9), strict=False)]
     assert all(torch.equal(one, two) for one, two in zip(rest, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"strategy": "concat_split", "tokens": 16},
+        {"strategy": "best_fit", "capacity": CAPACITY},
+        {"strategy": "bfd", "capacity": 10, "oversize": "split"},
+        {"strategy": "bfd", "capacity": 20, "oversize": "drop"},
+    ],
+    ids=lambda document: document["strategy"],
+)
+def test_the_plan_counts_the_positions_of_rows(chats: Path, document: dict[str, Any]) -> None:
+    """A sample of n tokens has n - 1 positions with labels: those are planned, and each is in one batch."""
+    loader = loader_of(chats, document, repeat=False)
+    plan = loader.dataset.plan
+    chunks = [plan.make(0, number) for number in range(plan.chunk_count(0))]
+    planned = [int(tokens) for chunk in chunks for tokens in chunk.batches.tokens()]
+    assert [batch.num_tokens for batch in loader] == planned
+    rows = column_of(chats, "train")[:] - 1
+    kept = rows[rows <= 20] if document.get("oversize") == "drop" else rows
+    assert sum(planned) == int(kept.sum())
+    stats = loader.stats()
+    assert stats["failed"] == stats["skipped"] == 0
+
+
+def test_rows_that_were_measured_are_planned_as_they_are(chats: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(chats, tmp_path / "data")
+    encoder = "energon_lite.tokenizing.task_encoder:TokenizedTaskEncoder"
+    made = run("measure", data, "--task-encoder", encoder, "--num-workers", 1)
+    assert made.exit_code == 0, made.output
+    assert (column_of(data, "train")[:] == column_of(chats, "train")[:] - 1).all()
+    loader = loader_of(data, {"strategy": "concat_split", "tokens": 16}, repeat=False)
+    assert sum(batch.num_tokens for batch in loader) == int(column_of(data, "train")[:].sum())
+    assert loader.stats()["failed"] == 0
 
 
 def test_samples_that_are_split_keep_every_position(chats: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import Strategy
 from energon_lite.errors import FatalSampleError, UsageError
@@ -79,8 +80,13 @@ class TokenChunkPipeline(ChunkPipeline):
         if self._key_length is not None:
             keys = np.array([self._key_length(item.value) for item in items], dtype=np.int64)
         seed = hash_ints(self.seed, _PLAN, job.pass_number, job.number)
+        rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
+        leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
+        ascending = len(self.leaves) == 1 and bool((np.diff(epoch) >= 0).all())  # else epochs are mixed, or blended
+        ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
-            return self._strategy.plan(lengths, seed=seed, key_lengths=keys)
+            samples = (leaf, index, epoch)
+            return plan_epochs(self._strategy, lengths, samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
 

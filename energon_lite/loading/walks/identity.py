@@ -29,9 +29,9 @@ class LeafIdentity:
     Args:
         name: for messages; not part of the identity (data may move).
         samples: how many.
-        fingerprint: digest of the data's layout, from which the order is derived.
+        fingerprint: digest of which data it has, from which the order is derived.
         settings: weight and the like.
-        contents: digest of the data themselves; none if empty.
+        contents: what tells the data more closely; none if empty.
     """
 
     name: str

@@ -77,7 +77,8 @@ def numbers(loader: Any) -> list[int]:
 def test_an_epoch_is_exactly_the_others(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     measured(data, Odd())
     caplog.set_level(logging.INFO)
-    dataset = train(data, use_measured_skips=True, repeat=False)
+    # With another seed, the refill may be one that fails, too, and is refilled again.
+    dataset = train(data, use_measured_skips=True, repeat=False, worker_config=config(seed_offset=2))
     assert len(dataset.leaves[0].source) == 3 and "4 samples are left out" in caplog.text  # 1, 3 and 5, which fails
     loader = get_savable_loader(dataset)
     found = numbers(loader)

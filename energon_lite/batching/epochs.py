@@ -1,0 +1,212 @@
+"""Keeping the epochs of small data sets apart, which come round several times while a chunk is planned.
+
+A strategy knows lengths, not samples: planned together, all copies of a sample would meet in one micro-batch. So a
+chunk is cut into *stretches* that are planned one after the other, where an epoch ends
+(:meth:`~energon_lite.order.Order.epoch_ends`), or where a sample of a blend would come again. A leaf that is over
+within a few micro-batches would make stretches too short to fill micro-batches well. Its copies stay in one stretch,
+and are moved to different micro-batches of it (:mod:`energon_lite.batching.copies`).
+
+All of it is a function of the chunk's addresses and lengths, so every rank comes to the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.micro_batches import MicroBatches, concatenate
+from energon_lite.batching.strategy import Strategy
+from energon_lite.order.hashing import hash_ints
+
+__all__ = ["ONE_STRETCH", "Stretches", "plan_epochs"]
+
+#: A stretch that ends because a sample of a blend would come again has samples for so many micro-batches at least.
+_LEAST = 128
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """What has to be kept apart in a chunk.
+
+    Args:
+        edges: the position at which each stretch begins, the first 0, and that behind the last one.
+        sample: the number of the sample at each position, ``[positions]``; None: none comes twice.
+    """
+
+    edges: Sequence[int]
+    sample: Ints | None = None
+
+    def of(self, positions: Ints) -> Ints:
+        """The stretch in which each of some positions is."""
+        return np.searchsorted(self.edges, positions, side="right")
+
+    def are_alike(self, positions: Ints) -> bool:
+        """Whether positions are in one stretch, and no sample is at two of them: they may come together."""
+        if len(np.unique(self.of(positions))) > 1:
+            return False
+        return self.sample is None or len(np.unique(self.sample[np.unique(positions)])) == len(np.unique(positions))
+
+
+#: Nothing has to be kept apart.
+ONE_STRETCH = Stretches((0,))
+
+
+def plan_epochs(
+    strategy: Strategy,
+    lengths: Ints,
+    samples: tuple[Ints, Ints, Ints],
+    *,
+    ends: Sequence[int] = (),
+    seed: int = 0,
+    key_lengths: Ints | None = None,
+) -> tuple[MicroBatches, Stretches]:
+    """The micro-batches of some positions of an order, with the epochs of each leaf kept apart.
+
+    Each of ``ends`` is between two micro-batches. Of two copies of a sample, the one that comes first in the order
+    comes first in the plan, and they are in different micro-batches: unless there are fewer micro-batches than copies
+    in a stretch, which then are spread evenly.
+
+    Args:
+        strategy: which samples go together.
+        lengths: tokens of each sample, ``[positions]``.
+        samples: leaf, index and cycle of each, three arrays ``[positions]``. A cycle is an epoch, or as many epochs as
+            are mixed on purpose; what comes twice in one counts as two samples.
+        ends: places of the positions where an epoch of everything ends, ascending.
+        seed: for strategies that shuffle.
+        key_lengths: see :class:`~energon_lite.batching.strategy.Strategy`.
+
+    Returns:
+        The micro-batches, and what of the stretches is needed to change them.
+
+    Example:
+        >>> epoch = np.array([0, 0, 1, 1])
+        >>> samples = np.zeros(4, dtype=np.int64), np.array([0, 1, 1, 0]), epoch
+        >>> batches, _ = plan_epochs(Fixed(2, sort=True), np.array([5, 6, 6, 5]), samples, ends=[2])
+        >>> [part.tolist() for part in batches]
+        [[0, 1], [3, 2]]
+    """
+    leaf, index, cycle = samples
+    number, again = _numbered(leaf, index, cycle)
+    edges = [0, *ends, len(lengths)]
+    if again:
+        least = _LEAST * _rows(strategy, lengths)
+        edges = [0] + [
+            first + edge
+            for first, stop in pairwise(edges)
+            for edge in _stretches(number[first:stop], leaf[first:stop], cycle[first:stop], least)[1:]
+        ]
+    parts = []
+    for turn, (first, stop) in enumerate(pairwise(edges)):
+        part = strategy.plan(
+            lengths[first:stop],
+            seed=hash_ints(seed, turn) if turn else seed,
+            key_lengths=None if key_lengths is None else key_lengths[first:stop],
+        )
+        if again:
+            keys = None if key_lengths is None else key_lengths[first:stop]
+            part = _apart(strategy, part, number[first:stop], lengths[first:stop] if keys is None else keys)
+        parts.append(part)
+    return concatenate(parts, edges[:-1]), Stretches(edges, number if again else None)
+
+
+def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> MicroBatches:
+    """A stretch with copies in different micro-batches."""
+    capacity = _capacity(strategy)
+    most, difference = getattr(strategy, "batch_size", None), getattr(strategy, "max_difference", None)
+    most = getattr(strategy, "max_samples", most)
+    sizes = part.length if capacity is None else capacity.sizes(part.length)
+    of_entries = np.zeros_like(part.length) if difference is None else keys[part.sample]
+
+    def fits(sizes: list[int], keys: list[int]) -> bool:
+        if most is not None and len(sizes) > most:
+            return False
+        if difference is not None and max(keys) - min(keys) > difference:
+            return False
+        if capacity is None:
+            return True
+        return (sum(sizes) if capacity.adds_up else len(sizes) * max(sizes)) <= capacity.limit
+
+    _, numbers = np.unique(number, return_inverse=True)
+    return keep_apart(part, numbers, sizes, of_entries, fits)
+
+
+def _capacity(strategy: Strategy) -> Capacity | None:
+    tokens = getattr(strategy, "tokens", None)
+    return Capacity(tokens) if tokens is not None else getattr(strategy, "capacity", None)
+
+
+def _rows(strategy: Strategy, lengths: Ints) -> int:
+    """Samples that make up a micro-batch, about."""
+    capacity = _capacity(strategy)
+    if capacity is None:
+        return int(getattr(strategy, "batch_size", 1))
+    return max(1, capacity.limit * len(lengths) // max(1, int(capacity.sizes(lengths).sum())))
+
+
+def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
+    """A number for each sample of a chunk, equal where it is the same sample; and whether one comes again.
+
+    Args:
+        leaf, index: of each position, ``[positions]``.
+        cycle: the epoch, or how many turns of epochs that are mixed on purpose came before, ``[positions]``.
+    """
+    if len(leaf) == 0 or not _any_again(leaf, cycle):
+        return np.arange(len(leaf), dtype=np.int64), False
+    order = np.lexsort((cycle, index, leaf))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (np.diff(leaf[order]) != 0) | (np.diff(index[order]) != 0)
+    again = ~new[1:] & (np.diff(cycle[order]) != 0)
+    # What comes twice in one cycle was asked for: each time counts as a sample of its own.
+    new[1:] |= ~again
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.cumsum(new) - 1
+    return number, bool(again.any())
+
+
+def _any_again(leaf: Ints, cycle: Ints) -> bool:
+    """Whether any leaf is in more than one cycle."""
+    first = np.full(int(leaf.max()) + 1, -1, dtype=np.int64)
+    first[leaf[::-1]] = cycle[::-1]
+    return bool((first[leaf] != cycle).any())
+
+
+def _stretches(sample: Ints, leaf: Ints, cycle: Ints, least: int) -> list[int]:
+    """Boundaries of the stretches of some positions, the first 0 and the last ``len(sample)``.
+
+    A stretch ends before the first sample that it has already, or where the last epoch ended before that; but it has at
+    least ``least`` positions.
+
+    Args:
+        sample: the number of the sample at each position, ``[positions]``.
+        leaf, cycle: see :func:`_numbered`.
+        least: positions of a stretch that does not end with the positions.
+    """
+    count = len(sample)
+    before = _before(sample)  # the position at which the sample was before, -1 if nowhere
+    by_leaf = _before(leaf)
+    ends = np.flatnonzero((by_leaf >= 0) & (cycle != cycle[by_leaf]))
+    edges = [0]
+    while edges[-1] < count:
+        start = edges[-1]
+        there = np.flatnonzero(before[start + least :] >= start)
+        if not len(there):
+            edges.append(count)
+            continue
+        stop = start + least + int(there[0])
+        last = int(np.searchsorted(ends, stop, side="right")) - 1
+        edges.append(int(ends[last]) if last >= 0 and ends[last] >= start + least else stop)
+    return edges
+
+
+def _before(values: Ints) -> Ints:
+    """The place of the last equal value before each of them; -1: there is none."""
+    order = np.argsort(values, kind="stable")
+    found = np.full(len(values), -1, dtype=np.int64)
+    equal = values[order[1:]] == values[order[:-1]]
+    found[order[1:][equal]] = order[:-1][equal]
+    return found

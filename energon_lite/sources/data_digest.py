@@ -1,0 +1,47 @@
+"""Telling data sets apart whose shards have the same names, sizes and numbers of samples."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+from energon_lite.sources.shard_store import ShardStore
+from energon_lite.sources.webdataset import WebdatasetSource
+
+__all__ = ["data_digest"]
+
+#: Places in the data set, evenly spread, and bytes of shards that are looked at from each.
+_PLACES, _BYTES = 4, 1 << 16
+
+
+def data_digest(source: WebdatasetSource) -> str:
+    """Identifies the samples that a source reads, wherever its folder is: a digest of its fingerprint and of some of
+    their bytes, all of them where there are few (256 KiB).
+
+    Two data sets that were made alike, of records of one size, have equal fingerprints. Their samples differ nearly
+    everywhere, so four reads are enough. Copies, and shards that were written again at another time, have the same.
+
+    Raises:
+        MissingShardError, ShardChangedError, DatasetError: a shard cannot be read.
+    """
+    digest, store = hashlib.sha256(source.fingerprint.encode()), ShardStore()  # which leaves no file open
+    firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
+    for number, stop in pairwise([*firsts, len(source)]):
+        left = _BYTES
+        while number < stop and left > 0:
+            place, parts = -1, list[tuple[int, int]]()
+            while number < stop:  # samples that one read has
+                shard, _, wanted = source.wanted(number, None)
+                if parts and (shard != place or not wanted or not 0 <= wanted[0][0] - parts[0][0] < left):
+                    break
+                place, number = shard, number + 1
+                parts += [(offset, size) for offset, size, _ in wanted]
+            if not parts:
+                break
+            start = min(offset for offset, _ in parts)
+            size = min(left, max(offset + size for offset, size in parts) - start)
+            data = store.read(*source.shard(place), start, size)
+            for offset, length in parts:
+                digest.update(f"{length}\n".encode() + data[offset - start : offset - start + length])
+            left -= max(size, 1)
+    return digest.hexdigest()
