@@ -20,6 +20,7 @@ from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SampleError, SkipSample
 from energon_lite.loading.jobs.columns import ColumnBatches, LeafColumns, columns_of, has_default_hooks
+from energon_lite.loading.jobs.empty_batch import empty_batch
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.sources.part_columns import PartColumns
@@ -333,7 +334,7 @@ class Pipeline:
             return None
         if self._example is None:
             self._example = self._make_example()
-        batch = self.encoder.empty_batch(*self._example)
+        batch = empty_batch(self.encoder, *self._example)
         set_restore_key(batch, _key(job))
         return batch
 
