@@ -53,7 +53,8 @@ class PlannedWalk(PlanWalk[Cursor]):
         return self.feed.take(self.cursor, following=self._behind_skipped(self._after(self.cursor)))
 
     def state(self) -> State:
-        return to_state(self.cursor, self.dataset.identity, self.dataset.rebase)
+        ranks = self.dataset.limit_ranks(self.cursor.ranks)
+        return to_state(self.cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
@@ -67,13 +68,13 @@ class PlannedWalk(PlanWalk[Cursor]):
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         cursor, dataset = self.cursor, self.dataset
         number = cursor.pass_number if pass_number is None else pass_number
-        count = dataset.count(number)
+        count = dataset.end(cursor) if number == cursor.pass_number else dataset.count(number)
         # After a restore from other ranks, steps may begin between the multiples of the world size.
         running = number == cursor.pass_number and cursor.position != count
         first = step * self._world + (cursor.position % self._world if running else 0)
         if min(number, step) < 0 or (first >= count if count is not None else number > 0):
             raise no_such_step(number, step)
-        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank])]
+        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank], count)]
 
     def close(self) -> None:
         if self.feed is not None:
@@ -152,13 +153,13 @@ class Feed:
         world, rank = self._dataset.worker_config.world_size, self._dataset.worker_config.rank
         number_of_jobs = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // self._dataset.plan.rows))
         stop = self._next_number + number_of_jobs * world
-        count = self._dataset.count(cursor.pass_number)
-        if count is not None:
-            # The last step begins below count; ranks that find nothing left there get an empty batch.
-            last_step = cursor.position + -(-(count - cursor.position) // world) * world
+        end = self._dataset.end(cursor)
+        if end is not None:
+            # The last step begins below the end; ranks that find nothing left there get an empty batch.
+            last_step = cursor.position + -(-(end - cursor.position) // world) * world
             stop = min(stop, last_step + rank)
         numbers = range(self._next_number, stop, world)
         wanted = [number for number in numbers if not self._is_skipped(cursor.pass_number, number - rank)]
-        self._planned.extend(self._dataset.jobs(cursor.pass_number, wanted))
+        self._planned.extend(self._dataset.jobs(cursor.pass_number, wanted, end))
         self._next_number = numbers[-1] + world if len(numbers) else self._next_number
         return len(numbers) > 0
