@@ -324,6 +324,46 @@ def test_every_sample_is_delivered_or_counted(
     assert skips or not stats["skipped"] + stats["failed"]
 
 
+@pytest.mark.parametrize("remainder", [None, "keep", "drop"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        Content(groups=3, skips=5, batch_size=3),
+        Content(packing=7, skips=5, batch_size=2, late=True),
+        Content(packing=7, skips=5, batch_size=None, pack_yields=True),
+        Content(yields=True, skips=5, batch_size=2, batch_yields=True, encoded_yields=True),
+    ],
+    ids=["groups", "packs", "single packs", "generators"],
+)
+def test_what_all_loaders_of_a_pass_counted_adds_up(leaf_of: Any, content: Content, remainder: str | None) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    arguments: dict[str, Any] = {"chunk_size": 14, "chunk_remainder": remainder, "lanes": 2}
+
+    def loader() -> Any:
+        return get_savable_loader(
+            get_val_dataset(leaf_of(60, "a"), worker_config=config, **arguments, **content.arguments())
+        )
+
+    def counts(*loaders: Any) -> dict[str, int]:
+        stats = [one.stats() for one in loaders]
+        return {
+            kind: sum(one[kind] for one in stats) for kind in ("batches", "samples", "skipped", "failed", "dropped")
+        }
+
+    whole = loader()
+    length = len(list(whole))
+    assert counts(whole)["skipped"] and (content.groups == 0 or remainder != "drop" or counts(whole)["dropped"])
+    for cut in range(length + 1):
+        first, second = loader(), loader()
+        assert len([batch for _, batch in zip(range(cut), first, strict=False)]) == cut
+        second.restore_state_rank(first.save_state_rank())
+        iterator = iter(second)
+        rest = [next(iterator) for _ in range(length - cut)]
+        if cut < length:
+            assert next(iterator, None) is None and len(rest) == length - cut
+            assert counts(first, second) == counts(whole)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_in_a_row_end_the_run(leaf_of: Any, workers: int) -> None:
     class Never(TaskEncoder):

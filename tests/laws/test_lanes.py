@@ -241,6 +241,16 @@ def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
     assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
 
 
+def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of: Any) -> None:
+    def build(config: WorkerConfig) -> Any:
+        return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
+
+    with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+        ranks.steps(6)
+        streams = ranks.loaders[0]._walk.feed._streams.values()
+        assert [len(stream.tickets) for stream in streams] == [1] * 6
+
+
 # -- states ---------------------------------------------------------------------------------------------------------
 
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)

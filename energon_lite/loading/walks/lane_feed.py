@@ -97,7 +97,7 @@ class LaneFeed:
     Args:
         chunks: who works on them.
         dataset: whose chunks they are.
-        ahead: chunks that are submitted before their turn.
+        ahead: chunks that are submitted before their turn, one of each lane at least; 0: none.
         check: told what happened to samples of a chunk that did not get into a batch any more; may end the run.
     """
 
@@ -234,9 +234,12 @@ class LaneFeed:
         """Submit chunks before their turn: those of the lanes that have the fewest, beginning with ``lane``."""
         waiting = sum(len(stream.tickets) for stream in self._streams.values())
         lanes = list(self._streams)
+        # The chunks of all lanes may end at the same time: if only some of those that follow were there, workers would
+        # have been idle before.
+        wanted = max(self._ahead, len(lanes)) if self._ahead else 0
         place = lanes.index(lane)
         streams = [self._streams[one] for one in lanes[place:] + lanes[:place]]
-        while waiting < self._ahead and streams:
+        while waiting < wanted and streams:
             stream = min(streams, key=lambda one: len(one.tickets) + (one.batches is not None))
             if self._submit(stream):
                 waiting += 1
