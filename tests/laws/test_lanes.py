@@ -23,6 +23,9 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.loading.jobs.chunk_job import START, Carried, Item, Made, Tail
+from energon_lite.loading.jobs.pipeline import Result
+from energon_lite.loading.walks.lane_feed import PooledChunks
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -250,6 +253,20 @@ def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of
         ranks.steps(6)
         streams = ranks.loaders[0]._walk.feed._streams.values()
         assert [len(stream.tickets) for stream in streams] == [1] * 6
+
+
+def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
+    message = torch.arange(1000.0)
+    item = Item({"tokens": message[-10:]}, (0, 0, 0, 0), (1, 0, 0, 0), ((0, 0, 0),), 0)
+    carried = Carried(Tail(0, START), Tail(0, START), [item], [])
+
+    class Executor:
+        def result(self, ticket: int) -> Any:
+            return Result([Made(None, is_batch=False, rows=1, carried=carried)])
+
+    (made,) = PooledChunks(Executor()).open(0)  # type: ignore[arg-type]  # it is all that is asked for
+    tokens = made.carried.items[0].value["tokens"]
+    assert torch.equal(tokens, message[-10:]) and tokens.data_ptr() != message[-10:].data_ptr()
 
 
 # -- states ---------------------------------------------------------------------------------------------------------

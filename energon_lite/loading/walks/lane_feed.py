@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from energon_lite.errors import FatalSampleError
@@ -65,7 +66,11 @@ class PooledChunks:
     def open(self, ticket: int) -> Iterator[Made]:
         batches = deque(self.executor.result(ticket).batch)
         while batches:
-            yield batches.popleft()  # what is delivered need not stay in memory until the chunk ends
+            made = batches.popleft()
+            if made.carried is not None:
+                # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
+                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
+            yield made
 
     def cancel(self) -> None:
         self.executor.cancel()
