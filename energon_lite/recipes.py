@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
-from energon_lite.loading.assembly import Chunking, assembled, content_decides, refuse_chunking
+from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
 from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.keywords import check_keywords, loader_arguments
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
@@ -102,12 +102,13 @@ def get_train_dataset(
         dataset_config, split_config: names of the files in ``.nv-meta``.
         trust_code: allow the files to name Python code that is run.
         chunk_size: where hooks decide how many samples there are (packing, groups, generators): positions of the order
-            that are worked on together. None: 32 micro-batches' worth, in whole packing buffers; but one buffer if
-            packs are not batched, or each pass ends.
-        chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"keep"`` them in
-            smaller batches, or ``"drop"`` and count them. None: "keep", or "drop" with ``batch_drop_last``.
+            that are worked on together. None: 8 micro-batches' worth (32, if chunks hand nothing over), in whole
+            packing buffers; but one buffer if packs are not batched, or each pass ends.
+        chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"carry"`` them over
+            to a later chunk (at the end of a pass: as without), ``"keep"`` them in smaller batches, or ``"drop"`` and
+            count them. None: "carry"; with groups "keep", or "drop" with ``batch_drop_last``.
         lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.
-            None: as many as there are ranks when the run begins.
+            None: the smallest number that 24 and twice the ranks divide with which the run begins.
         batching: put samples together by their tokens: a strategy such as ``BestFit(Capacity(12_000))``, its document
             as a dict, or the path of a YAML file. ``batch_size`` is None then. A sample that fails leaves its place
             empty, since nobody counted the tokens of a replacement.
@@ -239,7 +240,7 @@ def get_val_dataset(
     ``TaskEncoder.empty_batch``), so a loop with collectives in it does not hang, and nothing is counted twice.
 
     Args:
-        limit: at most so many batches per rank in a loop.
+        limit: at most so many batches per rank in a loop. A loop that goes on on other ranks ends with the same batch.
         batch_drop_last: leave out what does not fill a batch on every rank.
 
     The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
@@ -330,9 +331,6 @@ def _val_dataset(
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     leaves, identities = opened(specs)
-    length = None if limit is None else limit * worker_config.world_size * (batch_size or 1)
-    if tokens is not None or content_decides(encoder, batch_size, chunking):
-        length = None  # how many samples a batch takes is not known
     settings = {
         "kind": "val",
         "split_part": split_part,
@@ -341,7 +339,7 @@ def _val_dataset(
         "seed": worker_config.seed_offset,
     }
     return _made(
-        ConcatOrder([len(leaf.source) for leaf in leaves], length=length),
+        ConcatOrder([len(leaf.source) for leaf in leaves]),
         Identity(settings, _with_settings(identities, [() for _ in identities])),
         chunking,
         tokens,

@@ -1,12 +1,14 @@
 """Which samples make up which chunk, where content decides what becomes of them. Integers only: no torch, no I/O.
 
-A pass is cut into chunks of equal length. What a chunk's samples become, its batches, depends on nothing outside of it,
-so any chunk can be worked on by itself, anywhere. Chunks are dealt to lanes like cards: chunk ``c`` belongs to lane
-``c % lanes``. Micro-batch ``m`` of a pass is the next one of lane ``m % lanes``.
+A pass is cut into chunks of equal length. What a chunk's samples become depends on nothing outside of it, so any chunk
+can be worked on by itself, anywhere; only the few that do not fill a batch at its end go on to a later chunk of the
+same lane. Chunks are dealt to lanes like cards: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
+is the next one of lane ``m % lanes``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +17,11 @@ from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.tree import Addresses
 
-__all__ = ["ChunkPlan", "default_chunk_size", "worlds_for"]
+__all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 
-#: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing.
-_CHUNK_BATCHES = 32
+#: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing: many where the last one
+#: is not full, few where it is filled from another chunk.
+_CHUNK_BATCHES, _CARRIED_BATCHES = 32, 8
 #: Samples of a micro-batch where nobody knows.
 _TYPICAL_BATCH = 32
 
@@ -32,8 +35,9 @@ class ChunkPlan:
         batch_size: samples in a micro-batch; None: as the groups say, or single samples.
         chunk_size: positions in a chunk.
         packing_buffer_size: samples in a buffer of packing; None: no packing.
-        keep_remainder: what is left at a chunk's end becomes smaller batches; else it is dropped.
-        limit: a pass ends after so many steps, if not earlier.
+        keep_remainder: what is left at a chunk's end, or at that of the pass, becomes smaller batches; else it is
+            dropped.
+        carries: what is left at a chunk's end goes on to another chunk, where batches are of so many samples.
 
     Example:
         >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk_size=3)
@@ -46,7 +50,7 @@ class ChunkPlan:
     chunk_size: int
     packing_buffer_size: int | None = None
     keep_remainder: bool = True
-    limit: int | None = None
+    carries: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -73,22 +77,41 @@ class ChunkPlan:
         return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
 
 
-def default_chunk_size(batch_size: int | None, packing_buffer_size: int | None, *, endless: bool) -> int:
-    """Positions in a chunk if the user does not say: 32 micro-batches' worth, in whole buffers of packing.
+def default_chunk_size(
+    batch_size: int | None, packing_buffer_size: int | None, *, endless: bool, carries: bool = False
+) -> int:
+    """Positions in a chunk if the user does not say, in whole buffers of packing.
 
     One buffer is enough if packs are not batched, and for a pass that ends: there, chunks are few, and each rank should
-    get some. Where a run has no end, batches that are not full, one at the end of each chunk, should be few instead.
+    get some. Where chunks hand over what does not fill a batch (``carries``), 8 micro-batches' worth. Else 32, so that
+    batches that are not full, one at the end of each chunk, are few.
 
     Example:
+        >>> [default_chunk_size(8, buffer, endless=True, carries=True) for buffer in (None, 1000, 10)]
+        [64, 1000, 70]
         >>> [default_chunk_size(8, buffer, endless=True) for buffer in (None, 1000, 100)]
         [256, 1000, 300]
         >>> default_chunk_size(8, 100, endless=False), default_chunk_size(None, 100, endless=True)
         (100, 100)
     """
+    batches = _CARRIED_BATCHES if carries else _CHUNK_BATCHES
     if packing_buffer_size is None:
-        return _CHUNK_BATCHES * (batch_size or _TYPICAL_BATCH)
-    wanted = _CHUNK_BATCHES * batch_size if batch_size is not None and endless else 0
+        return batches * (batch_size or _TYPICAL_BATCH)
+    wanted = batches * batch_size if batch_size is not None and endless else 0
     return max(1, -(-wanted // packing_buffer_size)) * packing_buffer_size
+
+
+def default_lanes(world_size: int) -> int:
+    """Lanes of a run that begins on so many ranks, if the user does not say: the smallest number that twice as many
+    ranks divide, and 1, 2, 3, 4, 6, 8, 12 and 24.
+
+    Each rank has a chunk of each of its lanes in memory, so there are no more than that.
+
+    Example:
+        >>> [default_lanes(world) for world in (1, 3, 4, 5, 8, 64)]
+        [24, 24, 24, 120, 48, 384]
+    """
+    return math.lcm(24, 2 * world_size)
 
 
 def worlds_for(lanes: int) -> list[int]:

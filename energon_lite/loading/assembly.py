@@ -21,7 +21,7 @@ __all__ = ["Chunking", "assembled", "chunked", "content_decides", "refuse_chunki
 #: Keeps the hashes for different purposes apart.
 _HOOKS = 23
 
-_REMAINDERS = ("keep", "drop")
+_REMAINDERS = ("carry", "keep", "drop")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Chunking:
             close = nearest(self.chunk_remainder, _REMAINDERS)
             raise UsageError(
                 f"chunk_remainder is {self.chunk_remainder!r}",
-                fix=f"did you mean {close!r}?" if close else 'give "keep" or "drop"',
+                fix=f"did you mean {close!r}?" if close else 'give "carry", "keep" or "drop"',
             )
         if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
             raise UsageError(
@@ -49,8 +49,8 @@ class Chunking:
 
     @property
     def keeps(self) -> bool:
-        """Samples that do not fill a batch at a chunk's end are kept."""
-        return self.chunk_remainder == "keep" or (self.chunk_remainder is None and not self.drop_last)
+        """Samples that do not fill a batch at a chunk's end, or at that of the pass, are kept."""
+        return self.chunk_remainder == "keep" or (self.chunk_remainder != "drop" and not self.drop_last)
 
 
 def content_decides(encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> bool:
@@ -66,14 +66,12 @@ def assembled(
     *,
     batch_size: int | None,
     refill: bool,
-    limit: int | None = None,
     **common: Any,
 ) -> PlannedDataset | ChunkedDataset:
     """A data set.
 
     Args:
         refill: replace samples that fail, where batches are planned.
-        limit: steps of a pass at most, where content decides. (A planned order is cut to that already.)
         common: fields of :class:`~energon_lite.loading.walks.dataset.BaseDataset`.
 
     Raises:
@@ -89,21 +87,30 @@ def assembled(
         _check_size(planned, order)
         return planned
     buffer, size = chunking.packing_buffer_size, chunking.chunk_size
+    groups = hooks_of(common["task_encoder"], packing=buffer is not None, batched=batch_size is not None).groups
+    # A rare group's samples would be handed from chunk to chunk without an end.
+    carries = chunking.chunk_remainder in (None, "carry") and batch_size is not None and not groups
+    if chunking.chunk_remainder == "carry" and not carries:
+        raise UsageError(
+            'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
+            fix='give "keep" or "drop"',
+        )
+    endless = order.bounds(0) is None
     chunks = ChunkPlan(
         order,
         batch_size,
-        default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None) if size is None else size,
+        default_chunk_size(batch_size, buffer, endless=endless, carries=carries) if size is None else size,
         packing_buffer_size=buffer,
         keep_remainder=chunking.keeps,
-        limit=limit,
+        carries=carries,
     )
     settings = {
         "packing_buffer_size": chunks.packing_buffer_size,
         "chunk_size": chunks.chunk_size,
-        "chunk_remainder": "keep" if chunks.keep_remainder else "drop",
+        "chunk_remainder": "carry" if carries else "keep" if chunks.keep_remainder else "drop",
+        "groups": groups,
     }
-    dataset = chunked(order, identity, chunking, chunks, settings=settings, **common)
-    return replace(dataset, identity=_with(dataset.identity, {"groups": dataset.hooks.groups}))
+    return chunked(order, identity, chunking, chunks, settings=settings, **common)
 
 
 def chunked(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.loading.jobs.chunk_job import Place
+from energon_lite.loading.jobs.chunk_job import START, Place
 from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.jobs.pipeline import Pipeline
 from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
@@ -32,8 +32,8 @@ def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeli
     whole = all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts[1:])
     if isinstance(dataset, ChunkedDataset) and isinstance(pipeline, ChunkPipeline):
         match parts:
-            case ("chunk", pass_number, number, *place) if whole and len(place) == len(Place._fields):
-                return _batch_of_chunk(pass_number, number, Place(*place), dataset, pipeline)
+            case ("chunk", pass_number, number, *place) if whole and 0 <= len(place) - len(Place._fields) <= 1:
+                return _batch_of_chunk(pass_number, number, place, dataset, pipeline)
             case ("sample", leaf, index, epoch, 0, *sub) if whole and len(sub) <= 1 and dataset.has(leaf, index):
                 return pipeline.restore((leaf, index, epoch), 0, *sub)
             case ("empty",):
@@ -60,13 +60,20 @@ def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeli
 
 
 def _batch_of_chunk(
-    pass_number: int, number: int, place: Place, dataset: ChunkedDataset, pipeline: ChunkPipeline
+    pass_number: int, number: int, numbers: list[int], dataset: ChunkedDataset, pipeline: ChunkPipeline
 ) -> Any:
+    """The batch that begins at a place of a chunk. One that goes on in another chunk has the way to it in its key."""
+    place, stride = Place(*numbers[: len(Place._fields)]), sum(numbers[len(Place._fields) :])
     count = dataset.plan.count(pass_number)
-    if count is None or number < count:
-        for made in pipeline.batches(dataset.job(pass_number, number, place)):
-            if made.is_batch:
-                return made.batch
+    chunk, first, carried = number, place, None
+    while count is None or chunk < count:
+        job = dataset.job(pass_number, chunk, first, stride=stride, carried=carried)
+        made = next((one for one in pipeline.batches(job) if one.is_batch or one.carried), None)
+        if made is None:
+            break
+        if made.is_batch:
+            return made.batch
+        chunk, first, carried = chunk + stride, START, made.carried
     raise SampleError(
         f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
         fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",

@@ -106,8 +106,6 @@ def encoded_token_dataset(
     identity: Identity,
     batching: TokenBatching,
     chunking: Chunking,
-    *,
-    limit: int | None = None,
     **common: Any,
 ) -> ChunkedDataset:
     """A data set of batches by tokens whose lengths are known when samples are encoded.
@@ -133,7 +131,7 @@ def encoded_token_dataset(
         order,
         identity,
         chunking,
-        ChunkPlan(order, None, batching.plan_chunk, limit=limit),
+        ChunkPlan(order, None, batching.plan_chunk),
         bundling=TokenBundling(batching.strategy, batching.length_field),
         settings={
             "batching": to_dict(batching.strategy),
@@ -153,7 +151,6 @@ def token_dataset(
     leaves: Sequence[Leaf],
     task_encoder: TaskEncoder,
     drop_last: bool,
-    limit: int | None = None,
     **common: Any,
 ) -> TokenDataset:
     """A data set of batches by tokens.
@@ -210,7 +207,6 @@ def token_dataset(
         task_encoder=task_encoder,
         seed=hash_ints(seed, _HOOKS),
         drop_last=drop_last,
-        limit=limit,
         **common,
     )
 

@@ -47,7 +47,7 @@ def saved_by_ranks(folder: Path, leaf: Any, world: int, steps: int, suffix: str 
     folder.mkdir()
     paths = []
     for rank in range(world):
-        loader = packed(leaf, rank, world)
+        loader = packed(leaf, rank, world, lanes=world)
         for _ in zip(range(steps), loader, strict=False):
             pass
         paths.append(str(folder / f"rank{rank}{suffix}"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
+from energon_lite.loading.walks import lane_walk
 
 
 class Cluster:
@@ -61,6 +64,39 @@ class Cluster:
 @pytest.fixture
 def cluster() -> type[Cluster]:
     return Cluster
+
+
+class Rendezvous:
+    """In place of an all-reduce: the ranks are threads of this process."""
+
+    def __init__(self, world: int):
+        self._barrier = threading.Barrier(world, timeout=30)
+        self._numbers: list[int] = []
+        self._lock = threading.Lock()
+        self._found = (0, 0)
+
+    def agree(self, step: int, *, group: Any) -> tuple[int, int]:
+        with self._lock:
+            self._numbers.append(step)
+        if self._barrier.wait() == 0:
+            self._found = min(self._numbers), max(self._numbers)
+            self._numbers = []
+        self._barrier.wait()
+        return self._found
+
+
+@pytest.fixture
+def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that run at the same time."""
+
+    def run(world: int, work: Callable[[int], Any]) -> list[Any]:
+        meeting = Rendezvous(world)
+        monkeypatch.setattr(lane_walk, "agree_on_step", meeting.agree)
+        monkeypatch.setattr(lane_walk, "check_group", lambda **_: None)
+        with ThreadPoolExecutor(world) as pool:
+            return list(pool.map(work, range(world)))
+
+    return run
 
 
 class Augment(TaskEncoder):

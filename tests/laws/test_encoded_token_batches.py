@@ -25,6 +25,7 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     pack_sequences,
     stateless,
 )
@@ -278,3 +279,50 @@ def test_what_cannot_be_cut_is_counted_once_however_often_the_run_is_interrupted
         failed, samples = failed + stats["failed"], samples + stats["samples"]
     assert seen == steps
     assert (failed, samples) == (whole.stats()["failed"], whole.stats()["samples"]) and failed > 0
+
+
+class Measures(Tokens):
+    """Says for itself how long samples are; not for all of them."""
+
+    def sample_length(self, encoded: TokenSequence) -> int:
+        index = encoded.__restore_key__[2]
+        if index % 5 == 1:
+            raise SkipSample("nobody knows")
+        if index % 5 == 2:
+            raise KeyError("length")
+        assert self.rng.random() < 1  # it has randomness of its own, as every hook
+        return len(encoded.tokens)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, workers: int, cut: int) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+
+    def loader() -> Any:
+        arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20}
+        return get_savable_loader(
+            get_val_dataset(
+                leaf_of(50),
+                batch_size=None,
+                length_column=None,
+                worker_config=config,
+                task_encoder=Measures(),
+                **arguments,
+            )
+        )
+
+    with loader() as first, loader() as second:
+        batches = [batch for _, batch in zip(range(cut), first, strict=False)]
+        second.restore_state_rank(first.save_state_rank())
+        batches += list(second)
+        stats = [one.stats() for one in (first, second)]
+    shown = sorted({token // 2000 for tokens in tokens_of(batches) for token in tokens if token >= 0})
+    assert shown == [index for index in range(50) if index % 5 not in (1, 2)]
+    counts = {kind: sum(one[kind] for one in stats) for kind in ("samples", "skipped", "failed")}
+    assert counts == {"samples": 30, "skipped": 10, "failed": 10}
+    reasons = {(one["dataset"], one["stage"], one["reason"]) for both in stats for one in both["reasons"]}
+    assert reasons == {
+        ("a-50[val]", "sample_length", "nobody knows"),
+        ("a-50[val]", "sample_length", "KeyError: 'length'"),
+    }

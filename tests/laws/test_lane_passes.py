@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,45 +22,10 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.loading.walks import lane_walk
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from content_encoders import Content
-
-
-class Rendezvous:
-    """In place of an all-reduce: the ranks are threads of this process."""
-
-    def __init__(self, world: int):
-        self._barrier = threading.Barrier(world, timeout=30)
-        self._numbers: list[int] = []
-        self._lock = threading.Lock()
-        self._found = (0, 0)
-
-    def agree(self, step: int, *, group: Any) -> tuple[int, int]:
-        with self._lock:
-            self._numbers.append(step)
-        if self._barrier.wait() == 0:
-            self._found = min(self._numbers), max(self._numbers)
-            self._numbers = []
-        self._barrier.wait()
-        return self._found
-
-
-@pytest.fixture
-def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that run at the same time."""
-
-    def run(world: int, work: Callable[[int], Any]) -> list[Any]:
-        meeting = Rendezvous(world)
-        monkeypatch.setattr(lane_walk, "agree_on_step", meeting.agree)
-        monkeypatch.setattr(lane_walk, "check_group", lambda **_: None)
-        with ThreadPoolExecutor(world) as pool:
-            return list(pool.map(work, range(world)))
-
-    return run
-
 
 contents = st.builds(
     Content,
@@ -256,6 +219,72 @@ def test_empty_batches_look_like_the_others(on_ranks: Any, leaf_of: Any, workers
     assert per_rank[1][2].__restore_key__ == ("empty",)
 
 
+class Halves(TaskEncoder):
+    """Makes two batches of the samples for one; with ``tensors`` their names are told by nothing but a tensor."""
+
+    tensors = False
+
+    def batch(self, samples: list[Any]) -> Any:
+        numbers = [int(sample.text.split("-")[1]) for sample in samples]
+        for half in (numbers[::2], numbers[1::2]):
+            if half and self.tensors:
+                yield {"numbers": torch.tensor(half), "mean": torch.tensor(half).float().mean()}
+            elif half:
+                yield {"__key__": [f"a-{number}" for number in half], "numbers": half, "shape": (2, 3)}
+
+
+class TensorHalves(Halves):
+    tensors = True
+
+
+@pytest.mark.parametrize("encoder", [Halves, TensorHalves])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_empty_batches_of_hooks_that_yield_batches_are_empty(
+    on_ranks: Any, leaf_of: Any, encoder: Any, workers: int
+) -> None:
+    leaf = leaf_of(13, "a")
+
+    def work(rank: int) -> list[Any]:
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=workers)
+        dataset = get_val_dataset(leaf, batch_size=3, chunk_size=9, worker_config=config, task_encoder=encoder())
+        with get_loader(dataset) as loader:
+            return [list(map(int, batch["numbers"])) for batch in loader]
+
+    per_rank = on_ranks(2, work)
+    assert len(per_rank[0]) == len(per_rank[1]) and [] in per_rank[1]
+    assert sorted(number for batches in per_rank for batch in batches for number in batch) == list(range(13))
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, leaf_of: Any, yields: bool) -> None:
+    class Sums(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            return {"sum": sum(int(sample.text.split("-")[1]) for sample in samples)}
+
+        if yields:
+
+            def encode_batch(self, batch: Any) -> Any:
+                yield batch
+
+        else:
+
+            def encode_sample(self, sample: Any) -> Any:
+                yield sample
+
+    def work(rank: int) -> str:
+        config = WorkerConfig(rank=rank, world_size=2)
+        dataset = get_val_dataset(
+            leaf_of(33, "a"), batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums()
+        )
+        with pytest.raises(FatalSampleError) as caught:
+            list(get_loader(dataset))
+        return str(caught.value)
+
+    words = on_ranks(2, work)
+    assert sum("another rank of the data-parallel group failed" in word for word in words) == 1
+    assert sum("write empty_batch(self, like, rows)" in word for word in words) == 1
+
+
 class Echo(TaskEncoder):
     """A generator that yields what it gets."""
 
@@ -293,6 +322,46 @@ def test_every_sample_is_delivered_or_counted(
     assert len(set(delivered)) == len(delivered) == stats["samples"]
     assert stats["samples"] + stats["skipped"] + stats["failed"] + stats["dropped"] == 60
     assert skips or not stats["skipped"] + stats["failed"]
+
+
+@pytest.mark.parametrize("remainder", [None, "keep", "drop"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        Content(groups=3, skips=5, batch_size=3),
+        Content(packing=7, skips=5, batch_size=2, late=True),
+        Content(packing=7, skips=5, batch_size=None, pack_yields=True),
+        Content(yields=True, skips=5, batch_size=2, batch_yields=True, encoded_yields=True),
+    ],
+    ids=["groups", "packs", "single packs", "generators"],
+)
+def test_what_all_loaders_of_a_pass_counted_adds_up(leaf_of: Any, content: Content, remainder: str | None) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    arguments: dict[str, Any] = {"chunk_size": 14, "chunk_remainder": remainder, "lanes": 2}
+
+    def loader() -> Any:
+        return get_savable_loader(
+            get_val_dataset(leaf_of(60, "a"), worker_config=config, **arguments, **content.arguments())
+        )
+
+    def counts(*loaders: Any) -> dict[str, int]:
+        stats = [one.stats() for one in loaders]
+        return {
+            kind: sum(one[kind] for one in stats) for kind in ("batches", "samples", "skipped", "failed", "dropped")
+        }
+
+    whole = loader()
+    length = len(list(whole))
+    assert counts(whole)["skipped"] and (content.groups == 0 or remainder != "drop" or counts(whole)["dropped"])
+    for cut in range(length + 1):
+        first, second = loader(), loader()
+        assert len([batch for _, batch in zip(range(cut), first, strict=False)]) == cut
+        second.restore_state_rank(first.save_state_rank())
+        iterator = iter(second)
+        rest = [next(iterator) for _ in range(length - cut)]
+        if cut < length:
+            assert next(iterator, None) is None and len(rest) == length - cut
+            assert counts(first, second) == counts(whole)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

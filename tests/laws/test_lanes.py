@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 
 from energon_lite import (
     FatalSampleError,
+    StateError,
     StateMismatchError,
     TopologyError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.loading.jobs.chunk_job import START, Carried, Item, Made, Tail
+from energon_lite.loading.jobs.pipeline import Result
+from energon_lite.loading.walks.lane_feed import PooledChunks
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -101,7 +105,7 @@ CASE: dict[str, st.SearchStrategy[Any]] = {
     "lanes": lane_counts,
     "parts": segments,
     "size": sizes,
-    "remainder": st.sampled_from(["keep", "keep", "drop"]),
+    "remainder": st.sampled_from([None, None, None, "keep", "drop"]),
 }
 
 
@@ -165,6 +169,23 @@ def test_each_ranks_own_state_is_enough_on_the_same_ranks(
         assert _plain(again.steps(3)) == expected
 
 
+@settings(max_examples=25)
+@given(
+    content=contents.filter(lambda one: one.batch_size and not (one.groups or one.batch_yields or one.encoded_yields)),
+    chunk=st.none() | chunk_sizes,
+    lanes=st.sampled_from([None, 2, 6]),
+    workers=st.sampled_from([0, 0, 0, 2]),
+)
+def test_batches_of_an_endless_run_are_full(
+    cluster: Any, leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
+) -> None:
+    size = None if chunk is None else chunk * (content.packing or 4)
+    arguments: dict[str, Any] = content.arguments() | {"chunk_size": size, "lanes": lanes}
+    with cluster(lambda config: get_train_dataset(leaf_of(50), worker_config=config, **arguments), 2, workers) as ranks:
+        batches = ranks.steps(20 if lanes is None else 40)
+    assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
+
+
 # -- what is encoded again ------------------------------------------------------------------------------------------
 
 
@@ -189,7 +210,8 @@ def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: in
     config = WorkerConfig(rank=0, world_size=1)
 
     def loader(arguments: dict[str, Any]) -> Any:
-        return get_savable_loader(get_train_dataset(leaf, chunk_size=chunk_size, worker_config=config, **arguments))
+        chunks = {"chunk_size": chunk_size, "lanes": 1}
+        return get_savable_loader(get_train_dataset(leaf, worker_config=config, **chunks, **arguments))
 
     first = loader(content.arguments())
     iterator = iter(first)
@@ -221,6 +243,30 @@ def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
     content = Content(groups=3, batch_size=2)
     calls = _calls_after_a_restore(leaf_of(500, "a"), content, 80, 20, "encode_sample", "batch")
     assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
+
+
+def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of: Any) -> None:
+    def build(config: WorkerConfig) -> Any:
+        return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
+
+    with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+        ranks.steps(6)
+        streams = ranks.loaders[0]._walk.feed._streams.values()
+        assert [len(stream.tickets) for stream in streams] == [1] * 6
+
+
+def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
+    message = torch.arange(1000.0)
+    item = Item({"tokens": message[-10:]}, (0, 0, 0, 0), (1, 0, 0, 0), ((0, 0, 0),), 0)
+    carried = Carried(Tail(0, START), Tail(0, START), [item], [])
+
+    class Executor:
+        def result(self, ticket: int) -> Any:
+            return Result([Made(None, is_batch=False, rows=1, carried=carried)])
+
+    (made,) = PooledChunks(Executor()).open(0)  # type: ignore[arg-type]  # it is all that is asked for
+    tokens = made.carried.items[0].value["tokens"]
+    assert torch.equal(tokens, message[-10:]) and tokens.data_ptr() != message[-10:].data_ptr()
 
 
 # -- states ---------------------------------------------------------------------------------------------------------
@@ -259,7 +305,7 @@ def _loader(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
 
 
 def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
-    states = _saved(cluster, leaf_of(50, "a"), 6, 4)
+    states = _saved(cluster, leaf_of(50, "a"), 6, 4, lanes=6)
     assert [state["lanes"] for state in states] == [6] * 6
     for world in (1, 2, 3, 6):
         _loader(leaf_of(50, "a"), world - 1, world).restore_state_global(states)
@@ -271,15 +317,24 @@ def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
         _loader(leaf_of(50, "a"), 0, 2, lanes=5)
 
 
+def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(cluster: Any, leaf_of: Any) -> None:
+    leaf = leaf_of(50, "a")
+    for world, others in {1: (2, 3, 4, 8, 24), 3: (1, 2, 4, 6, 12), 4: (1, 3, 8), 16: (8, 12, 32, 48)}.items():
+        states = _saved(cluster, leaf, world, 1)
+        assert all(len(json.dumps(state)) <= 4096 for state in states)
+        for other in others:
+            _loader(leaf, other - 1, other).restore_state_global(states)
+
+
 def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) -> None:
     leaf = leaf_of(50, "a")
-    states = _saved(cluster, leaf, 4, 3)
+    states = _saved(cluster, leaf, 4, 3, lanes=4)
     loader = _loader(leaf, 0, 2)
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes are in none of the 3 states: 2"):
         loader.restore_state_global([states[0], states[1], states[3]])
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes, and not those of rank 0 of 2: 0, 2"):
         loader.restore_state_rank(states[1])
-    later = _saved(cluster, leaf, 4, 4)
+    later = _saved(cluster, leaf, 4, 4, lanes=4)
     with pytest.raises(
         StateMismatchError,
         match=r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16",
@@ -292,6 +347,13 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
     for edit in ({"lanes": 0}, {"cursors": [[0]]}, {"cursors": [[1, 2]]}, {"cursors": [[0, -4]]}, {"cursors": 5}):
         with pytest.raises(StateMismatchError if edit == {} else ValueError, match="damaged"):
             loader.restore_state_rank(states[0] | edit)
+    for tail in ("x", [], [0, 1], [9], [1] * 8):  # at chunk 4 of lane 0, of 4 lanes
+        with pytest.raises(StateError, match="damaged"):
+            loader.restore_state_rank(states[0] | {"cursors": [[0, 4, 1, tail]]})
+    with pytest.raises(StateError, match="damaged: chunks that hand nothing over have tails"):  # they are of groups
+        loader.restore_state_rank(states[0] | {"cursors": [[lane, 4 + lane, [1]] for lane in range(4)]})
+    with pytest.raises(StateError, match="damaged: ranks is 0"):
+        loader.restore_state_global([state | {"ranks": 0} for state in states])
 
 
 def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: Any) -> None:

@@ -58,7 +58,8 @@ def test_one_small_data_set(leaf_of: Callable[..., Any], strategy: dict[str, Any
         pytest.skip("cuts samples, which are no sequences here")
     if column is not None and strategy["strategy"] == "concat_split":
         strategy = strategy | {"tokens": 10_000}  # as many as nothing is cut for
-    batches = shown(leaf_of(50), 200, batching=strategy, length_column=column)
+    lanes = {"lanes": 1} if column is None else {}  # a chunk has whole epochs; those of several lanes take turns
+    batches = shown(leaf_of(50), 200, batching=strategy, length_column=column, **lanes)
     first, epochs = 0, max(epoch for batch in batches for *_, epoch in batch)
     assert epochs >= 3
     for number, batch in enumerate(batches):

@@ -284,6 +284,11 @@ WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
     ),
     "buffers never full": (Packs(), {**PACKING, "chunk_size": 3}, "chunk_size is 3, but packing_buffer_size 4"),
     "no chunk": (Packs(), {**PACKING, "chunk_size": 0}, "chunk_size is 0"),
+    "groups hand nothing over": (
+        _hooked(batch_group_criterion=_returns),
+        {"chunk_remainder": "carry"},
+        '"carry" needs batches of batch_size samples, without batch_group_criterion',
+    ),
 }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from energon_lite.loading.jobs.chunk_log import Origins, Reading
 from energon_lite.loading.jobs.pipeline import Address, Outcome
 from energon_lite.order.tree import Addresses
 
-__all__ = ["START", "ChunkJob", "Made", "Place"]
+__all__ = ["START", "Carried", "ChunkJob", "Item", "Made", "Place", "Tail"]
 
 
 class Place(NamedTuple):
@@ -47,6 +48,56 @@ class Place(NamedTuple):
 START = Place()
 
 
+class Tail(NamedTuple):
+    """The end of a chunk, whose items do not fill a batch: others of a chunk after it will.
+
+    Attributes:
+        chunk: its number.
+        place: where in it the end begins.
+    """
+
+    chunk: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A sample on its way into a batch, or into a pack.
+
+    Args:
+        value: what the hooks made.
+        start: its place in the chunk.
+        after: that of the one that follows.
+        origins: addresses of the samples that it stands for, and is counted for.
+        result: number among the results of its sample; None: it is packed.
+        more_of: addresses of samples that are counted with another item, and partly in this one.
+    """
+
+    value: Any
+    start: Reading
+    after: Reading
+    origins: Origins
+    result: int | None = None
+    more_of: Origins = ()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one chunk hands over to another.
+
+    Args:
+        tail: from here on it is made again; behind the last batch that there was.
+        begin: here the batch begins that is to be filled: at the tail, or behind what failed after it.
+        items: too few for a batch, at least one.
+        outcomes: what happened to samples since the tail; told with the batch.
+    """
+
+    tail: Tail
+    begin: Tail
+    items: list[Item]
+    outcomes: list[Outcome]
+
+
 @dataclass(frozen=True)
 class ChunkJob:
     """A chunk whose batches are to be made, from some place in it on.
@@ -58,6 +109,9 @@ class ChunkJob:
         offset: see above.
         first: the first batch wanted.
         empty: one batch without samples is wanted, in the likeness of the first one of this chunk.
+        stride: what does not fill a batch goes to the chunk so many after this one; 0: nothing is handed over.
+        is_last: there is no such chunk any more.
+        carried: what this chunk was handed; or the job whose chunk hands it over, and which makes that again.
     """
 
     pass_number: int
@@ -66,11 +120,19 @@ class ChunkJob:
     offset: int = 0
     first: Place = START
     empty: bool = False
+    stride: int = 0
+    is_last: bool = False
+    carried: Carried | ChunkJob | None = None
 
     @property
     def addresses(self) -> Sequence[Address]:
         """``(leaf, index, epoch)`` of the samples."""
         return self.samples.rows()
+
+    @property
+    def end(self) -> Reading:
+        """Behind its last sample."""
+        return self.offset + len(self.samples.index), 0, 0, 0
 
 
 @dataclass(frozen=True)
@@ -81,9 +143,11 @@ class Made:
         batch: see ``is_batch``.
         outcomes: what happened to samples since the batch before, and to those in it.
         after: where the next batch begins; None: the chunk has no more of them.
-        is_batch: False: there is no batch, only outcomes.
-        rows: samples or packs in it.
+        is_batch: False: there is no batch, only outcomes, or what is handed over.
+        rows: samples or packs in it; of what is handed over, those that are this chunk's.
         trace: how it was made, if that was asked for.
+        tail: the next batch, too, is one of what the chunk was handed, and begins here.
+        carried: what is handed over.
     """
 
     batch: Any
@@ -92,3 +156,5 @@ class Made:
     is_batch: bool = True
     rows: int = 1
     trace: dict[str, Any] | None = None
+    tail: Tail | None = None
+    carried: Carried | None = None

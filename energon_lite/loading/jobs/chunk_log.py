@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from energon_lite.loading.jobs.outcomes import Address, Failure, Mark, Outcome, of_each
 
-__all__ = ["ChunkLog", "Origins"]
+__all__ = ["BEHIND", "ChunkLog", "Origins", "Reading"]
 
 #: Addresses of samples, as far as they are known.
 Origins = Sequence[Address | None]
+#: What has been read of a chunk: the first four numbers of a :class:`~energon_lite.loading.jobs.chunk_job.Place`.
 Reading = tuple[int, int, int, int]
+#: Behind all that any chunk has.
+BEHIND: Reading = (1 << 62, 0, 0, 0)
 
 
 class ChunkLog:
@@ -21,11 +24,12 @@ class ChunkLog:
 
     Args:
         told: everything before this place of the chunk was told.
+        outcomes: of a chunk before, to be told with the first batch of this one.
     """
 
-    def __init__(self, told: Reading):
+    def __init__(self, told: Reading, outcomes: Sequence[Outcome] = ()):
         self._told = told
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[Outcome] = [*outcomes]
         #: Where the work is.
         self.at: Reading = (0, 0, 0, 0)
         #: Where the running buffer of packing began; None: there are no buffers.

@@ -8,46 +8,24 @@ end). ``select_samples_to_pack`` makes lists of them, the samples of each list g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from energon_lite.errors import SampleError
-from energon_lite.loading.jobs.chunk_job import ChunkJob
+from energon_lite.loading.jobs.chunk_job import ChunkJob, Item
 from energon_lite.loading.jobs.chunk_log import ChunkLog, Origins, Reading
 from energon_lite.loading.jobs.hook_errors import returned_nothing
 from energon_lite.loading.jobs.pipeline import Address, Failure, Leaf, Pipeline, Rejected, set_restore_key
 from energon_lite.task_encoder import HookContext, TaskEncoder, hook_context, hooks_of
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["ChunkSamples", "Item", "dropped", "numbered"]
+__all__ = ["ChunkSamples", "dropped", "numbered"]
 
 #: Tags that keep the hashes for different purposes apart.
 _SAMPLE, _SELECT, _SELECTED, _PACK = 11, 16, 17, 18
 #: Samples whose bytes are requested from slow storage at the same time. A chunk may have thousands, and hooks that want
 #: few of them: who goes on in its middle needs no more than its buffer.
 _FETCHED_TOGETHER = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A sample on its way into a batch, or into a pack.
-
-    Args:
-        value: what the hooks made.
-        start: its place in the chunk.
-        after: that of the one that follows.
-        origins: addresses of the samples that it stands for, and is counted for.
-        result: number among the results of its sample; None: it is packed.
-        more_of: addresses of samples that are counted with another item, and partly in this one.
-    """
-
-    value: Any
-    start: Reading
-    after: Reading
-    origins: Origins
-    result: int | None = None
-    more_of: Origins = ()
 
 
 class ChunkSamples(Pipeline):
@@ -181,13 +159,15 @@ class ChunkSamples(Pipeline):
                 continue
             buffer.append(sample)
             if len(buffer) == self.packing_buffer_size:
-                yield from self._packs(buffer, start, job, log)
+                yield from self._packs(buffer, start, sample.after, job, log)
                 start = log.buffer = sample.after[:2]
                 buffer = []
-        if buffer:
-            yield from self._packs(buffer, start, job, log)
+        if buffer:  # all that is behind its last sample was lost, and is told with its packs
+            yield from self._packs(buffer, start, job.end, job, log)
 
-    def _packs(self, buffer: list[Item], start: tuple[int, int], job: ChunkJob, log: ChunkLog) -> Iterator[Item]:
+    def _packs(
+        self, buffer: list[Item], start: tuple[int, int], end: Reading, job: ChunkJob, log: ChunkLog
+    ) -> Iterator[Item]:
         """The packs of a buffer; those that were delivered are selected again, but not made again."""
         log.at = (*start, 0, 0)
         packs = self._select(buffer, start, job, log)
@@ -201,10 +181,10 @@ class ChunkSamples(Pipeline):
             if not encoded:
                 continue
             origin = (self.seed, _PACK, job.pass_number, job.number, *here)
-            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0] + number)), seeds=False):
+            with hook_context(HookContext(*origin, sample_index=numbered(job.number, start[0] + number)), seeds=False):
                 name = f"a pack of {len(encoded)}"
                 values = self.apply("pack_selected_samples", encoded, log, name=name, origins=origins)
-            following = (*start, number + 1, 0) if number + 1 < len(packs) else (*buffer[-1].after[:2], 0, 0)
+            following = (*start, number + 1, 0) if number + 1 < len(packs) else (*end[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
                 yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
@@ -214,7 +194,7 @@ class ChunkSamples(Pipeline):
         origin = (self.seed, _SELECT, job.pass_number, job.number, *start)
         values, name = [sample.value for sample in buffer], f"a buffer of {len(buffer)}"
         try:
-            with hook_context(HookContext(*origin, sample_index=numbered(job, start[0])), seeds=False):
+            with hook_context(HookContext(*origin, sample_index=numbered(job.number, start[0])), seeds=False):
                 packs = self._guarded("select_samples_to_pack", "*", name, values, self._lists_of_selected, values)
         except Rejected as rejected:
             log.fail(rejected.failure, [sample.origins[0] for sample in buffer])
@@ -254,7 +234,7 @@ class ChunkSamples(Pipeline):
         """A sample's own randomness; an object that the selection made itself has that of its place."""
         if sample is None or sample.result is None or sample.origins[0] is None:
             of_place = (self.seed, _SELECTED, job.pass_number, job.number, *here, place)
-            return HookContext(*of_place, sample_index=numbered(job, here[0] + here[2]))
+            return HookContext(*of_place, sample_index=numbered(job.number, here[0] + here[2]))
         leaf_number, index, epoch = sample.origins[0]
         leaf = self.leaves[leaf_number]
         of_sample = (self.seed, _SELECTED, leaf.key, epoch, index, sample.result)
@@ -281,9 +261,9 @@ def _restore_key(value: Any) -> Any:
     return key if isinstance(key, tuple) else None
 
 
-def numbered(job: ChunkJob, number: int) -> int:
+def numbered(chunk: int, number: int) -> int:
     """A number for the ``number``-th thing of a chunk that nothing else of its kind has in the pass."""
-    return job.number << 20 | number
+    return chunk << 20 | number
 
 
 def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:

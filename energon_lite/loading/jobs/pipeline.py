@@ -18,6 +18,7 @@ from typing import Any
 
 from energon_lite.errors import SampleError, SkipSample
 from energon_lite.loading.jobs.columns import ColumnBatches, LeafColumns, columns_of, has_default_hooks
+from energon_lite.loading.jobs.empty_batch import empty_batch
 from energon_lite.loading.jobs.hook_errors import (
     FATAL,
     failure_of,
@@ -295,7 +296,7 @@ class Pipeline:
     def _empty_like(self, batch: Any, rows: int, *origin: int) -> Any:
         """What the encoder makes of a batch with so many rows; ``origin`` tells the empty one from others."""
         with hook_context(HookContext(self.seed, *origin, 2), seeds="empty_batch" in self.seeded_hooks):
-            return self.encoder.empty_batch(batch, rows)
+            return empty_batch(self.encoder, batch, rows)
 
     def _make_example(self) -> tuple[Any, int]:
         """A batch that shows what batches of this data look like, of the first samples that work; and its size."""

@@ -12,10 +12,10 @@ from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import Strategy
 from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.loading.jobs.chunk_job import ChunkJob
-from energon_lite.loading.jobs.chunk_log import ChunkLog
+from energon_lite.loading.jobs.chunk_job import ChunkJob, Item, Place
+from energon_lite.loading.jobs.chunk_log import BEHIND, ChunkLog
 from energon_lite.loading.jobs.chunk_pipeline import Bundle, ChunkPipeline
-from energon_lite.loading.jobs.chunk_samples import Item, dropped
+from energon_lite.loading.jobs.chunk_samples import dropped
 from energon_lite.loading.jobs.pipeline import Mark, Rejected
 from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.loading.jobs.token_pipeline import as_planned
@@ -28,7 +28,8 @@ __all__ = ["DEFAULT_CHUNK", "TokenBundling", "TokenChunkPipeline"]
 #: a chunk makes them again; with fewer, more of the last batches of chunks are not full.
 DEFAULT_CHUNK = 1024
 
-_PLAN, _LENGTH = 32, 33
+#: Tags that keep the hashes for different purposes apart.
+_LENGTH, _PLAN = 19, 32
 
 
 @dataclass(frozen=True)
@@ -62,31 +63,51 @@ class TokenChunkPipeline(ChunkPipeline):
         self._key_length = None if key is None else SampleLength(self.encoder, key)
 
     def _bundles(self, job: ChunkJob, log: ChunkLog) -> Iterator[Bundle]:
-        items = list(self.items(job, log))
+        items, lengths = list[Item](), list[tuple[int, int]]()
+        for item in self.items(job, log):
+            measured = self._measured(item, log)
+            if measured is not None:
+                items.append(item)
+                lengths.append(measured)
         if not items:
             return
-        plan = self._plan(items, job)
+        plan = self._plan(items, lengths, job)
         self._count_cuts(plan, items, log)
-        last = len(plan) - 1
-        log.at = items[-1].after  # what goes wrong from here on goes wrong again when the chunk is gone through again
+        log.at = BEHIND  # what goes wrong from here on goes wrong again when the chunk is gone through again
         for number in range(job.first.bundle, len(plan)):
-            pieces = list(self._pieces(plan, number, items, job, log))
+            pieces = list(self._pieces(plan, number, items, lengths, log))
             if pieces:
-                yield Bundle(pieces, number, items[-1].after, is_last=number == last)
+                following = None if number + 1 == len(plan) else Place(*job.end, number + 1)
+                yield Bundle(pieces, job.number, self._begin(number, job), following)
 
-    def _plan(self, items: list[Item], job: ChunkJob) -> MicroBatches:
-        lengths = np.array([self._length_of(item, job) for item in items], dtype=np.int64)
-        keys = None
-        if self._key_length is not None:
-            keys = np.array([self._key_length(item.value) for item in items], dtype=np.int64)
+    def _measured(self, item: Item, log: ChunkLog) -> tuple[int, int] | None:
+        """The lengths of a sample, the second one that of the strategy's key; None: it is skipped or fails."""
+        leaf_number, index, epoch = item.origins[0] or (0, 0, 0)
+        leaf = self.leaves[leaf_number]
+        context = (self.seed, _LENGTH, leaf.key, epoch, index, item.result or 0)
+        with hook_context(
+            HookContext(*context, sample_index=epoch * len(leaf.source) + index), seeds=self._length_is_seeded
+        ):
+            try:
+                name = _name(item.value) or f"sample {index}"
+                return self._guarded("sample_length", leaf.name, name, item.value, self._lengths, item.value)
+            except Rejected as rejected:
+                log.fail(rejected.failure, item.origins)
+                return None
+
+    def _lengths(self, value: Any) -> tuple[int, int]:
+        return self._length(value), 0 if self._key_length is None else self._key_length(value)
+
+    def _plan(self, items: list[Item], lengths: list[tuple[int, int]], job: ChunkJob) -> MicroBatches:
+        columns = np.array(lengths, dtype=np.int64).T
         seed = hash_ints(self.seed, _PLAN, job.pass_number, job.number)
         rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
         leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
         ascending = len(self.leaves) == 1 and bool((np.diff(epoch) >= 0).all())  # else epochs are mixed, or blended
         ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
-            samples = (leaf, index, epoch)
-            return plan_epochs(self._strategy, lengths, samples, ends=ends, seed=seed, key_lengths=keys)[0]
+            samples, keys = (leaf, index, epoch), None if self._key_length is None else columns[1]
+            return plan_epochs(self._strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
 
@@ -99,27 +120,15 @@ class TokenChunkPipeline(ChunkPipeline):
         log.mark(Mark.TRUNCATED, plan.counts.truncated_samples)
         log.mark(Mark.SPLIT, plan.counts.split_samples)
 
-    def _length_of(self, item: Item, job: ChunkJob) -> int:
-        """The length of a sample, or of a result of a sample: the same whenever it is asked for."""
-        with hook_context(HookContext(self.seed, _LENGTH, *self._own_place(item, job)), seeds=self._length_is_seeded):
-            return self._length(item.value)
-
-    def _own_place(self, item: Item, job: ChunkJob) -> tuple[int, ...]:
-        if item.result is None or item.origins[0] is None:
-            return job.pass_number, job.number, *item.start
-        leaf, index, epoch = item.origins[0]
-        return self.leaves[leaf].key, epoch, index, item.result
-
     def _pieces(
-        self, plan: MicroBatches, number: int, items: list[Item], job: ChunkJob, log: ChunkLog
+        self, plan: MicroBatches, number: int, items: list[Item], lengths: list[tuple[int, int]], log: ChunkLog
     ) -> Iterator[Item]:
         """The samples, or pieces of samples, of a micro-batch."""
         first, stop = plan.offsets[number : number + 2].tolist()
         columns = (column[first:stop].tolist() for column in (plan.sample, plan.start, plan.length))
         for sample, start, length in zip(*columns, strict=True):
             item = items[sample]
-            whole = self._length_of(item, job)
-            if start == 0 and length == whole:
+            if start == 0 and length == lengths[sample][0]:
                 yield item
                 continue
             try:
@@ -130,3 +139,9 @@ class TokenChunkPipeline(ChunkPipeline):
             # A sample counts once, with its first piece.
             counted, more_of = ((), item.origins) if start else (item.origins, item.more_of)
             yield replace(item, value=value, origins=counted, more_of=more_of)
+
+
+def _name(value: Any) -> str | None:
+    """What a sample calls itself."""
+    name = value.get("__key__") if isinstance(value, dict) else getattr(value, "__key__", None)
+    return name if isinstance(name, str) else None

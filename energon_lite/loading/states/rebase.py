@@ -14,7 +14,7 @@ from energon_lite.loading.states.merge import merged
 from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
 from energon_lite.loading.walks.cursor import from_state, to_state
 from energon_lite.loading.walks.dataset import PlannedDataset
-from energon_lite.loading.walks.lane_cursor import LaneCursor, from_lane_state, to_lane_state
+from energon_lite.loading.walks.lane_cursor import LaneCursor, LanePlace, from_lane_state, to_lane_state
 from energon_lite.loading.walks.savable_dataset import SavableDataset
 from energon_lite.loading.walks.token_cursor import TokenCursor, from_token_state, to_token_state
 from energon_lite.loading.walks.token_dataset import TokenDataset
@@ -183,14 +183,14 @@ def _moved_tokens(cursor: TokenCursor, dataset: TokenDataset) -> _Moved:
 def _moved_lanes(cursor: LaneCursor, dataset: ChunkedDataset) -> _Moved:
     """Behind the last chunk of which something was delivered. Lanes that are behind pass over those before it."""
     size, lanes = dataset.plan.chunk_size, cursor.lanes
-    last = [chunk if place != START else chunk - lanes for chunk, place in cursor.at.values()]
+    last = [at.chunk if at.place != START else at.chunk - lanes for at in cursor.at.values()]
     first = max(0, max(last) + 1)
-    given_up, at = 0, {}
-    for lane, (chunk, place) in cursor.at.items():
+    given_up, places = 0, {}
+    for lane, (chunk, place, tails) in cursor.at.items():
         left = len(range(chunk, first, lanes))
-        given_up += left * size - (place.unit if left else 0)
-        at[lane] = (chunk + left * lanes, START)
-    return _Moved(replace(cursor, at=at), first * size, given_up, up_to=True, chunk=size)
+        given_up += left * size - (place.unit if left else 0) + sum(size - tail.place.unit for tail in tails)
+        places[lane] = LanePlace(chunk + left * lanes)
+    return _Moved(replace(cursor, at=places), first * size, given_up, up_to=True, chunk=size)
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:

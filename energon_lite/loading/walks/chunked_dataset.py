@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from energon_lite.batching.chunks import ChunkPlan
+from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import UnknownLengthError
-from energon_lite.loading.jobs.chunk_job import START, ChunkJob, Place
+from energon_lite.loading.jobs.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.jobs.token_chunks import TokenBundling, TokenChunkPipeline
 from energon_lite.loading.walks.dataset import BaseDataset
 from energon_lite.task_encoder import Hooks, hooks_of
 
 __all__ = ["ChunkedDataset"]
+
+#: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
+#: worked on at the same time; each of them adds a place to the state.
+_HANDED_ON = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +28,8 @@ class ChunkedDataset(BaseDataset):
 
     Args:
         plan: which samples make up which chunk.
-        lanes: among so many lanes chunks are dealt; None: as many as there are ranks when the run begins.
+        lanes: among so many lanes chunks are dealt; None: see
+            :func:`~energon_lite.batching.chunks.default_lanes`, for the ranks with which the run begins.
         drop_last: a pass ends with its last step in which every rank has a batch.
         bundling: batches are made by the lengths of encoded samples, in this way.
     """
@@ -58,10 +63,29 @@ class ChunkedDataset(BaseDataset):
         """Whether there is only one pass, which does not end."""
         return self.plan.count(0) is None
 
-    def job(self, pass_number: int, number: int, first: Place = START, *, empty: bool = False) -> ChunkJob:
-        """The job that makes the batches of a chunk from ``first`` on, or an empty one in the likeness of its first."""
-        offset = 0 if self.hooks.whole_chunks else first.unit
-        return ChunkJob(pass_number, number, self.plan.addresses(number, pass_number, offset), offset, first, empty)
+    def stride(self, lanes: int) -> int:
+        """How many chunks further on the items are used that do not fill a batch at a chunk's end; 0: nowhere."""
+        return lanes * _HANDED_ON if self.plan.carries else 0
+
+    def job(
+        self,
+        pass_number: int,
+        number: int,
+        first: Place = START,
+        *,
+        empty: bool = False,
+        stride: int = 0,
+        carried: Carried | ChunkJob | None = None,
+    ) -> ChunkJob:
+        """The job that makes the batches of a chunk from ``first`` on, or an empty one in the likeness of its first.
+
+        Args:
+            stride, carried: see :class:`~energon_lite.loading.jobs.chunk_job.ChunkJob`.
+        """
+        offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
+        samples = self.plan.addresses(number, pass_number, offset)
+        is_last = count is not None and number + stride >= count
+        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried)
 
     def __len__(self) -> int:
         """Micro-batches per rank in one ``for`` loop.
@@ -77,6 +101,6 @@ class ChunkedDataset(BaseDataset):
         )
 
     def __str__(self) -> str:
-        lanes = self.lanes or self.worker_config.world_size
+        lanes = self.lanes or default_lanes(self.worker_config.world_size)
         by = "" if self.bundling is None else f"batches by {describe(self.bundling.strategy)}, "
         return self.describe(f"{by}chunks of {self.plan.chunk_size} samples, {lanes} lanes")

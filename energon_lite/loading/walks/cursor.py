@@ -8,7 +8,7 @@ a state may be restored on any number of ranks: they go on from ``position``, ea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
@@ -28,6 +28,8 @@ __all__ = [
     "from_state",
     "header",
     "kind_of",
+    "ranks_entry",
+    "read_ranks",
     "to_state",
 ]
 
@@ -57,29 +59,56 @@ class Cursor:
         pass_number: finished passes over a finite stream.
         position: micro-batches of this pass that were delivered, over all ranks.
         loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream).
+        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
     """
 
     pass_number: int = 0
     position: int = 0
     loop_start: int = 0
+    ranks: int | None = None
 
     def step(self, world_size: int, count: int | None) -> Cursor:
         """After one more micro-batch on every rank."""
         position = self.position + world_size
-        return Cursor(self.pass_number, position if count is None else min(position, count), self.loop_start)
+        return replace(self, position=position if count is None else min(position, count))
 
 
-def to_state(cursor: Cursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
+def to_state(
+    cursor: Cursor, identity: Identity, rebase: Rebase | None = None, *, ranks: int | None = None
+) -> dict[str, Any]:
     """The state: plain integers, strings, lists and dicts; JSON, msgpack and ``torch.load(weights_only=True)`` take
-    it."""
+    it.
+
+    Args:
+        ranks: with a limit: on so many the pass began.
+    """
     return {
         **header("planned", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
+        **ranks_entry(ranks),
         **rebase_entry(rebase),
         "identity": identity.at(cursor.position).to_plain(),
     }
+
+
+def ranks_entry(ranks: int | None) -> dict[str, int]:
+    """What a state has of a pass with a limit, which is one for each rank: the number of ranks on which it began. So it
+    has as many batches in all if it goes on on others."""
+    return {} if ranks is None else {"ranks": ranks}
+
+
+def read_ranks(state: Mapping[str, Any]) -> int | None:
+    """The ranks that a state says its pass began on; None: it has no limit, or has not begun.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    ranks = state.get("ranks")
+    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks < 1 << 32):
+        raise StateError(f"the state is damaged: ranks is {ranks!r}", fix="use another checkpoint")
+    return ranks if state.get("position") else None
 
 
 def header(kind: str, rebase: Rebase | None = None) -> dict[str, Any]:
@@ -105,7 +134,7 @@ def from_state(state: Any, identity: Identity) -> Cursor:
         StateError: not a state, a damaged one, or one of a format that this version does not know.
         StateMismatchError: a state of other data, another configuration or another order; says what differs.
     """
-    cursor = Cursor(**checked(state, "planned"))
+    cursor = Cursor(**checked(state, "planned"), ranks=read_ranks(state))
     identity.at(cursor.position).check(state.get("identity"))
     return cursor
 

@@ -37,6 +37,7 @@ class BaseDataset:
         repetitions: how often an epoch shows each leaf, or None.
         stages: how the weights change, if they do; then ``weights`` are those at the start.
         rebase: the blend begins in the middle of a run, that was one of another blend before.
+        limit: steps of a pass at most, on the ranks on which it begins; None: all.
     """
 
     plan: Any
@@ -50,6 +51,15 @@ class BaseDataset:
     repetitions: tuple[float, ...] | None = None
     stages: tuple[Stage, ...] = ()
     rebase: Rebase | None = None
+    limit: int | None = None
+
+    def limit_ranks(self, ranks: int | None) -> int | None:
+        """The ranks that the limit of a pass counts, which began on ``ranks``; None: there is no limit."""
+        return None if self.limit is None else ranks or self.worker_config.world_size
+
+    def stop(self, ranks: int | None) -> int | None:
+        """The position at which the limit ends a pass that began on so many ranks; None: there is no limit."""
+        return None if self.limit is None else self.limit * (ranks or self.worker_config.world_size)
 
     def rebased(self, rebase: Rebase) -> Self:
         """The same data set, in a run whose blend was another one before; see
@@ -123,25 +133,33 @@ class PlannedDataset(BaseDataset):
 
     def count(self, pass_number: int) -> int | None:
         """Micro-batches in a pass over all ranks; None: the stream is endless."""
-        count = self.plan.count(pass_number)
-        if count is None or not self.plan.drop_last:
-            return count
-        return count - count % self.worker_config.world_size  # all ranks or none
+        return self.end(Cursor(pass_number))
+
+    def end(self, cursor: Cursor) -> int | None:
+        """The position behind the last micro-batch of a cursor's pass, on these ranks; None: the stream is endless."""
+        count, stop = self.plan.count(cursor.pass_number), self.stop(cursor.ranks)
+        if count is None:
+            return None
+        count = count if stop is None else min(count, stop)
+        if self.plan.drop_last:  # all ranks or none, also if other ranks came so far
+            count -= (count - cursor.position) % self.worker_config.world_size
+        return count
 
     def step(self, cursor: Cursor) -> Cursor:
         """The cursor after one more micro-batch on every rank."""
-        return cursor.step(self.worker_config.world_size, self.count(cursor.pass_number))
+        return cursor.step(self.worker_config.world_size, self.end(cursor))
 
     def pass_is_over(self, cursor: Cursor) -> bool:
         """Whether no step of the cursor's pass is left."""
-        count = self.count(cursor.pass_number)
-        return count is not None and cursor.position >= count
+        end = self.end(cursor)
+        return end is not None and cursor.position >= end
 
-    def jobs(self, pass_number: int, numbers: Sequence[int]) -> list[Job]:
-        """The jobs that make micro-batches ``numbers`` of a pass. Numbers past its end give empty batches."""
-        count = self.count(pass_number)
-        inside = [number for number in numbers if count is None or number < count]
-        beyond = [number for number in numbers if count is not None and number >= count]
+    def jobs(self, pass_number: int, numbers: Sequence[int], end: int | None = None) -> list[Job]:
+        """The jobs that make micro-batches ``numbers`` of a pass. Numbers from ``end`` on (None: past the end of the
+        plan) give empty batches."""
+        end = self.plan.count(pass_number) if end is None else end
+        inside = [number for number in numbers if end is None or number < end]
+        beyond = [number for number in numbers if end is not None and number >= end]
         planned = self.plan.batches(inside, pass_number)
         jobs = [Job(pass_number, number, addresses) for number, addresses in zip(inside, planned, strict=True)]
         return jobs + [Job(pass_number, number, ()) for number in beyond]

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
-from energon_lite.loading.jobs.chunk_job import START, Place
-from energon_lite.loading.walks.cursor import checked, header
+from energon_lite.loading.jobs.chunk_job import START, Place, Tail
+from energon_lite.loading.walks.cursor import checked, header, ranks_entry, read_ranks
 from energon_lite.loading.walks.identity import Identity
 from energon_lite.loading.walks.plain_state import damaged, is_count
 from energon_lite.loading.walks.rebase_entry import rebase_entry
 from energon_lite.order.rebase import Rebase
 
-__all__ = ["MAX_LANES", "LaneCursor", "check_topology", "from_lane_state", "lanes_of", "read_lanes", "to_lane_state"]
+__all__ = [
+    "MAX_LANES",
+    "LaneCursor",
+    "LanePlace",
+    "check_topology",
+    "from_lane_state",
+    "lanes_of",
+    "read_lanes",
+    "to_lane_state",
+]
 
 
 #: Lanes of a run at most. Each is some hundred bytes of a state, and every rank has at least one.
@@ -28,29 +37,45 @@ MAX_LANES = 1 << 20
 MAX_CHUNK, MAX_BATCH = 1 << 45, 1 << 40
 
 
-@dataclass
+class LanePlace(NamedTuple):
+    """Where a lane is.
+
+    Attributes:
+        chunk: the chunk of its next batch.
+        place: where in it that batch begins.
+        tails: what chunks before it handed over, and no batch has used yet.
+    """
+
+    chunk: int
+    place: Place = START
+    tails: tuple[Tail, ...] = ()
+
+
+@dataclass(frozen=True)
 class LaneCursor:
-    """A place in the run.
+    """A place in the run. It moves as a whole, so that whatever interrupts a loader finds one place or the next.
 
     Args:
         lanes: number of lanes of the run.
         pass_number: finished passes over a finite stream.
         position: micro-batches of this pass that were delivered (or that lanes had no more), over all ranks.
         loop_start: the position at which the running ``for`` loop began.
-        at: for each lane of this rank, its chunk and the place in it of its next batch.
+        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
+        at: for each lane of this rank, where it is.
     """
 
     lanes: int
     pass_number: int = 0
     position: int = 0
     loop_start: int = 0
-    at: dict[int, tuple[int, Place]] = field(default_factory=dict)
+    ranks: int | None = None
+    at: Mapping[int, LanePlace] = field(default_factory=dict)
 
     @classmethod
     def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
         """The beginning of a pass."""
         own = lanes_of(lanes, 0, rank, world_size)
-        return cls(lanes, pass_number, at={lane: (lane, START) for lane in own})
+        return cls(lanes, pass_number, at={lane: LanePlace(lane) for lane in own})
 
 
 def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
@@ -78,18 +103,32 @@ def check_topology(lanes: int, world_size: int) -> None:
         )
 
 
-def to_lane_state(cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
-    """The state: plain integers, lists, strings and dicts. Zeros at the end of a lane's numbers are left out."""
+def to_lane_state(
+    cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None, *, ranks: int | None = None
+) -> dict[str, Any]:
+    """The state: plain integers, lists, strings and dicts. Zeros at the end of a place's numbers are left out.
+
+    Args:
+        ranks: with a limit: on so many the pass began.
+    """
     return {
         **header("lanes", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
+        **ranks_entry(ranks),
         "lanes": cursor.lanes,
-        "cursors": [[lane, chunk, *place.to_plain()] for lane, (chunk, place) in sorted(cursor.at.items())],
+        "cursors": [_row(lane, at, cursor.lanes) for lane, at in sorted(cursor.at.items())],
         **rebase_entry(rebase),
         "identity": identity.to_plain(),
     }
+
+
+def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
+    """A lane as plain data: its number, its chunk, the place in it; for each tail, how many chunks of the lane before,
+    and the place."""
+    tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
+    return [lane, at.chunk, *at.place.to_plain(), *tails]
 
 
 def from_lane_state(
@@ -125,10 +164,12 @@ def from_lane_state(
             fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
             "`energon-lite checkpoint merge`",
         )
-    return LaneCursor(count, **numbers, at={lane: found[lane] for lane in own if lane in found})
+    return LaneCursor(
+        count, **numbers, ranks=read_ranks(state), at={lane: found[lane] for lane in own if lane in found}
+    )
 
 
-def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, tuple[int, Place]]]:
+def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
     """The number of lanes of the run, and those that a state has.
 
     Raises:
@@ -139,17 +180,34 @@ def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, tuple[int, Plac
         raise damaged("lanes", lanes)
     if not isinstance(rows, (list, tuple)):
         raise damaged("cursors", rows)
-    found: dict[int, tuple[int, Place]] = {}
+    found: dict[int, LanePlace] = {}
     for row in rows:
-        if not isinstance(row, (list, tuple)) or not 2 <= len(row) <= 2 + len(START):
+        numbers, tails = _parted(row)
+        if not 2 <= len(numbers) <= 2 + len(START) or not all(map(_is_tail, tails)):
             raise damaged("a lane", row)
-        lane, chunk, *place = row
-        if not is_count(chunk, MAX_CHUNK) or not all(is_count(number, MAX_BATCH) for number in (lane, *place)):
+        lane, chunk, *place = numbers
+        if not is_count(chunk, MAX_CHUNK):
             raise damaged("a lane", row)
-        if lane >= lanes or chunk % lanes != lane or lane in found:
+        before = [chunk - tail[0] * lanes for tail in tails]
+        if lane >= lanes or chunk % lanes != lane or lane in found or min(before, default=0) < 0:
             raise StateError(f"the state is damaged: lane {lane} of {lanes} at chunk {chunk}", fix="use another")
-        found[lane] = (chunk, Place(*place))
+        places = [Tail(number, Place(*tail[1:])) for number, tail in zip(before, tails, strict=True)]
+        found[lane] = LanePlace(chunk, Place(*place), tuple(places))
     return lanes, found
+
+
+def _parted(row: Any) -> tuple[list[int], list[Any]]:
+    """The numbers at the start of a row, and what follows."""
+    row = list(row) if isinstance(row, (list, tuple)) else []
+    count = next((place for place, entry in enumerate(row) if not is_count(entry, MAX_CHUNK)), len(row))
+    if not all(is_count(entry, MAX_BATCH) for entry in (*row[:1], *row[2:count])):
+        raise damaged("a lane", row)
+    return row[:count], row[count:]
+
+
+def _is_tail(value: Any) -> bool:
+    is_row = isinstance(value, (list, tuple)) and 1 <= len(value) <= 1 + len(START)
+    return is_row and all(is_count(number, MAX_BATCH) for number in value) and value[0] > 0
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -40,7 +40,9 @@ class PlannedWalk(PlanWalk[Cursor]):
         self._unchanged = dataset
 
     def state(self, cursor: Cursor | None = None) -> State:
-        return to_state(cursor or self.cursor, self.dataset.identity, self.dataset.rebase)
+        cursor = cursor or self.cursor
+        ranks = self.dataset.limit_ranks(cursor.ranks)
+        return to_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
@@ -53,24 +55,24 @@ class PlannedWalk(PlanWalk[Cursor]):
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         cursor, dataset = self.cursor, self.dataset
         number = cursor.pass_number if pass_number is None else pass_number
-        count = dataset.count(number)
+        count = dataset.end(cursor) if number == cursor.pass_number else dataset.count(number)
         # After a restore from other ranks, steps may begin between the multiples of the world size.
         running = number == cursor.pass_number and cursor.position != count
         first = step * self._world + (cursor.position % self._world if running else 0)
         if min(number, step) < 0 or (first >= count if count is not None else number > 0):
             raise no_such_step(number, step)
-        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank])]
+        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank], count)]
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
         dataset, world, rank = self.dataset, self._world, self.dataset.worker_config.rank
-        number, count, stop = cursor.position + rank, dataset.count(cursor.pass_number), None
-        if count is not None:
-            # The last step begins below count; ranks that find nothing left there get an empty batch.
-            stop = number + -(-(count - cursor.position) // world) * world
+        number, end, stop = cursor.position + rank, dataset.end(cursor), None
+        if end is not None:
+            # The last step begins below the end; ranks that find nothing left there get an empty batch.
+            stop = number + -(-(end - cursor.position) // world) * world
         at_once = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // dataset.plan.rows)) * world
         while stop is None or number < stop:
             following = number + at_once if stop is None else min(number + at_once, stop)
             numbers = range(number, following, world)
             wanted = [one for one in numbers if not self._is_skipped(cursor.pass_number, one - rank)]
-            yield from dataset.jobs(cursor.pass_number, wanted)
+            yield from dataset.jobs(cursor.pass_number, wanted, end)
             number = following

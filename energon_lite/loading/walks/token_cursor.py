@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.loading.walks.cursor import checked, header
+from energon_lite.loading.walks.cursor import checked, header, ranks_entry, read_ranks
 from energon_lite.loading.walks.identity import Identity
 from energon_lite.loading.walks.plain_state import damaged, is_count
 from energon_lite.loading.walks.rebase_entry import rebase_entry
@@ -27,6 +27,7 @@ class TokenCursor:
         loop_start: the position at which the running ``for`` loop began.
         chunk: the plan chunk of the next micro-batch; that behind the last one at the end of a pass.
         batch: its number in the chunk.
+        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
     """
 
     pass_number: int = 0
@@ -34,6 +35,7 @@ class TokenCursor:
     loop_start: int = 0
     chunk: int = 0
     batch: int = 0
+    ranks: int | None = None
 
     @property
     def begun(self) -> int:
@@ -41,13 +43,20 @@ class TokenCursor:
         return self.chunk + (self.batch > 0)
 
 
-def to_token_state(cursor: TokenCursor, identity: Identity, rebase: Rebase | None = None) -> dict[str, Any]:
-    """The state: plain integers, strings, lists and dicts."""
+def to_token_state(
+    cursor: TokenCursor, identity: Identity, rebase: Rebase | None = None, *, ranks: int | None = None
+) -> dict[str, Any]:
+    """The state: plain integers, strings, lists and dicts.
+
+    Args:
+        ranks: with a limit: on so many the pass began.
+    """
     return {
         **header("tokens", rebase),
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
+        **ranks_entry(ranks),
         "chunk": cursor.chunk,
         "batch": cursor.batch,
         **rebase_entry(rebase),
@@ -67,6 +76,6 @@ def from_token_state(state: Any, identity: Identity) -> TokenCursor:
         if not is_count(value, most):
             raise damaged(name, value)
         numbers[name] = value
-    cursor = TokenCursor(**numbers)
+    cursor = TokenCursor(**numbers, ranks=read_ranks(state))
     identity.at(cursor.begun).check(state.get("identity"))
     return cursor

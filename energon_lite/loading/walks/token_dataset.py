@@ -29,12 +29,10 @@ class TokenDataset(BaseDataset):
     Args:
         plan: which samples make up which micro-batch.
         drop_last: a pass ends with its last step in which every rank has a micro-batch.
-        limit: steps of a pass at most; None: all.
     """
 
     plan: TokenPlan
     drop_last: bool = False
-    limit: int | None = None
 
     @cached_property
     def plans(self) -> PlansAhead[PlannedChunk]:
@@ -127,10 +125,11 @@ class TokenDataset(BaseDataset):
 
     def pass_is_over(self, cursor: TokenCursor) -> bool:
         """Whether no step of the cursor's pass is left."""
-        world = self.worker_config.world_size
-        if self.limit is not None and cursor.position >= self.limit * world:
+        needed = self.worker_config.world_size - 1 if self.drop_last else 0  # micro-batches behind the next one
+        stop = self.stop(cursor.ranks)
+        if stop is not None and cursor.position + needed >= stop:
             return True
-        return self.place(cursor, world - 1 if self.drop_last else 0) is None
+        return self.place(cursor, needed) is None
 
     def seat(self, cursor: TokenCursor) -> int:
         """Which of the next micro-batches, one for each rank, is this rank's."""

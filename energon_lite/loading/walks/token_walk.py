@@ -44,7 +44,9 @@ class TokenWalk(PlanWalk[TokenCursor]):
         self.counts = Counts()
 
     def state(self, cursor: TokenCursor | None = None) -> State:
-        return to_token_state(cursor or self.cursor, self.dataset.identity, self.dataset.rebase)
+        cursor = cursor or self.cursor
+        ranks = self.dataset.limit_ranks(cursor.ranks)
+        return to_token_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
@@ -67,7 +69,9 @@ class TokenWalk(PlanWalk[TokenCursor]):
 
     def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
         while not self.dataset.pass_is_over(cursor):
-            place = self.dataset.place(cursor, self.dataset.seat(cursor))
+            seat, stop = self.dataset.seat(cursor), self.dataset.stop(cursor.ranks)
+            inside = stop is None or cursor.position + seat < stop
+            place = self.dataset.place(cursor, seat) if inside else None
             yield self.dataset.job(cursor.pass_number, place)
             self.dataset.prepare_step(cursor.pass_number, place)
             cursor = self._behind_skipped(self.dataset.step(cursor))

@@ -89,6 +89,9 @@ class _Cursor(Protocol):
     @property
     def loop_start(self) -> int: ...
 
+    @property
+    def ranks(self) -> int | None: ...
+
 
 C = TypeVar("C", bound=_Cursor)
 
@@ -194,8 +197,8 @@ class PlanWalk(Generic[C]):
             self._prefetcher = None
 
     def _go_to(self, dataset: _Plan[C], cursor: C) -> None:
-        """Go on at a cursor; with other jobs, if the data set is another one."""
-        if self._prefetcher is not None and dataset is not self.dataset:
+        """Go on at a cursor; perhaps with other jobs."""
+        if self._prefetcher is not None and (dataset is not self.dataset or cursor.ranks != self.cursor.ranks):
             self._prefetcher.forget()
         self.dataset, self.cursor = dataset, cursor
 
