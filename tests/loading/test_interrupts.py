@@ -6,6 +6,7 @@ import dis
 import gc
 import itertools
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -57,7 +60,6 @@ class Interrupts:
 @contextmanager
 def interrupted(number: int) -> Iterator[Interrupts]:
     before, interrupts = sys.gettrace(), Interrupts(number)
-    gc.collect()
     gc.disable()  # what is raised in a finalizer is swallowed
     sys.settrace(interrupts)
     try:
@@ -71,7 +73,7 @@ Build = Callable[[], Any]
 
 
 def _keys(batch: Any) -> list[str]:
-    return list(batch.__key__)
+    return [*batch.__key__, *batch.text]
 
 
 def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, how: str) -> bool:
@@ -80,6 +82,7 @@ def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, h
     try:
         batches = iter(loader)
         found = [_keys(next(batches)) for _ in range(first)]
+        before = random.getstate(), torch.get_rng_state().tolist()
         try:
             with interrupted(number) as interrupts:
                 found.append(_keys(next(batches)))
@@ -87,6 +90,7 @@ def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, h
             pass
         state = loader.save_state_rank()
         assert state["position"] == len(found)
+        assert (random.getstate(), torch.get_rng_state().tolist()) == before, "the caller's generators were changed"
         if how == "restored":
             loader.restore_state_rank(state)
         elif how == "anew":
@@ -113,20 +117,50 @@ def _every(build: Build, first: int, step: int) -> int:
     )
 
 
+class Draws(TaskEncoder):
+    """Has the global generators."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return TextSample.derive_from(sample, text=f"{random.random()}, {np.random.rand()}, {torch.rand(1).item()}")
+
+
+class Yields(TaskEncoder):
+    """Decides how many samples there are."""
+
+    def encode_sample(self, sample: Any) -> Iterator[Any]:
+        yield from [sample] * (int(sample.text.split("-")[1]) % 3)
+
+
 KINDS: dict[str, dict[str, Any]] = {
-    "planned": {"batch_size": 3},
-    "runs": {"batch_size": 3, "max_samples_per_sequence": 10, "shuffle_buffer_size": 30},
+    "planned": {},
+    "runs": {"max_samples_per_sequence": 10, "shuffle_buffer_size": 30},
+    "draws": {"task_encoder": Draws()},
+    "yields": {"task_encoder": Yields(), "lanes": 2},
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method, workers, step", [("fork", 0, 1), ("thread", 2, 3), ("fork", 2, 37)])
-@pytest.mark.parametrize("first", [0, 2])
-def test_every_point(leaf_of: Any, kind: str, method: Any, workers: int, step: int, first: int) -> None:
+def _points(leaf_of: Any, kind: str, method: Any, workers: int, first: int, step: int) -> int:
     def build() -> Any:
         config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        dataset = get_train_dataset(leaf_of(50), worker_config=config, **KINDS[kind])
+        dataset = get_train_dataset(leaf_of(50), batch_size=3, worker_config=config, **KINDS[kind])
         return get_savable_loader(dataset, start_method=method)
 
-    points = _every(build, first, step)
-    assert points * step > 50
+    return step * _every(build, first, step)
+
+
+def test_every_point_of_a_batch(leaf_of: Any) -> None:
+    assert _points(leaf_of, "planned", "fork", 0, 2, 1) > 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method, workers, step", [("fork", 0, 23), ("thread", 2, 29), ("fork", 2, 101)])
+@pytest.mark.parametrize("first", [0, 2])
+def test_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, step: int, first: int) -> None:
+    assert _points(leaf_of, kind, method, workers, first, step) > 50
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method, workers, step", [("fork", 0, 1), ("thread", 2, 1), ("fork", 2, 7)])
+def test_many_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, step: int) -> None:
+    assert _points(leaf_of, kind, method, workers, 2, step) > 50
