@@ -1,11 +1,17 @@
 """Files of numbers in which every byte is verified before it is used: the packed index and columns.
 
 The body is divided into blocks, and the file has a checksum of each. A block is read when something in it is asked for,
-verified, and kept for a while in memory that all such files of a process share. So opening does not depend on the size,
-and neither does the memory; a bit that has flipped, or a file that was cut off, is an error and never another number.
+verified, and kept. So opening does not depend on the size; a bit that has flipped, or a file that was cut off, is an
+error and never another number.
 
-Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, and a touched page brings
-its neighbours along, so that a few thousand look-ups would make gigabytes appear in the memory of each worker.
+Verified blocks are kept in one of two ways. Files of up to 64 MiB together have memory of their own length, which takes
+room as blocks come in, and which forked workers share: a block is read once, and stays right whatever happens to its
+file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
+no order takes a fraction of a microsecond in files that fit, and some five in others, which are read again and again.
+
+Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
+again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand
+look-ups would make gigabytes appear in the memory of each worker.
 
 Format (little endian)::
 
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import struct
 import zlib
@@ -29,6 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, BinaryIO, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +53,22 @@ ALIGN = 64
 _SHIFT = 13
 #: Bytes that have a checksum together.
 BLOCK = 1 << _SHIFT
-#: Blocks that a process keeps, of all files together: 4 MiB.
-_KEPT = 512
+#: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
+_KEPT = 8192
+#: A process by itself keeps this part of it, of the files for which no shared memory was left: 4 MiB.
+_OWN = 16
 #: Blocks that are read, and not kept, at a time where more than a few are asked for.
 _SPAN = 128
 #: Rows are taken one by one if they are few, or fewer than this in a block; else block by block.
 _FEW, _DENSE = 128, 32
 
+Int64 = NDArray[np.int64]
+
 #: By number of the file and of the block in it; the oldest stands first.
 _kept: dict[int, bytes] = {}
 _numbers = count()
+#: Memory that forked processes share, by path and identity of the file.
+_shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
 
 
 class FileKind(NamedTuple):
@@ -96,6 +110,8 @@ class CheckedFile:
         path: the file, absolute.
         kind: what it is.
         table: what :meth:`CheckedWriter.finish` was given.
+        memory: as long as the body, shared by forked processes; None: the file is too large. Holds verified blocks, and
+            zeros.
     """
 
     def __init__(self, path: str, kind: FileKind, table: Any, end: int, size: int, head: int, checksums: memoryview):
@@ -105,6 +121,12 @@ class CheckedFile:
         self._end, self._checksums = end, checksums
         self._identity, self._store = ShardIdentity(size, head), shared_store()
         self._first = next(_numbers) << 40
+        #: Which blocks this process knows to be in the shared memory.
+        self._there = bytearray(len(checksums))
+        self.memory = _shared.get((self.path, self._identity))
+        if self.memory is None and 0 < end <= (_KEPT << _SHIFT) - sum(map(len, list(_shared.values()))):
+            with suppress(OSError):  # no memory is left: then it is read as a larger one
+                self.memory = _shared[self.path, self._identity] = mmap.mmap(-1, end)
 
     @classmethod
     def open(cls, path: str, kind: FileKind) -> CheckedFile:
@@ -152,6 +174,12 @@ class CheckedFile:
             DataIndexError: they are damaged, or not there.
         """
         block = offset >> _SHIFT
+        if self.memory is not None and 0 < size <= BLOCK:
+            self.check_range(offset, size)
+            last, there = (offset + size - 1) >> _SHIFT, self._there
+            if not (there[block] and there[last]):
+                self._share([block, last])
+            return self.memory[offset : offset + size]
         data = _kept.get(self._first + block)
         if data is None:
             if not size:
@@ -160,6 +188,39 @@ class CheckedFile:
         start = offset - (block << _SHIFT)
         found = data[start : start + size]
         return found if len(found) == size else self._read_on(offset, size)
+
+    def read_each(self, offsets: Int64, sizes: Int64) -> list[bytes]:
+        """:meth:`read` for each of these places."""
+        if self.memory is None or not len(sizes) or sizes.max() > BLOCK or sizes.min() <= 0:
+            return [self.read(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        memory, stops = self.memory, offsets + sizes
+        self.have(offsets, stops)
+        return [memory[start:stop] for start, stop in zip(offsets.tolist(), stops.tolist(), strict=True)]
+
+    def have(self, starts: Int64, stops: Int64) -> None:
+        """Have in :attr:`memory` what is between these places of the body, each time at most the bytes of a block.
+
+        Raises:
+            DataIndexError: it is damaged, or not there.
+        """
+        self.check_range(int(starts.min()), int(stops.max() - starts.min()))
+        blocks = np.concatenate([starts, stops - 1]) >> _SHIFT
+        there = np.frombuffer(self._there, dtype=bool)[blocks]
+        if not there.all():
+            self._share(np.unique(blocks[~there]).tolist())
+
+    def _share(self, blocks: Sequence[int]) -> None:
+        """Have these blocks in shared memory. Only what was verified is written there, so processes that do it at the
+        same time write the same."""
+        assert self.memory is not None
+        view = memoryview(self.memory)
+        for block in blocks:
+            if not self._there[block]:
+                start = block << _SHIFT
+                here = view[max(start, ALIGN) : start + BLOCK]
+                if not any(here[:ALIGN]) or zlib.crc32(here) != self._checksums[block]:  # no other process had it
+                    view[start : start + BLOCK] = self._one(block)
+                self._there[block] = 1
 
     def array(self, dtype: str, shape: Sequence[int], offset: int) -> StoredArray:
         """The array that starts at ``offset``.
@@ -194,6 +255,14 @@ class CheckedFile:
         return b"".join(chunks)
 
     def _bring(self, block: int) -> bytes:
+        data = _kept[self._first + block] = self._one(block)
+        while len(_kept) > max(1, _KEPT // _OWN):
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del _kept[next(iter(_kept))]
+        return data
+
+    def _one(self, block: int) -> bytes:
+        """A block, verified."""
         self.check_range(max(block << _SHIFT, ALIGN), 1)
         start = block << _SHIFT
         try:  # where all is well, this is what look-ups in no order spend their time with
@@ -202,10 +271,6 @@ class CheckedFile:
             data = b""
         if zlib.crc32(data if block else data[ALIGN:]) != self._checksums[block] or not data:
             data = self._fetch(block, block + 1)
-        _kept[self._first + block] = data
-        while len(_kept) > _KEPT:
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
-                del _kept[next(iter(_kept))]
         return data
 
     def _fetch(self, first: int, stop: int) -> bytes:
@@ -248,6 +313,7 @@ class StoredArray:
         self.dtype, self.shape = dtype, shape
         self._file, self._offset, self._row = file, offset, dtype.itemsize * math.prod(shape[1:])
         file.check_range(offset, self._row * shape[0])
+        self._shared = None if file.memory is None else np.ndarray(shape, dtype, file.memory, offset)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -264,7 +330,7 @@ class StoredArray:
         shape = (*np.shape(indices), *self.shape[1:])
         if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of {len(self)} in {self._file.path}")
-        if len(numbers) <= _FEW:
+        if len(numbers) <= _FEW or self._shared is not None:
             return self.stretches(numbers, 1).reshape(shape)
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
@@ -283,6 +349,10 @@ class StoredArray:
     def stretches(self, first: NDArray[np.int64], count: int) -> NDArray[Any]:
         """Of each of the rows ``first`` it and those behind it, ``count`` together: ``[n, count, *shape[1:]]``."""
         read, size = self._file.read, self._row * count
+        if self._shared is not None and size <= BLOCK and len(first):
+            starts = first * self._row + self._offset
+            self._file.have(starts, starts + size)
+            return self._shared.take(first[:, None] + np.arange(count), 0)
         rows = [read(place, size) for place in (first * self._row + self._offset).tolist()]
         return np.frombuffer(b"".join(rows), dtype=self.dtype).reshape(-1, count, *self.shape[1:])
 
