@@ -13,14 +13,7 @@ Blocks are read, not mapped: to touch a mapped file that somebody cuts short end
 again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand
 look-ups would make gigabytes appear in the memory of each worker.
 
-Format (little endian)::
-
-    bytes 0..63    magic of 8 bytes, u32 crc32 of what follows in these 64, u32 version, u64 end of the body, u64 length
-                   of the table, u32 crc32 of checksums and table, zeros
-    body           from byte 64 on; arrays start at multiples of 64
-    checksums      u32 for each 8 KiB of the file up to the end of the body: crc32; that of the first leaves out the
-                   64 bytes of the header
-    table          JSON, up to the end of the file
+Their format is that of :mod:`energon_lite.sources.checked_writer`.
 """
 
 from __future__ import annotations
@@ -29,30 +22,23 @@ import json
 import math
 import mmap
 import os
-import struct
 import zlib
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.checked_writer import ALIGN, BLOCK, HEADER, START, FileKind, writing_checked
 from energon_lite.sources.shortage import patiently
 
-__all__ = ["ALIGN", "BLOCK", "CheckedFile", "CheckedWriter", "FileKind", "Numbers", "StoredArray", "writing_checked"]
+__all__ = ["ALIGN", "BLOCK", "CheckedFile", "FileKind", "Numbers", "StoredArray", "writing_checked"]
 
-_START, _HEADER = struct.Struct("<8sI"), struct.Struct("<IQQI28x")
-#: Bytes of the header; arrays start at multiples of this.
-ALIGN = 64
-_SHIFT = 13
-#: Bytes that have a checksum together.
-BLOCK = 1 << _SHIFT
+_SHIFT = BLOCK.bit_length() - 1
 #: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
 _KEPT = 8192
 #: A process by itself keeps this part of it, of the files for which no shared memory was left: 4 MiB.
@@ -69,22 +55,6 @@ _kept: dict[int, bytes] = {}
 _numbers = count()
 #: Memory that forked processes share, by path and identity of the file.
 _shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
-
-
-class FileKind(NamedTuple):
-    """What distinguishes one kind of checked file from others.
-
-    Attributes:
-        magic: its first eight bytes.
-        version: of its format.
-        name: what it is called in messages.
-        cure: what to do about one that is damaged.
-    """
-
-    magic: bytes
-    version: int
-    name: str
-    cure: str
 
 
 class Numbers(Protocol):
@@ -143,14 +113,14 @@ class CheckedFile:
             start = file.read(max(ALIGN, 512))
             if len(start) < ALIGN or start[:8] != kind.magic:
                 raise DataIndexError(f"this is not a {kind.name}", where=path, fix=kind.cure)
-            version, end, length, checksum = _HEADER.unpack_from(start, _START.size)
+            version, end, length, checksum = HEADER.unpack_from(start, START.size)
             if version != kind.version:
                 raise DataIndexError(
                     f"the {kind.name} has format {version}, this library reads format {kind.version}",
                     where=path,
                     fix=f"update energon_lite, or {kind.cure}",
                 )
-            if start[: _START.size] != _START.pack(kind.magic, zlib.crc32(start[_START.size : ALIGN])):
+            if start[: START.size] != START.pack(kind.magic, zlib.crc32(start[START.size : ALIGN])):
                 raise _damaged(path, kind, "its header has a wrong checksum")
             sums = 4 * _blocks(end)
             if end + sums + length != size:
@@ -362,52 +332,6 @@ class StoredArray:
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
         data = self._file.read(self._offset + start * self._row, (stop - start) * self._row) if stop > start else b""
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
-
-
-class CheckedWriter:
-    """Writes a checked file, from the beginning to the end. Made by :func:`writing_checked`."""
-
-    def __init__(self, file: BinaryIO, kind: FileKind):
-        self._file, self._kind = file, kind
-        self._sums, self._sum, self._end = array("I"), 0, ALIGN
-        file.write(bytes(ALIGN))
-
-    def align(self) -> int:
-        """Go on at a multiple of 64; returns where that is."""
-        self.write(bytes(-self._end % ALIGN))
-        return self._end
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append to the body."""
-        view = memoryview(data).cast("B") if data else memoryview(b"")
-        self._file.write(view)
-        while view:
-            part = view[: BLOCK - self._end % BLOCK]
-            self._sum, self._end = zlib.crc32(part, self._sum), self._end + len(part)
-            if self._end % BLOCK == 0:
-                self._sums.append(self._sum)
-                self._sum = 0
-            view = view[len(part) :]
-
-    def finish(self, table: Mapping[str, Any]) -> None:
-        """Write what stands around the body. ``table`` must be plain data."""
-        if self._end % BLOCK:
-            self._sums.append(self._sum)
-        rest = np.array(self._sums, dtype="<u4").tobytes() + json.dumps(table).encode()
-        length = len(rest) - 4 * len(self._sums)
-        self._file.write(rest)
-        head = _HEADER.pack(self._kind.version, self._end, length, zlib.crc32(rest))
-        self._file.seek(0)
-        self._file.write(_START.pack(self._kind.magic, zlib.crc32(head)) + head)
-
-
-@contextmanager
-def writing_checked(path: str, kind: FileKind) -> Iterator[CheckedWriter]:
-    """Write the checked file ``path``, atomically; the block must end with :meth:`CheckedWriter.finish`."""
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        yield CheckedWriter(file, kind)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _blocks(end: int) -> int:
