@@ -1,76 +1,60 @@
 """Files of numbers in which every byte is verified before it is used: the packed index and columns.
 
 The body is divided into blocks, and the file has a checksum of each. A block is read when something in it is asked for,
-verified, and kept for a while in memory that all such files of a process share. So opening does not depend on the size,
-and neither does the memory; a bit that has flipped, or a file that was cut off, is an error and never another number.
+verified, and kept. So opening does not depend on the size; a bit that has flipped, or a file that was cut off, is an
+error and never another number.
 
-Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, and a touched page brings
-its neighbours along, so that a few thousand look-ups would make gigabytes appear in the memory of each worker.
+Verified blocks are kept in one of two ways. Files of up to 64 MiB together have memory of their own length, which takes
+room as blocks come in, and which forked workers share: a block is read once, and stays right whatever happens to its
+file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
+no order takes a fraction of a microsecond in files that fit, and some five in others, which are read again and again.
 
-Format (little endian)::
+Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
+again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand
+look-ups would make gigabytes appear in the memory of each worker.
 
-    bytes 0..63    magic of 8 bytes, u32 crc32 of what follows in these 64, u32 version, u64 end of the body, u64 length
-                   of the table, u32 crc32 of checksums and table, zeros
-    body           from byte 64 on; arrays start at multiples of 64
-    checksums      u32 for each 8 KiB of the file up to the end of the body: crc32; that of the first leaves out the
-                   64 bytes of the header
-    table          JSON, up to the end of the file
+Their format is that of :mod:`energon_lite.sources.checked_writer`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
-import struct
 import zlib
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
-from energon_lite.sources.atomic_file import replacing
+from energon_lite.sources.checked_writer import ALIGN, BLOCK, HEADER, START, FileKind, writing_checked
 from energon_lite.sources.shortage import patiently
 
-__all__ = ["ALIGN", "BLOCK", "CheckedFile", "CheckedWriter", "FileKind", "Numbers", "StoredArray", "writing_checked"]
+__all__ = ["ALIGN", "BLOCK", "CheckedFile", "FileKind", "Numbers", "StoredArray", "writing_checked"]
 
-_START, _HEADER = struct.Struct("<8sI"), struct.Struct("<IQQI28x")
-#: Bytes of the header; arrays start at multiples of this.
-ALIGN = 64
-_SHIFT = 13
-#: Bytes that have a checksum together.
-BLOCK = 1 << _SHIFT
-#: Blocks that a process keeps, of all files together: 4 MiB.
-_KEPT = 512
+_SHIFT = BLOCK.bit_length() - 1
+#: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
+_KEPT = 8192
+#: A process by itself keeps this part of it, of the files for which no shared memory was left: 4 MiB.
+_OWN = 16
 #: Blocks that are read, and not kept, at a time where more than a few are asked for.
 _SPAN = 128
 #: Rows are taken one by one if they are few, or fewer than this in a block; else block by block.
 _FEW, _DENSE = 128, 32
 
+Int64 = NDArray[np.int64]
+
 #: By number of the file and of the block in it; the oldest stands first.
 _kept: dict[int, bytes] = {}
 _numbers = count()
-
-
-class FileKind(NamedTuple):
-    """What distinguishes one kind of checked file from others.
-
-    Attributes:
-        magic: its first eight bytes.
-        version: of its format.
-        name: what it is called in messages.
-        cure: what to do about one that is damaged.
-    """
-
-    magic: bytes
-    version: int
-    name: str
-    cure: str
+#: Memory that forked processes share, by path and identity of the file.
+_shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
 
 
 class Numbers(Protocol):
@@ -96,6 +80,8 @@ class CheckedFile:
         path: the file, absolute.
         kind: what it is.
         table: what :meth:`CheckedWriter.finish` was given.
+        memory: as long as the body, shared by forked processes; None: the file is too large. Holds verified blocks, and
+            zeros.
     """
 
     def __init__(self, path: str, kind: FileKind, table: Any, end: int, size: int, head: int, checksums: memoryview):
@@ -105,6 +91,12 @@ class CheckedFile:
         self._end, self._checksums = end, checksums
         self._identity, self._store = ShardIdentity(size, head), shared_store()
         self._first = next(_numbers) << 40
+        #: Which blocks this process knows to be in the shared memory.
+        self._there = bytearray(len(checksums))
+        self.memory = _shared.get((self.path, self._identity))
+        if self.memory is None and 0 < end <= (_KEPT << _SHIFT) - sum(map(len, list(_shared.values()))):
+            with suppress(OSError):  # no memory is left: then it is read as a larger one
+                self.memory = _shared[self.path, self._identity] = mmap.mmap(-1, end)
 
     @classmethod
     def open(cls, path: str, kind: FileKind) -> CheckedFile:
@@ -121,14 +113,14 @@ class CheckedFile:
             start = file.read(max(ALIGN, 512))
             if len(start) < ALIGN or start[:8] != kind.magic:
                 raise DataIndexError(f"this is not a {kind.name}", where=path, fix=kind.cure)
-            version, end, length, checksum = _HEADER.unpack_from(start, _START.size)
+            version, end, length, checksum = HEADER.unpack_from(start, START.size)
             if version != kind.version:
                 raise DataIndexError(
                     f"the {kind.name} has format {version}, this library reads format {kind.version}",
                     where=path,
                     fix=f"update energon_lite, or {kind.cure}",
                 )
-            if start[: _START.size] != _START.pack(kind.magic, zlib.crc32(start[_START.size : ALIGN])):
+            if start[: START.size] != START.pack(kind.magic, zlib.crc32(start[START.size : ALIGN])):
                 raise _damaged(path, kind, "its header has a wrong checksum")
             sums = 4 * _blocks(end)
             if end + sums + length != size:
@@ -152,6 +144,12 @@ class CheckedFile:
             DataIndexError: they are damaged, or not there.
         """
         block = offset >> _SHIFT
+        if self.memory is not None and 0 < size <= BLOCK:
+            self.check_range(offset, size)
+            last, there = (offset + size - 1) >> _SHIFT, self._there
+            if not (there[block] and there[last]):
+                self._share([block, last])
+            return self.memory[offset : offset + size]
         data = _kept.get(self._first + block)
         if data is None:
             if not size:
@@ -160,6 +158,39 @@ class CheckedFile:
         start = offset - (block << _SHIFT)
         found = data[start : start + size]
         return found if len(found) == size else self._read_on(offset, size)
+
+    def read_each(self, offsets: Int64, sizes: Int64) -> list[bytes]:
+        """:meth:`read` for each of these places."""
+        if self.memory is None or not len(sizes) or sizes.max() > BLOCK or sizes.min() <= 0:
+            return [self.read(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        memory, stops = self.memory, offsets + sizes
+        self.have(offsets, stops)
+        return [memory[start:stop] for start, stop in zip(offsets.tolist(), stops.tolist(), strict=True)]
+
+    def have(self, starts: Int64, stops: Int64) -> None:
+        """Have in :attr:`memory` what is between these places of the body, each time at most the bytes of a block.
+
+        Raises:
+            DataIndexError: it is damaged, or not there.
+        """
+        self.check_range(int(starts.min()), int(stops.max() - starts.min()))
+        blocks = np.concatenate([starts, stops - 1]) >> _SHIFT
+        there = np.frombuffer(self._there, dtype=bool)[blocks]
+        if not there.all():
+            self._share(np.unique(blocks[~there]).tolist())
+
+    def _share(self, blocks: Sequence[int]) -> None:
+        """Have these blocks in shared memory. Only what was verified is written there, so processes that do it at the
+        same time write the same."""
+        assert self.memory is not None
+        view = memoryview(self.memory)
+        for block in blocks:
+            if not self._there[block]:
+                start = block << _SHIFT
+                here = view[max(start, ALIGN) : start + BLOCK]
+                if not any(here[:ALIGN]) or zlib.crc32(here) != self._checksums[block]:  # no other process had it
+                    view[start : start + BLOCK] = self._one(block)
+                self._there[block] = 1
 
     def array(self, dtype: str, shape: Sequence[int], offset: int) -> StoredArray:
         """The array that starts at ``offset``.
@@ -194,6 +225,14 @@ class CheckedFile:
         return b"".join(chunks)
 
     def _bring(self, block: int) -> bytes:
+        data = _kept[self._first + block] = self._one(block)
+        while len(_kept) > max(1, _KEPT // _OWN):
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del _kept[next(iter(_kept))]
+        return data
+
+    def _one(self, block: int) -> bytes:
+        """A block, verified."""
         self.check_range(max(block << _SHIFT, ALIGN), 1)
         start = block << _SHIFT
         try:  # where all is well, this is what look-ups in no order spend their time with
@@ -202,10 +241,6 @@ class CheckedFile:
             data = b""
         if zlib.crc32(data if block else data[ALIGN:]) != self._checksums[block] or not data:
             data = self._fetch(block, block + 1)
-        _kept[self._first + block] = data
-        while len(_kept) > _KEPT:
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
-                del _kept[next(iter(_kept))]
         return data
 
     def _fetch(self, first: int, stop: int) -> bytes:
@@ -248,6 +283,7 @@ class StoredArray:
         self.dtype, self.shape = dtype, shape
         self._file, self._offset, self._row = file, offset, dtype.itemsize * math.prod(shape[1:])
         file.check_range(offset, self._row * shape[0])
+        self._shared = None if file.memory is None else np.ndarray(shape, dtype, file.memory, offset)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -264,7 +300,7 @@ class StoredArray:
         shape = (*np.shape(indices), *self.shape[1:])
         if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of {len(self)} in {self._file.path}")
-        if len(numbers) <= _FEW:
+        if len(numbers) <= _FEW or self._shared is not None:
             return self.stretches(numbers, 1).reshape(shape)
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
@@ -283,6 +319,10 @@ class StoredArray:
     def stretches(self, first: NDArray[np.int64], count: int) -> NDArray[Any]:
         """Of each of the rows ``first`` it and those behind it, ``count`` together: ``[n, count, *shape[1:]]``."""
         read, size = self._file.read, self._row * count
+        if self._shared is not None and size <= BLOCK and len(first):
+            starts = first * self._row + self._offset
+            self._file.have(starts, starts + size)
+            return self._shared.take(first[:, None] + np.arange(count), 0)
         rows = [read(place, size) for place in (first * self._row + self._offset).tolist()]
         return np.frombuffer(b"".join(rows), dtype=self.dtype).reshape(-1, count, *self.shape[1:])
 
@@ -292,52 +332,6 @@ class StoredArray:
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
         data = self._file.read(self._offset + start * self._row, (stop - start) * self._row) if stop > start else b""
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
-
-
-class CheckedWriter:
-    """Writes a checked file, from the beginning to the end. Made by :func:`writing_checked`."""
-
-    def __init__(self, file: BinaryIO, kind: FileKind):
-        self._file, self._kind = file, kind
-        self._sums, self._sum, self._end = array("I"), 0, ALIGN
-        file.write(bytes(ALIGN))
-
-    def align(self) -> int:
-        """Go on at a multiple of 64; returns where that is."""
-        self.write(bytes(-self._end % ALIGN))
-        return self._end
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append to the body."""
-        view = memoryview(data).cast("B") if data else memoryview(b"")
-        self._file.write(view)
-        while view:
-            part = view[: BLOCK - self._end % BLOCK]
-            self._sum, self._end = zlib.crc32(part, self._sum), self._end + len(part)
-            if self._end % BLOCK == 0:
-                self._sums.append(self._sum)
-                self._sum = 0
-            view = view[len(part) :]
-
-    def finish(self, table: Mapping[str, Any]) -> None:
-        """Write what stands around the body. ``table`` must be plain data."""
-        if self._end % BLOCK:
-            self._sums.append(self._sum)
-        rest = np.array(self._sums, dtype="<u4").tobytes() + json.dumps(table).encode()
-        length = len(rest) - 4 * len(self._sums)
-        self._file.write(rest)
-        head = _HEADER.pack(self._kind.version, self._end, length, zlib.crc32(rest))
-        self._file.seek(0)
-        self._file.write(_START.pack(self._kind.magic, zlib.crc32(head)) + head)
-
-
-@contextmanager
-def writing_checked(path: str, kind: FileKind) -> Iterator[CheckedWriter]:
-    """Write the checked file ``path``, atomically; the block must end with :meth:`CheckedWriter.finish`."""
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        yield CheckedWriter(file, kind)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _blocks(end: int) -> int:

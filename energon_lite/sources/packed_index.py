@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -46,6 +47,9 @@ INDEX_FILE = FileKind(
     "packed index",
     "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
 )
+
+#: Of a sample and the next one.
+_TWO_ROWS = struct.Struct("<6q")
 
 
 class PackedIndex:
@@ -110,6 +114,14 @@ class PackedIndex:
         """Offset, size and name number of each part of a sample, one after the other in one flat list."""
         samples, parts, _ = self._views
         return parts[3 * samples[3 * sample] : 3 * samples[3 * sample + 3]].tolist()
+
+    def keys_between(self, places: Int64) -> list[str]:
+        """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
+        return [self.key_between(start, stop) for start, stop in places.tolist()]
+
+    def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
+        """:meth:`key` and :meth:`part_rows`."""
+        return self.key(sample), self.part_rows(sample)
 
     def sample_ends(self, samples: Int64) -> Int64:
         """``[n, 2, 3]``: of each of these samples its row and the next."""
@@ -235,26 +247,33 @@ class _StoredIndex(PackedIndex):
             raise DataIndexError(
                 "the packed index is damaged (its tables do not fit together)", where=file.path, fix=INDEX_FILE.cure
             )
-        self._read, self._sample_rows, self._part_rows = file.read, samples, sections["parts"]
+        self._file, self._sample_rows, self._part_rows = file, samples, sections["parts"]
         self._first_sample, self._first_part, self._first_key = (places[name] for name in ("samples", "parts", "keys"))
 
     def key(self, sample: int) -> str:
-        row = self._read(self._first_sample + 24 * sample + 8, 32)
-        return self.key_between(int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little"))
+        return self.key_and_part_rows(sample)[0]
+
+    def part_rows(self, sample: int) -> list[int]:
+        return self.key_and_part_rows(sample)[1]
+
+    def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
+        read = self._file.read
+        part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(read(self._first_sample + 24 * sample, 48))
+        rows = read(self._first_part + 24 * part, 24 * (next_part - part))
+        return self.key_between(key, next_key), memoryview(rows).cast("q").tolist()
 
     def key_between(self, start: int, stop: int) -> str:
-        return str(self._read(self._first_key + start, stop - start), "utf-8", "surrogateescape")
+        return str(self._file.read(self._first_key + start, stop - start), "utf-8", "surrogateescape")
+
+    def keys_between(self, places: Int64) -> list[str]:
+        keys = self._file.read_each(self._first_key + places[:, 0], places[:, 1] - places[:, 0])
+        return [str(key, "utf-8", "surrogateescape") for key in keys]
 
     def sample_ends(self, samples: Int64) -> Int64:
         return self._sample_rows.stretches(samples, 2)
 
     def parts_of(self, first: Int64, count: int) -> Int64:
         return self._part_rows.stretches(first, count)
-
-    def part_rows(self, sample: int) -> list[int]:
-        row = self._read(self._first_sample + 24 * sample, 32)
-        start, stop = int.from_bytes(row[:8], "little"), int.from_bytes(row[24:], "little")
-        return memoryview(self._read(self._first_part + 24 * start, 24 * (stop - start))).cast("q").tolist()
 
 
 def _flat(array: NDArray[Any]) -> memoryview:

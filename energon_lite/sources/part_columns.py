@@ -268,28 +268,23 @@ class PartColumns:
         self, places: list[int], starts: Ints, sizes: Ints, names: tuple[str, ...]
     ) -> dict[str, list[bytes]]:
         """One positioned read for each sample; one for each part if there is much between them."""
-        read, shards = self.source.read_bytes, [self.source.shard(place) for place in places]
+        read_each, shards = self.source.read_each, [self.source.shard(place) for place in places]
         if not names:
             return {}
         if len(names) == 1:
             column = zip(shards, starts[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)
-            return {names[0]: [read(*shard, start, size) for shard, start, size in column]}
+            return {names[0]: read_each(column)}
         first, stops = starts[:, 0], starts + sizes
         if (starts[:, 1:] - stops[:, :-1] <= _GAP).all():
             spans = zip(shards, first.tolist(), (stops[:, -1] - first).tolist(), strict=True)
-            found = [read(*shard, start, size) for shard, start, size in spans]
+            found = read_each(spans)
             begin, end = (starts - first[:, None]).tolist(), (stops - first[:, None]).tolist()
             return {
                 name: [data[one[column] : other[column]] for data, one, other in zip(found, begin, end, strict=True)]
                 for column, name in enumerate(names)
             }
         return {
-            name: [
-                read(*shard, start, size)
-                for shard, start, size in zip(
-                    shards, starts[:, column].tolist(), sizes[:, column].tolist(), strict=True
-                )
-            ]
+            name: read_each(zip(shards, starts[:, column].tolist(), sizes[:, column].tolist(), strict=True))
             for column, name in enumerate(names)
         }
 
@@ -299,14 +294,13 @@ class PartColumns:
         """Places of the shards of samples, and where they are in them; None: they are not alike."""
         place, sample = self.source.locate_many(indices)
         rows = self._index.sample_ends(sample)
-        parts, keys = rows[:, :, 0], rows[:, :, 1].tolist()
+        parts, keys = rows[:, :, 0], rows[:, :, 1]
         first = parts[:, 0]
         count = int(parts[0, 1] - first[0])
         if not count or ((parts[:, 1] - first) != count).any():
             return None
         found = self._found(self._index.parts_of(first, count))
-        key = self._index.key_between
-        return None if found is None else (place, found._replace(keys=[key(start, stop) for start, stop in keys]))
+        return None if found is None else (place, found._replace(keys=self._index.keys_between(keys)))
 
     def _look_up_neighbours(self, piece: _Piece) -> _Found | None:
         """Where they are in their shard; None: they are not alike."""

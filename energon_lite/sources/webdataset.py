@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -302,22 +302,21 @@ class WebdatasetSource:
         """Where a sample is, without reading it: the position of its shard among the chosen ones, its key, and offset,
         size and name of each of the ``parts`` that it has."""
         place, sample = self.locate(index)
-        packed = self.index
-        rows, names = packed.part_rows(sample), packed.part_names
+        (key, rows), names = self.index.key_and_part_rows(sample), self.index.part_names
         wanted = [
             (rows[row], rows[row + 1], names[rows[row + 2]])
             for row in range(0, len(rows), 3)
             if parts is None or names[rows[row + 2]] in parts
         ]
-        return place, packed.key(sample), wanted
+        return place, key, wanted
 
     def shard(self, place: int) -> tuple[str, ShardIdentity]:
         """Path and identity of the shard at a position among the chosen ones."""
         return self._paths[place], self._identities[place]
 
-    def read_bytes(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        """``size`` bytes at ``offset`` of a shard; see :meth:`ShardStore.read`."""
-        return self._store.read(path, identity, offset, size)
+    def read_each(self, wanted: Iterable[tuple[tuple[str, ShardIdentity], int, int]]) -> list[bytes]:
+        """Bytes of shards, which :meth:`shard` names; see :meth:`ShardStore.read_each`."""
+        return self._store.read_each(wanted)
 
     def open_shard(self, place: int) -> RangeReader:
         """The shard at a position among the chosen ones, open; see :meth:`ShardStore.open`."""
