@@ -18,7 +18,7 @@ from energon_lite.loading.jobs.pipeline import Leaf
 from energon_lite.loading.walks.identity import LeafIdentity
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
-from energon_lite.sources.data_digest import data_digest
+from energon_lite.sources.data_digest import data_digest, data_digests
 from energon_lite.sources.decoding import SampleDecoder
 from energon_lite.sources.field_map import FieldMap, compile_field_map
 from energon_lite.sources.jsonl import is_jsonl
@@ -87,13 +87,12 @@ def open_leaves(
     """
     seen: Counter[str] = Counter()
     leaves, identities = [], []
-    for spec in specs:
-        source = open_source(spec, skips)
+    sources = [open_source(spec, skips) for spec in specs]
+    for spec, source, data in zip(specs, sources, data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(source, skips, encoder)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
         _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
-        data = data_digest(source)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"

@@ -85,6 +85,8 @@ class Lengths(TaskEncoder):
 class Replaced(TaskEncoder):
     """A batch of samples that were put where others had failed."""
 
+    padding = 0
+
     def encode_sample(self, sample: Any) -> Any:
         if sample.text.endswith("3"):
             raise SkipSample("three")

@@ -55,8 +55,7 @@ def _loader(metadataset: Any, batch_size: int = 8) -> Any:
 def _state(metadataset: Any, samples: int) -> Any:
     """As if so many samples had been consumed, in batches of 8."""
     loader = _loader(metadataset)
-    walk = loader._walk
-    walk.cursor = type(walk.cursor)(position=samples // 8)
+    loader._delivered = type(loader._delivered)(position=samples // 8)
     return json.loads(json.dumps(loader.save_state_rank()))
 
 

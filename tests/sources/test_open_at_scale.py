@@ -66,7 +66,7 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return names
 
 
-def test_opening_touches_one_shard_of_two_thousand(
+def test_opening_touches_few_shards_of_two_thousand(
     make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
@@ -87,7 +87,7 @@ def test_opening_touches_one_shard_of_two_thousand(
         )
         opened[shards] = opened_until_the_first_batch(folder, monkeypatch)
     shards_read = [name for name in opened[2000] if name.endswith(".tar")]
-    assert len(shards_read) == 1
+    assert len(shards_read) <= 9  # one for the batch, and eight that tell the data set from others
     # Everything else is opened as often as for a small data set.
     few, many = ([name for name in opened[shards] if not name.endswith(".tar")] for shards in (5, 2000))
     assert few == many and ".info.json" in many and "energon_lite.idx" in many

@@ -51,9 +51,9 @@ class TokenWalk(PlanWalk[TokenCursor]):
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
         cursor = TokenCursor() if state is None else from_token_state(state, dataset.identity)
-        dataset.check_place(cursor)
         position = cursor.chunk * dataset.plan.chunk
         check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+        dataset.check_place(cursor)
         self._go_to(dataset, cursor)
         self._counted = (self.cursor.pass_number, self.cursor.chunk)
 
