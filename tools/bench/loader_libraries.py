@@ -102,6 +102,11 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
+    class Pure(Raw):
+        @lib.stateless(restore_seeds=False)
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
     class Images(Raw):
         def encode_sample(self, sample: Any) -> Any:
             decode = decode_image_quickly if form == "fast" else decode_image
@@ -120,7 +125,13 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         def batch(self, samples: list[Any]) -> Any:
             return lib.batch_pad_stack(samples) if ours else torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
-    encoders = {"raw": Raw, "user": User, "fast": Images, "decoded": Images if data == "image" else Tokens}
+    encoders = {
+        "raw": Raw,
+        "user": User,
+        "pure": Pure,
+        "fast": Images,
+        "decoded": Images if data == "image" else Tokens,
+    }
     dataset = lib.get_train_dataset(
         str(folder / data),
         batch_size=BATCH,
