@@ -187,7 +187,9 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
     if os.path.basename(folder) != META_FOLDER:
         os.makedirs(folder, exist_ok=True)
     fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
-    tell = partial(_log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience)
+    tell = partial(
+        _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
+    )
     try:
         if not lock(fd, patience, told=_TOLD, tell=tell):
             # What is made appears whole, so that two of them cost time only.
@@ -195,9 +197,11 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
         yield
     finally:
         # Who waits for this file finds the index when it is let in; who comes later makes a new one.
-        remove_if_there(path + ".lock")
-        unlock(fd)
-        os.close(fd)
+        try:
+            remove_if_there(path + ".lock")
+        finally:
+            unlock(fd)
+            os.close(fd)
 
 
 def _make(root: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex:

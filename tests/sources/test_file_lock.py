@@ -79,3 +79,14 @@ def test_who_makes_an_index_waits_for_no_holder_that_hangs(
         (record,) = caplog.records
         assert str(tmp_path / "index.lock") in record.getMessage() and "at most 0.3 s" in record.getMessage()
         assert in_time(make, 0.2) == "made"  # nobody waits for that lock again
+
+
+def test_a_lock_that_cannot_be_removed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(index_cache, "remove_if_there", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(PermissionError), only_one(str(tmp_path / "index")):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
