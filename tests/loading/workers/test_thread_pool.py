@@ -170,6 +170,8 @@ def test_read_ahead_is_refused(leaf_of: Any) -> None:
 
 def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any) -> None:
     loader = _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.1)
-    threading.Timer(0.3, loader.close).start()
+    closing = threading.Timer(0.3, loader.close)
+    closing.start()
     with pytest.raises(WorkerError, match="closed while another thread"):
         in_time(lambda: next(iter(loader)))
+    closing.join()  # and with it the hook, which gives the global generators back
