@@ -33,6 +33,9 @@ from energon_lite.parallel.pieces import PartOfTensor, parts_of_whole
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which somebody who waits for a checkpoint is told so, each time.
+_TOLD = 60.0
+
 Place = Path | str
 
 
@@ -65,7 +68,7 @@ class CheckpointSaver:
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._at_exit: weakref.finalize | None = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []  # of the last checkpoint: one, if any
 
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], *, prune: bool = True
@@ -87,7 +90,7 @@ class CheckpointSaver:
         name = f"the checkpoint of step {step}"
         self._thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
         self._thread.start()
-        self._at_exit = weakref.finalize(self, _join_at_exit, self._thread, self.timeout)
+        self._at_exit = weakref.finalize(self, _join_at_exit, self._thread, self.timeout, self._errors)
         self.seconds_blocked = time.perf_counter() - began
         return self.files.place(f"step-{step:08d}")
 
@@ -98,10 +101,10 @@ class CheckpointSaver:
             StateError: it could not be written.
         """
         if self._thread is not None:
-            self._thread.join()
+            _join(self._thread)
             self._forget_thread()
-        if self._error is not None:
-            error, self._error = self._error, None
+        if self._errors:
+            error = self._errors.pop()
             raise StateError(
                 f"a checkpoint could not be written: {error}",
                 where=self.files.root,
@@ -131,7 +134,7 @@ class CheckpointSaver:
         try:
             _write(self.files, step, tensors, self.mesh, keep, self._group)
         except BaseException as error:  # shown to the training thread
-            self._error = error
+            self._errors.append(error)
 
 
 _LATE_FIX = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
@@ -141,11 +144,21 @@ def _too_late(thread: threading.Thread, timeout: float) -> str:
     return f"{thread.name} was not finished within {timeout:g} s, and is given up"
 
 
-def _join_at_exit(thread: threading.Thread, timeout: float) -> None:
+def _join(thread: threading.Thread) -> None:
+    """Wait for a thread, and say so now and then: its collectives have a time limit, its storage may have none."""
+    thread.join(_TOLD)
+    while thread.is_alive():
+        logger.warning("waiting for %s, which is still being written", thread.name)
+        thread.join(_TOLD)
+
+
+def _join_at_exit(thread: threading.Thread, timeout: float, errors: list[BaseException]) -> None:
     """The process ends, and nobody has called ``finish``."""
     thread.join(timeout)
     if thread.is_alive():
         logger.error("%s", _too_late(thread, timeout))
+    for error in errors:
+        logger.error("%s could not be written: %s", thread.name, error)
 
 
 def save_checkpoint(

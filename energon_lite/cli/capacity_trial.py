@@ -23,6 +23,8 @@ __all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
 
 #: Seconds between two looks at the memory of a process.
 _LOOK = 0.02
+#: Seconds that a GPU has to say how much memory it has.
+_ASKING = 120.0
 #: Words of errors that mean: no memory. Libraries below PyTorch raise a plain RuntimeError.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -94,11 +96,16 @@ def run_trial(trial: Trial, timeout: float) -> Outcome:
 
 
 def device_memory(device: str) -> int | None:
-    """Bytes of memory of the device; None: nobody knows. Asked in a process of its own: to ask takes some of it."""
+    """Bytes of memory of the device; None: nobody knows, or it does not answer. Asked in a process of its own: to ask
+    takes some of it."""
     if device != "cuda":
         return None
     code = "import torch; print(torch.cuda.mem_get_info()[1])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)
+    except subprocess.TimeoutExpired:
+        return None
     return int(found.stdout) if found.returncode == 0 else None
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, WorkerError
 from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.halving import BLOCK, Halving
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
@@ -319,13 +320,16 @@ def _run_children(function: str, jobs: Sequence[dict[str, Any]]) -> None:
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
             children.append(child)
             assert child.stdin is not None
-            child.stdin.write(json.dumps({"function": function, "parent": os.getpid(), **job}).encode())
-            child.stdin.close()
+            with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; its own words say why
+                pipe.write(json.dumps({"function": function, "parent": os.getpid(), **job}).encode())
         for child in children:
             assert child.stderr is not None
             words = child.stderr.read().decode(errors="replace")
             if child.wait():
-                raise RuntimeError(f"a process that writes arrays ended with {child.returncode}\n{words}")
+                raise WorkerError(
+                    f"a process that writes arrays ended with {child.returncode}\n{words}",
+                    fix="see what it said; if memory was short, use fewer workers",
+                )
     finally:
         for child in children:
             child.kill()

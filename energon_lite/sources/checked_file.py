@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
 from energon_lite.sources.checked_writer import ALIGN, BLOCK, HEADER, START, FileKind, writing_checked
+from energon_lite.sources.open_file import open_file
 from energon_lite.sources.shortage import patiently
 
 __all__ = ["ALIGN", "BLOCK", "CheckedFile", "FileKind", "Numbers", "StoredArray", "writing_checked"]
@@ -108,7 +109,7 @@ class CheckedFile:
         """
         from energon_lite.sources.tar_scan import head_checksum
 
-        with patiently(lambda: open(path, "rb"), path) as file:
+        with patiently(lambda: open(path, "rb", opener=open_file), path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(max(ALIGN, 512))
             if len(start) < ALIGN or start[:8] != kind.magic:

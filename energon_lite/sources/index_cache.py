@@ -15,9 +15,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
 from energon_lite.sources.atomic_file import remove_if_there
+from energon_lite.sources.file_lock import lock, unlock
 from energon_lite.sources.jsonl import check_there, is_jsonl, scan_jsonl
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.sources.packed_index import PackedIndex
@@ -26,6 +28,9 @@ from energon_lite.sources.tar_scan import ShardScan, scan_shard
 __all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one", "open_index", "shard_counts"]
 
 _log = logging.getLogger(__name__)
+
+#: Seconds that one process waits for another that makes the same, and after which it says that it does.
+_PATIENCE, _TOLD = 3600.0, 10.0
 
 
 def cache_folder() -> str:
@@ -168,29 +173,35 @@ def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> Pac
 
 
 @contextmanager
-def only_one(path: str, mode: int = 0o666) -> Iterator[None]:
+def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> Iterator[None]:
     """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
 
     Args:
         path: what is made; the lock is a file beside it, and never what a link of that name leads to.
         mode: of the lock.
+        patience: seconds to wait for another process, which may hang, or be on a machine that is gone; then this one
+            goes on without the lock. None: an hour, as an index of very many shards may take.
     """
+    patience = _PATIENCE if patience is None else patience
     folder = os.path.dirname(path)
     if os.path.basename(folder) != META_FOLDER:
         os.makedirs(folder, exist_ok=True)
     fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
+    tell = partial(
+        _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
+    )
     try:
-        try:
-            import fcntl
-
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            _log.debug("no file locks in %s: several processes may index at the same time", folder)
+        if not lock(fd, patience, told=_TOLD, tell=tell):
+            # What is made appears whole, so that two of them cost time only.
+            _log.debug("no lock on %s: several processes may make it at the same time", path)
         yield
     finally:
         # Who waits for this file finds the index when it is let in; who comes later makes a new one.
-        remove_if_there(path + ".lock")
-        os.close(fd)
+        try:
+            remove_if_there(path + ".lock")
+        finally:
+            unlock(fd)
+            os.close(fd)
 
 
 def _make(root: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex:

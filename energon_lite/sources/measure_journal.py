@@ -19,6 +19,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.column_file import shard_table
 from energon_lite.sources.columns import FAILED
+from energon_lite.sources.open_file import open_file
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_scan import Int64
 
@@ -184,7 +186,8 @@ class JournalReader:
         for name in names:
             path = os.path.join(self._folder, name)
             if self._ends.get(path, 0) >= 0:
-                samples += self._read(path)
+                with suppress(FileNotFoundError):  # it is no file, or another rank 0 is done, and has removed it
+                    samples += self._read(path)
         return samples
 
     def read(self, number: int) -> Measured:
@@ -213,7 +216,7 @@ class JournalReader:
 
     def _read(self, path: str) -> int:
         samples = 0
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_file) as file:
             if path not in self._ends:
                 if file.read(len(_MAGIC)) != _MAGIC:
                     return 0

@@ -36,6 +36,8 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, EnergonLiteError, TrustError, UsageError
 from energon_lite.sources.atomic_file import remove_leftovers, replacing
+from energon_lite.sources.file_lock import lock
+from energon_lite.sources.open_file import open_file
 
 __all__ = ["PackedList"]
 
@@ -52,6 +54,8 @@ _OFFSETS = 1 << 16
 _DEPTH = 50
 #: How the names of temporary files begin and end, and the folders in which those of the dead were looked for.
 _PREFIX, _SUFFIX = "energon_lite-", ".pack"
+#: Seconds to wait for the lock of a file that is new.
+_PATIENCE = 10.0
 _cleaned: set[str] = set()
 
 
@@ -198,7 +202,7 @@ class PackedList(Sequence[T]):
 
 def _map(path: str, trust_code: bool) -> tuple[mmap.mmap, int]:
     fix = "give a file that PackedList.from_iterable has written to the end"
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or head[:8] != _MAGIC:
@@ -234,7 +238,7 @@ def _temporary_file() -> tuple[int, str]:
         _remove_stale(folder)
     while True:
         handle, file = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
-        _lock(handle, wait=True)
+        lock(handle, _PATIENCE)  # who else has it just looks whether anybody does
         if os.fstat(handle).st_nlink:  # else another process took it for left over, between the two
             return handle, file
         os.close(handle)
@@ -251,21 +255,10 @@ def _remove_stale(folder: str) -> None:
                     continue
                 handle = os.open(entry.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
                 try:
-                    if _lock(handle, wait=False):
+                    if lock(handle, 0.0):
                         os.unlink(entry.path)
                 finally:
                     os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool) -> bool:
-    """Lock an open file; False: there are no locks here, or another process has it and is not waited for."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 def _remove(path: str, handle: int, owner: int) -> None:

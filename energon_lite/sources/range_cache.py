@@ -40,6 +40,8 @@ _MAGIC = b"ENRGLRNG"
 _LOCKS = 256
 #: The share of a full folder that is kept when the ranges unused for longest are removed.
 _KEEP = 0.9
+#: Seconds to wait for another process that fetches a range; then this one does it, too.
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ class _Folder:
             return data
         try:
             # One process fetches, the others wait and find it.
-            with only_one(os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}"), mode=0o600):
+            place = os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}")
+            with only_one(place, mode=0o600, patience=_PATIENCE):
                 data = self._map(path, one)
                 return self._write(path, read(one)) if data is None else data
         except OSError as error:

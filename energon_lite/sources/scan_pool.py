@@ -157,10 +157,10 @@ def _drive_helper(
                 helper = _start_helper()
                 helpers.append(helper)
             results.put((name, _ask(helper, root, name, write_indexes)))
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except Exception as error:  # an answer may be anything, and somebody waits for a result
             code = _stop(helper)
             helper = None
-            results.put((name, _died(root, name, code)))
+            results.put((name, _died(root, name, code, error)))
     _stop(helper)
 
 
@@ -190,9 +190,11 @@ def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
     return helper.wait()
 
 
-def _died(root: str, name: str, code: int | None) -> DatasetError:
+def _died(root: str, name: str, code: int | None, error: Exception) -> DatasetError:
+    how = "could not be started" if code is None else f"died (exit code {code})" if code else "gave no answer"
+    why = "" if isinstance(error, (EOFError, BrokenPipeError)) else f": {error}"
     return DatasetError(
-        f"the process that scanned the shard died (exit code {code})",
+        f"the process that scanned the shard {how}{why}",
         where=os.path.join(root, name),
         fix="run again, with a smaller --num-workers if memory was short",
     )

@@ -28,6 +28,7 @@ import numpy as np
 from energon_lite.errors import DataIndexError
 from energon_lite.sources.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.sources.nv_meta import META_FOLDER, PACKED_INDEX, meta_path
+from energon_lite.sources.open_file import open_file
 from energon_lite.sources.packed_index import PackedIndex
 from energon_lite.sources.tar_headers import BLOCK
 from energon_lite.sources.tar_scan import SCAN_RULES, ShardScan, head_checksum
@@ -109,7 +110,7 @@ def read_piece(root: str, shard: str) -> ShardScan | None:
     Whether the shard is still the one that was scanned is for :func:`is_current` to say.
     """
     try:
-        with open(piece_path(root, shard), "rb") as file:
+        with open(piece_path(root, shard), "rb", opener=open_file) as file:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -144,7 +145,7 @@ def read_piece(root: str, shard: str) -> ShardScan | None:
 def is_current(root: str, scan: ShardScan) -> bool:
     """Whether the shard is, by size, time of change and first block, the one that was scanned."""
     try:
-        with open(os.path.join(root, scan.name), "rb", buffering=0) as file:
+        with open(os.path.join(root, scan.name), "rb", buffering=0, opener=open_file) as file:
             now = os.fstat(file.fileno())
             if not scan.mtime_ns or (now.st_size, now.st_mtime_ns) != (scan.size, scan.mtime_ns):
                 return False
@@ -192,7 +193,7 @@ def write_failure(root: str, shard: str) -> None:
 def has_failed(root: str, shard: str) -> bool:
     """Whether a rank has said that the shard, as it is now, cannot be scanned."""
     try:
-        with open(_failure_path(root, shard), encoding="utf-8") as file:
+        with open(_failure_path(root, shard), encoding="utf-8", opener=open_file) as file:
             return bool(json.load(file) == _state(root, shard))
     except (FileNotFoundError, ValueError):
         return False

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.sources.open_file import open_file
 from energon_lite.sources.remote import is_remote, read_range
 from energon_lite.sources.shortage import SHORTAGES, out_of
 from energon_lite.sources.tar_headers import BLOCK
@@ -76,7 +77,7 @@ class LocalFile:
 
     def __init__(self, path: str):
         self.fd = -1
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.fd = open_file(path, os.O_RDONLY)
 
     def size(self) -> int:
         return os.fstat(self.fd).st_size

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from energon_lite.errors import DatasetError
 from energon_lite.sources.atomic_file import flush_files
 from energon_lite.sources.tar_scan import ShardScan
 
@@ -80,7 +81,11 @@ def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
 
 
 def tables_of_others(path: str) -> list[str]:
-    """Names of the tables in a database that are not ours; none if there is no database that can be read."""
+    """Names of the tables in a database that are not ours; none if the file is no database.
+
+    Raises:
+        DatasetError: it is one that cannot be looked at now.
+    """
     import sqlite3
 
     if not os.path.isfile(path):
@@ -90,6 +95,12 @@ def tables_of_others(path: str) -> list[str]:
             rows = connection.execute(
                 "SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"
             ).fetchall()
+    except sqlite3.OperationalError as error:  # what a writer that was killed has left is taken back by a writer
+        raise DatasetError(
+            f"index.sqlite cannot be read, so that it is not known whether others wrote into it: {error}",
+            where=path,
+            fix="end the program that writes to it; if none does, look at it with `sqlite3` once, or move it away",
+        ) from error
     except sqlite3.Error:
         return []
     # A virtual table is what a program makes of it; it and those that it keeps its data in are left alone.

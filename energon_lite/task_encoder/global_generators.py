@@ -64,11 +64,14 @@ class LendingScope:
         """Seed all three with 64 bits; first save what they were, if this is the scope's first time."""
         if self._saved is None:
             self._lock = _lock
-            self._lock.acquire()
+            held: list[bool] = []
             try:
+                # One call takes it and notes that it did: an interrupt comes before both or after both.
+                held.extend(map(self._lock.acquire, (True,)))
                 self._saved = _states()
             except BaseException:
-                self._lock.release()
+                if held:
+                    self._lock.release()
                 raise
         _seed(seed)
 

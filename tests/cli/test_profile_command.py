@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from in_time import in_time
 
 from energon_lite import UsageError
 from energon_lite.cli import capacity_trial
@@ -160,3 +161,12 @@ def test_on_cuda_the_limit_is_the_allocators(monkeypatch: pytest.MonkeyPatch) ->
         sys.path.remove(".")
         sys.modules.pop("steps_here", None)
     assert fractions == [0.75, 0.65, 0.75]
+
+
+def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 100\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(capacity_trial, "_ASKING", 0.3, raising=False)
+    assert in_time(lambda: capacity_trial.device_memory("cuda")) is None

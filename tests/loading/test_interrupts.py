@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_time import in_time
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.task_encoder import global_generators
+from energon_lite.task_encoder.global_generators import LendingScope
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -164,3 +167,27 @@ def test_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, s
 @pytest.mark.parametrize("method, workers, step", [("fork", 0, 1), ("thread", 2, 1), ("fork", 2, 7)])
 def test_many_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, step: int) -> None:
     assert _points(leaf_of, kind, method, workers, 2, step) > 50
+
+
+def test_who_is_interrupted_while_it_takes_the_generators_holds_no_lock() -> None:
+    """Or its scope knows that it does, and gives them back at its end: else other threads would wait for ever."""
+
+    def is_free() -> bool:
+        lock = global_generators._lock
+        return in_time(lambda: lock.acquire(blocking=False) and not lock.release())
+
+    points = 0
+    for number in itertools.count(1):
+        scope = LendingScope()
+        try:
+            with interrupted(number) as interrupts:
+                scope.seed(5)
+        except KeyboardInterrupt:
+            points += 1
+        assert is_free() == (scope._saved is None), f"interrupt {number}"
+        with scope:
+            pass
+        assert is_free()
+        if not interrupts.raised:
+            break
+    assert points > 3

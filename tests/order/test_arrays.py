@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kill_steps import killed_at_every_step
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, WorkerError
 from energon_lite.order import arrays, build_blend_index, shuffle_ahead
 from energon_lite.order.halving import BLOCK
 from energon_lite.order.permutation import permute_array
@@ -198,3 +198,10 @@ def test_golden() -> None:
     columns = build_blend_index([5, 3, 1e-3], N, key=42)
     digest = hashlib.sha256(np.stack(columns).astype("<i8").tobytes()).hexdigest()[:16]
     assert digest == "279a71140fcad359"
+
+
+def test_what_a_child_says_that_cannot_begin_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends before it has read its job, which is larger than a pipe."""
+    monkeypatch.setattr(arrays, "_BOOT", "raise SystemExit('no room')")
+    with pytest.raises(WorkerError, match="no room"):
+        arrays._run_children("blocks", [{"large": "x" * 1_000_000}] * 2)

@@ -208,3 +208,28 @@ def test_a_saver_can_be_closed_twice(run_ranks: RunRanks, tmp_path: Path) -> Non
 
     run_ranks(1, job)
     assert saved(tmp_path / "run") == ["step-00000001"]
+
+
+def test_a_save_that_is_late_is_told_of(
+    run_ranks: RunRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next step waits for it: nobody should have to guess why."""
+    monkeypatch.setattr(checkpoint, "_TOLD", 0.1, raising=False)
+
+    def job(rank: int) -> str:
+        slow_writing(0.5)
+        part = Part(Layout())
+        saver = CheckpointSaver(tmp_path / "run", part.mesh)
+        saver.save(1, part.model, part.optimizer, STATE)
+        saver.finish()
+        return caplog.text
+
+    (said,) = run_ranks(1, job)
+    assert "waiting for the checkpoint of step 1" in said
+
+
+def test_an_error_that_nobody_asks_for_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file, not a folder")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), "0", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "the checkpoint of step 1 could not be written" in done.stderr, done.stderr

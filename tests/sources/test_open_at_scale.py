@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import importlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_time import in_time
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
@@ -173,3 +175,12 @@ def test_the_marks_at_full_size() -> None:
     found = measured("--full")
     assert found["first batch"] <= 2 and found["opened"] <= 0.5
     assert found["private memory per worker"] <= 50 and found["growth per worker"] < 20
+
+
+def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has no result to give, and the others' do not stand for it."""
+    prepare_dataset(ten, split_ratio="1,0,0", crude=True)  # its keys are not those of the benchmark
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    measure = importlib.import_module("open_at_scale").measure_index
+    with pytest.raises(SystemExit, match="look-up"):
+        in_time(lambda: measure(str(ten / ".nv-meta/energon_lite.idx")), 30)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from in_time import in_time
 
 from energon_lite.errors import DatasetError, ShardFormatError
 from energon_lite.sources import scan_pool
@@ -143,3 +144,21 @@ def wait_for(condition: Callable[[], object]) -> object:
             return found
         time.sleep(0.05)
     return condition()
+
+
+def test_an_answer_that_cannot_be_read_costs_one_shard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in the thread that asks: the shard has an error, and nobody waits for its result."""
+    monkeypatch.setattr(scan_pool, "_ALONE", 0.0)
+    stranger = "import sys; sys.stdout.buffer.write(b'cnowhere\\nNothing\\n.'); sys.stdout.flush(); sys.stdin.read()"
+    monkeypatch.setattr(scan_pool, "_BOOT", stranger)
+    results = in_time(lambda: scan_shards(str(folder), names(folder), workers=2, write_indexes=False), 60)
+    assert len(results) == 12
+    for result in results:
+        assert isinstance(result, DatasetError) and "nowhere" in result.what
+
+
+def test_why_there_is_no_helper_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_pool, "_ALONE", 0.0)
+    monkeypatch.setattr(sys, "executable", str(folder / "no python"))
+    results = in_time(lambda: scan_shards(str(folder), names(folder), workers=2, write_indexes=False), 60)
+    assert all(isinstance(result, DatasetError) and "No such file" in result.what for result in results)

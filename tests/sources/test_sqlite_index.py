@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kill_steps import killed_at_every_step
 
+from energon_lite.errors import DatasetError
 from energon_lite.sources import sqlite_index
 from energon_lite.sources.prepare import index_again, prepare_dataset
 from energon_lite.sources.sqlite_index import build_sqlite_index, find_duplicate_key
@@ -193,3 +194,17 @@ def test_keys_that_appear_twice(make_tar: Callable[..., Path], tmp_path: Path) -
 def test_keys_that_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("a.tar", [("caf\udce9.txt", b"")])
     assert not build_sqlite_index(str(tmp_path / "index.sqlite"), [scan_shard(str(tmp_path), "a.tar")])
+
+
+@pytest.mark.parametrize("indexes_only", [True, False])
+def test_a_database_that_is_in_use_is_not_thrown_away(prepared: Path, indexes_only: bool) -> None:
+    """What cannot be looked at now may hold tables of others."""
+    before = (prepared / DATABASE).read_bytes()
+    with closing(sqlite3.connect(prepared / DATABASE)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DatasetError, match=r"index\.sqlite.*locked"):
+            _ = index_again(str(prepared)) if indexes_only else prepare_dataset(prepared, **AGAIN)
+        writer.rollback()
+    assert (prepared / DATABASE).read_bytes() == before
+    prepare_dataset(prepared, **AGAIN)
+    assert len(media(prepared / DATABASE)[0]) == 10

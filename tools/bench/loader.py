@@ -42,9 +42,9 @@ OURS = ("bound", "energon_lite", "megatron_energon")
 PEERS = ("streaming", "litdata", "torchdata")
 #: Seconds for one figure, or for making the peers' formats.
 LIMIT = 300
-#: What only some of them do.
 #: With whose bound a case is compared, if not with its own.
 BOUND = {"image-user": "image-raw", "image-pure": "image-raw", "image-fast": "image-decoded"}
+#: What only some of them do.
 ONLY = {
     "image-user": ("energon_lite", "megatron_energon"),
     "image-pure": ("energon_lite", "megatron_energon"),

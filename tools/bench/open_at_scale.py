@@ -165,9 +165,11 @@ def measure_index(path: str) -> dict[str, float]:
     helpers = [multiprocessing.get_context("fork").Process(target=work, args=(seed,)) for seed in range(2)]
     for helper in helpers:
         helper.start()
-    used = [results.get() for _ in helpers]
     for helper in helpers:
         helper.join()
+    if any(helper.exitcode for helper in helpers):
+        raise SystemExit("a process that makes look-ups failed")
+    used = [results.get() for _ in helpers]
     return {"opened": opened, "private memory per worker": max(used)}
 
 

@@ -9,16 +9,15 @@ is read first.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.loading.jobs.pipeline import Failure, Leaf
 from energon_lite.order.hashing import hash_text
+from energon_lite.sources.file_lock import lock, unlock
 
 __all__ = ["Quarantine"]
 
@@ -65,9 +64,10 @@ class Quarantine:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                with _locked(file):
-                    self._append(file, lines)
+                lock(file, _PATIENCE)  # some network file systems have none, and nothing may hang here
+                self._append(file, lines)
             finally:
+                unlock(file)
                 os.close(file)
         except OSError as error:
             self.lost += len(lines)
@@ -137,25 +137,3 @@ class Quarantine:
 def _identity(line: dict[str, Any]) -> int:
     """64 bits of what makes a line the same as another one."""
     return hash_text(json.dumps([line["path"], line["shard"], line["key"], line["stage"]]))
-
-
-@contextlib.contextmanager
-def _locked(file: int) -> Iterator[None]:
-    """Hold the file's lock, if it is to be had: some network file systems have none, and nothing may hang here."""
-    deadline = time.monotonic() + _PATIENCE
-    held = False
-    while not held:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.005)
-        except OSError:
-            break
-    try:
-        yield
-    finally:
-        if held:
-            fcntl.flock(file, fcntl.LOCK_UN)

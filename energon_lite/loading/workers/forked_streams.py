@@ -15,6 +15,9 @@ from typing import Any
 
 __all__ = ["renew_streams"]
 
+#: The parent's objects: collected, one would write what it has not flushed, and close the descriptor.
+_left_behind: list[Any] = []
+
 
 def renew_streams() -> None:
     """Give this process's standard streams and log handlers file objects of their own."""
@@ -31,6 +34,7 @@ def _renewed(stream: Any, renewed: dict[int, Any]) -> Any:
         try:
             settings = {"encoding": stream.encoding, "errors": stream.errors}
             renewed[id(stream)] = open(stream.fileno(), "w", buffering=1, closefd=False, **settings)  # noqa: SIM115
+            _left_behind.append(stream)
         except (AttributeError, OSError, ValueError):  # none, closed, or only in memory
             renewed[id(stream)] = stream
     return renewed[id(stream)]

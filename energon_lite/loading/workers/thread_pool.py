@@ -90,6 +90,8 @@ class ThreadPool:
             self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting[0] != ticket))  # it goes first
             self._changed.notify_all()
             while ticket not in self._done:
+                if self._closed:
+                    raise WorkerError("the loader was closed while another thread waited for a batch")
                 timeout = None if deadline is None else deadline - time.monotonic()
                 if timeout is not None and timeout <= 0:
                     self._too_slow(ticket)

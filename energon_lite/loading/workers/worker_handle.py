@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, process
 from multiprocessing.context import BaseContext
 from multiprocessing.util import get_temp_dir
 
@@ -21,6 +22,8 @@ from energon_lite.loading.workers.transport import Channel
 from energon_lite.loading.workers.worker_process import STOP_SIGNALS, serve
 
 __all__ = ["WorkerHandle", "end_workers"]
+
+logger = logging.getLogger(__name__)
 
 #: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
 _START_SECONDS = 120.0
@@ -97,11 +100,7 @@ class WorkerHandle:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait so many seconds for it to leave, then kill it."""
-        if self.pid:
-            self.process.join(patience)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join(_KILLED)
+        _end([self], patience)
 
     def close(self) -> None:
         """Let go of the pipe and of the memory."""
@@ -123,6 +122,27 @@ def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
     """Tell workers to leave, and kill those that have not left after so many seconds."""
     for worker in workers:
         worker.close()
+    _end(workers, seconds)
+
+
+def _end(workers: Sequence[WorkerHandle], patience: float) -> None:
+    left = _outlasting([worker for worker in workers if worker.pid], patience)
+    for worker in left:
+        worker.process.kill()
+    for worker in _outlasting(left, _KILLED):
+        logger.warning(
+            "worker %d (pid %d) was killed, and is not gone: it waits for the system (a file server that does not "
+            "answer?); it is left to itself",
+            worker.number,
+            worker.pid,
+        )
+        # multiprocessing would wait for it when this process ends, and has no public way to be told otherwise.
+        getattr(process, "_children", set()).discard(worker.process)
+
+
+def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerHandle]:
+    """Those that are still there after so many seconds."""
     deadline = time.monotonic() + seconds
     for worker in workers:
-        worker.end(max(0.0, deadline - time.monotonic()))
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.process.is_alive()]

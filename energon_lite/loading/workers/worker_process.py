@@ -103,12 +103,15 @@ def serve(
             with observed(pipeline, notes, request.observe):
                 for message in _run(pipeline, request.jobs):
                     send(connection, message, writer)
-    except (EOFError, OSError):
-        pass  # the trainer closed the pipe, or is gone
+    except (EOFError, ConnectionError):
+        code = 0  # the trainer closed the pipe, or is gone
+    except Exception:
+        logger.exception("a worker ends, by an error that is none of a job")
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
-    os._exit(0)
+    os._exit(code)
 
 
 def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:

@@ -58,3 +58,20 @@ def test_a_child_can_write_where_a_thread_of_its_parent_was_writing(renewed: boo
     finally:
         logger.removeHandler(handler)
         os.close(reading)  # the thread gets EPIPE and ends
+
+
+def test_a_child_logs_into_the_file_that_its_parent_logs_into(tmp_path: Path) -> None:
+    handler, logger = logging.FileHandler(tmp_path / "log"), logging.getLogger("test.forked")
+    logger.addHandler(handler)
+    try:
+        logger.warning("parent")
+        child = os.fork()
+        if not child:
+            renew_streams()
+            logger.warning("child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / "log").read_text() == "parent\nchild\n"
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

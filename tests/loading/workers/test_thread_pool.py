@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from in_time import in_time
 
 from energon_lite import (
     FatalSampleError,
@@ -165,3 +166,12 @@ def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
 def test_read_ahead_is_refused(leaf_of: Any) -> None:
     with pytest.raises(UsageError, match="start_method='thread' with read_ahead"):
         _loader(leaf_of(20), 1, read_ahead=ReadAhead())
+
+
+def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any) -> None:
+    loader = _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.1)
+    closing = threading.Timer(0.3, loader.close)
+    closing.start()
+    with pytest.raises(WorkerError, match="closed while another thread"):
+        in_time(lambda: next(iter(loader)))
+    closing.join()  # and with it the hook, which gives the global generators back

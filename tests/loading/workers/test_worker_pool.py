@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.loading.workers import worker_handle, worker_process
 from energon_lite.loading.workers.worker_pool import WorkerPool
 from energon_lite.sources.webdataset import WebdatasetSource
 
@@ -211,3 +214,45 @@ def test_the_end_of_a_virtual_epoch_throws_nothing_away(
         for _ in range(6):
             assert len(list(loader)) == 5
     assert submitted <= 30 + 9
+
+
+def test_a_worker_that_outlives_its_kill_holds_nobody_up(
+    leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that waits for a file server that is gone cannot be killed; multiprocessing would wait for it at the end."""
+    steps: list[str] = []
+    join = BaseProcess.join
+    monkeypatch.setattr(worker_handle, "_KILLED", 0.1)
+    monkeypatch.setattr(BaseProcess, "kill", lambda self: steps.append("kill"))
+    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: (steps.append("join"), join(self, timeout))[1])
+    loader = _loader(leaf_of(50), 2, Stays(str(tmp_path), lock=False))
+    next(iter(loader))
+    assert _until(lambda: len(list(tmp_path.iterdir())) == 2)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    try:
+        loader.close()
+        assert steps == ["join", "join", "kill", "kill", "join", "join"]  # nobody's end is waited for alone
+        assert not {process.pid for process in multiprocessing.active_children()} & set(pids)
+        assert all(f"(pid {pid})" in caplog.text for pid in pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the system in the worker's own work is no sign that its trainer is gone."""
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker_process, "observed", full)
+    logger, handler = logging.getLogger("energon_lite"), logging.FileHandler(tmp_path / "log")
+    logger.addHandler(handler)
+    try:
+        with _loader(leaf_of(50), 1) as loader, pytest.raises(WorkerError, match="exit code 1"):
+            next(iter(loader))
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert "No space left on device" in (tmp_path / "log").read_text()
