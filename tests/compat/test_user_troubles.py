@@ -82,7 +82,7 @@ TROUBLES: dict[str, list[str]] = {
         "sources/test_prepare_kills.py::test_a_first_preparation",
     ],
     "a slow start, from large indexes": [
-        "sources/test_open_at_scale.py::test_opening_touches_one_shard_of_two_thousand",
+        "sources/test_open_at_scale.py::test_opening_touches_few_shards_of_two_thousand",
     ],
     "a database on a network file system is locked or damaged": [
         "compat/test_user_troubles.py::test_the_database_is_not_needed_for_reading",

@@ -13,6 +13,7 @@ from multiprocessing import forkserver, process
 from multiprocessing.context import BaseContext
 from multiprocessing.util import get_temp_dir
 
+from energon_lite.errors import UsageError
 from energon_lite.loading.jobs.pipeline import Pipeline
 from energon_lite.loading.workers import fork_server
 from energon_lite.loading.workers.observation import Notes
@@ -114,6 +115,11 @@ def _prepare_server(context: BaseContext) -> None:
     os.environ[fork_server.FOLDER] = get_temp_dir()
     try:
         forkserver.ensure_running()
+    except ChildProcessError:
+        raise UsageError(
+            "start_method='forkserver' in a process that was forked from one with a fork server, which serves no other",
+            fix="use start_method='fork' or 'spawn' there",
+        ) from None
     finally:
         del os.environ[fork_server.FOLDER]
 

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def _gone(pid: int) -> bool:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: Any, tmp_path: Path, method: Any) -> None:
     def train() -> None:
-        # This process may have a fork server already, which outlives the trainer.
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # the tests' own, if there is one, serves no other
         for _ in _loader(leaf_of(50), 2, Stays(str(tmp_path), lock=method != "forkserver"), start_method=method):
             pass
 
@@ -127,6 +128,21 @@ def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: An
     trainer.kill()
     trainer.join()
     assert _until(lambda: all(map(_gone, workers)), 5)
+
+
+def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
+    with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
+        next(iter(loader))
+
+    def train() -> None:
+        with pytest.raises(UsageError, match="use start_method='fork' or 'spawn'"):
+            next(iter(_loader(leaf_of(50), 1, start_method="forkserver")))
+        os._exit(5)
+
+    child = multiprocessing.get_context("fork").Process(target=train)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 5
 
 
 @pytest.mark.parametrize("middle", [False, True])
