@@ -40,13 +40,16 @@ def data_digest(source: WebdatasetSource) -> str:
     digest, store = hashlib.sha256(source.fingerprint.encode()), ShardStore()  # which leaves no file open
     firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
     for number, stop in pairwise([*firsts, len(source)]):
-        left, shards = _BYTES, 0
-        while number < stop and left > 0 and shards < _SHARDS:
+        left, shards = _BYTES, set[int]()
+        while number < stop and left > 0:
             place, parts = -1, list[tuple[int, int]]()
             while number < stop:  # samples that one read has
                 shard, _, wanted = source.wanted(number, None)
                 if parts and (shard != place or not wanted or not 0 <= wanted[0][0] - parts[0][0] < left):
                     break
+                if len(shards | {shard}) > _SHARDS:
+                    break
+                shards.add(shard)
                 place, number = shard, number + 1
                 parts += [(offset, size) for offset, size, _ in wanted]
             if not parts:
@@ -56,5 +59,5 @@ def data_digest(source: WebdatasetSource) -> str:
             data = store.read(*source.shard(place), start, size)
             for offset, length in parts:
                 digest.update(f"{length}\n".encode() + data[offset - start : offset - start + length])
-            left, shards = left - max(size, 1), shards + (number < stop and source.wanted(number, None)[0] != place)
+            left -= max(size, 1)
     return digest.hexdigest()

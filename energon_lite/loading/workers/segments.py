@@ -152,10 +152,6 @@ class SegmentReader:
             released.append(self._released.pop())
         return released
 
-    def put_back(self, released: Sequence[int]) -> None:
-        """The worker was not told."""
-        self._released.extend(released)
-
     def close(self) -> None:
         """Forget the segments; what still looks into them keeps its memory."""
         self._maps.clear()
