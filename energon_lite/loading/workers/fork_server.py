@@ -1,7 +1,7 @@
 """What a fork server does at its end, if it was started for loaders: it is imported there, and nowhere else.
 
-``multiprocessing`` keeps the socket of its fork server in a temporary folder, which the process that started it removes
-when it ends, unless it is killed. The server ends in any case, right behind it.
+The socket of a fork server is in a temporary folder, which the process that started it removes when it ends, unless it
+is killed. The server ends in any case, right behind it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import forkserver, process
 from multiprocessing.context import BaseContext
-from multiprocessing.util import get_temp_dir
+from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.jobs.pipeline import Pipeline
@@ -110,9 +112,15 @@ class WorkerHandle:
 
 
 def _prepare_server(context: BaseContext) -> None:
-    """Have the fork server, if it is not there yet, import what workers need, once for all of them."""
+    """Have the fork server, if it is not there yet, import what workers need, once for all of them.
+
+    Its socket is in a folder of its own: the usual one may be that of the process that started this one.
+    """
     context.set_forkserver_preload(["__main__", fork_server.__name__, serve.__module__, "torch"])
-    os.environ[fork_server.FOLDER] = get_temp_dir()
+    folder = tempfile.mkdtemp(prefix="pymp-")
+    config = process.current_process()._config  # type: ignore[attr-defined]  # where get_temp_dir() looks; no public way
+    usual = config.get("tempdir")
+    config["tempdir"] = os.environ[fork_server.FOLDER] = folder
     try:
         forkserver.ensure_running()
     except ChildProcessError:
@@ -122,6 +130,11 @@ def _prepare_server(context: BaseContext) -> None:
         ) from None
     finally:
         del os.environ[fork_server.FOLDER]
+        config["tempdir"] = usual
+        if os.listdir(folder):
+            Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # should the server be killed
+        else:
+            os.rmdir(folder)
 
 
 def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:

@@ -145,6 +145,31 @@ def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
     assert child.exitcode == 5
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_fork_server_of_a_forked_process_takes_nothing_with_it(leaf_of: Any, killed: bool) -> None:
+    """Both processes would keep their sockets in the same folder."""
+    folder = multiprocessing.util.get_temp_dir()
+
+    def train() -> None:
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # as if the tests had none
+        loader = _loader(leaf_of(50), 1, start_method="forkserver")
+        next(iter(loader))
+        send.send((forkserver._forkserver._forkserver_pid, forkserver._forkserver._forkserver_address))
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    receive, send = multiprocessing.Pipe(duplex=False)
+    trainer = multiprocessing.get_context("fork").Process(target=train)
+    trainer.start()
+    server, address = receive.recv()
+    trainer.join()
+    assert _until(lambda: _gone(server), 10)
+    assert not Path(address).parent.exists()
+    assert Path(folder).exists()
+    with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("middle", [False, True])
 def test_a_trainer_that_is_a_process_of_multiprocessing_ends(leaf_of: Any, middle: bool) -> None:
     """Such a process runs no exit functions but those of multiprocessing."""
