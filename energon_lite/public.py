@@ -32,13 +32,22 @@ from energon_lite.errors import (
     UsageError,
     WorkerError,
 )
+from energon_lite.extras.packed_list import PackedList
+from energon_lite.hooks import (
+    Cooker,
+    DefaultTaskEncoder,
+    TaskEncoder,
+    basic_sample_keys,
+    cooker,
+    stateless,
+)
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.token_dataset import TokenDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.sample_address import SampleAddress
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.states.rebase import RebaseReport, rebase_state
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.dataset import PlannedDataset
-from energon_lite.loading.walks.token_dataset import TokenDataset
 from energon_lite.recipes import (
     get_loader,
     get_savable_loader,
@@ -64,17 +73,8 @@ from energon_lite.samples import (
     VQASample,
     edataclass,
 )
-from energon_lite.sources.decoding import SampleDecoder
-from energon_lite.sources.packed_list import PackedList
-from energon_lite.sources.range_cache import ReadAhead
-from energon_lite.task_encoder import (
-    Cooker,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
+from energon_lite.storage.read.range_cache import ReadAhead
+from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder
 from energon_lite.worker_config import WorkerConfig
 

@@ -9,11 +9,14 @@ from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
+from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
-from energon_lite.loading.jobs.pipeline import Leaf
-from energon_lite.loading.keywords import check_keywords, loader_arguments
+from energon_lite.loading.energon_compat import check_keywords, loader_arguments
+from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import (
@@ -23,15 +26,12 @@ from energon_lite.loading.token_batching import (
     token_batching,
     token_dataset,
 )
-from energon_lite.loading.walks.identity import Identity, LeafIdentity
-from energon_lite.loading.walks.savable_dataset import SavableDataset
 from energon_lite.order.hashing import hash_ints
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.tree import BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.sources.columns import SKIP
-from energon_lite.sources.range_cache import ReadAhead
-from energon_lite.sources.run_reader import read_in_runs
-from energon_lite.task_encoder import DefaultTaskEncoder, TaskEncoder, check_hooks
+from energon_lite.storage.index.columns import SKIP
+from energon_lite.storage.read.range_cache import ReadAhead
+from energon_lite.storage.read.run_reader import read_in_runs
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]

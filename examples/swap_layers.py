@@ -16,7 +16,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from energon_lite.training import (
+from energon_lite.trainer.training import (
     ModelConfig,
     ParallelMesh,
     Trainer,
@@ -25,8 +25,8 @@ from energon_lite.training import (
     register_attention,
     register_norm,
 )
-from energon_lite.training.attention import dense_mask
-from energon_lite.training.sequence import Run
+from energon_lite.trainer.training.attention import dense_mask
+from energon_lite.trainer.training.sequence import Run
 
 
 def their_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite.brace_patterns import MAX_NAMES, _count, expand_braces
 from energon_lite.errors import UsageError
-from energon_lite.sources.splits import divide_by_patterns
+from energon_lite.storage.index.splits import divide_by_patterns
 
 PIECES = [
     "{",

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import nn
 
-from energon_lite.optimizer.bucket_plan import plan_buckets
+from energon_lite.trainer.optimizer.bucket_plan import plan_buckets
 
 RANKS = 3
 # Distinguishable with all common kinds of colour blindness (Okabe and Ito).

@@ -15,7 +15,7 @@ import numpy as np
 
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
-from energon_lite.order.tree import Addresses
+from energon_lite.order.orders import Addresses
 
 __all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 

@@ -16,7 +16,7 @@ from energon_lite.batching.strategy import CHUNK, Strategy, packing_capacity
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.tree import Addresses
+from energon_lite.order.orders import Addresses
 
 __all__ = ["Lengths", "Piece", "PlannedChunk", "TokenPlan"]
 

@@ -10,6 +10,7 @@ import click
 
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError
+from energon_lite.loading.iterators.iterator import State
 from energon_lite.loading.states.files import (
     SUFFIXES,
     FoundState,
@@ -19,7 +20,6 @@ from energon_lite.loading.states.files import (
 )
 from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.loading.states.summary import summary, summary_lines
-from energon_lite.loading.walks.walk import State
 
 __all__ = ["command"]
 
@@ -146,7 +146,7 @@ def _found(paths: tuple[str, ...]) -> list[FoundState]:
 
 def _of_trainer(folder: str) -> list[FoundState]:
     """The states in a checkpoint folder of the trainer."""
-    from energon_lite.training import read_state
+    from energon_lite.trainer.training import read_state
 
     found = find_states(read_state(folder), folder)
     if not found:

@@ -61,7 +61,7 @@ def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: in
     TARGET is a folder or URL; training starts from it with train.init_from=TARGET, on any layout of ranks. The
     tokenizer is kept in TARGET/huggingface.
     """
-    from energon_lite.conversion.to_native import huggingface_to_native
+    from energon_lite.trainer.conversion.to_native import huggingface_to_native
 
     place = huggingface_to_native(source, target, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
     click.echo(f"wrote {place}")
@@ -95,8 +95,8 @@ def native_to_hf(
     that is empty or not there yet. Of a checkpoint that hf-to-native made, the former files are made again. Of a
     training run, the tokenizer comes along.
     """
-    from energon_lite.conversion.to_huggingface import native_to_huggingface
-    from energon_lite.conversion.tokenizer_files import has_tokenizer
+    from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
+    from energon_lite.trainer.conversion.tokenizer_files import has_tokenizer
 
     shard_bytes = None if shard_size is None else bytes_of(shard_size)
     folder = native_to_huggingface(
@@ -114,6 +114,6 @@ def native_to_hf(
 @click.option("--optimizer", is_flag=True, help="Also what the optimizer has.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
-    from energon_lite.conversion.to_file import native_to_file
+    from energon_lite.trainer.conversion.to_file import native_to_file
 
     click.echo(f"wrote {native_to_file(source, target, optimizer=optimizer)}")

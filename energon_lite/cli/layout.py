@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from energon_lite.parallel.rank_grid import RankGrid
+    from energon_lite.trainer.parallel.rank_grid import RankGrid
 
 __all__ = ["command", "draw_grid", "group_table", "layer_map"]
 
@@ -58,7 +58,7 @@ def draw_grid(grid: RankGrid) -> Iterator[str]:
 
 def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
     """The layers of each pipeline stage, counted from 1, a list for each chunk."""
-    from energon_lite.parallel.rank_grid import layers_of_stages
+    from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 
     for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
         shown = " ".join(str([number + 1 for number in chunk]) for chunk in chunks)
@@ -88,7 +88,7 @@ def command(
     energon-lite layout --world 16 --tp 2 --pp 4
     energon-lite layout --world 4 --pp 4 --layers 16 --virtual 2
     """
-    from energon_lite.parallel.rank_grid import RankGrid, fit_sizes
+    from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes
 
     grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
     click.echo(

@@ -17,16 +17,16 @@ from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError
-from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole
+from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
-from energon_lite.sources.columns import check_column_name
-from energon_lite.sources.index_cache import shard_counts
-from energon_lite.sources.jsonl import is_jsonl
-from energon_lite.sources.nv_meta import meta_path
-from energon_lite.sources.ranks import Ranks
+from energon_lite.storage.index.columns import check_column_name
+from energon_lite.storage.index.index_cache import shard_counts
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.prepare.ranks import Ranks
 
 __all__ = ["command"]
 

@@ -21,10 +21,11 @@ from energon_lite.cli.scan_progress import scan_progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.config.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
-from energon_lite.sources import nv_meta
-from energon_lite.sources.dataset_scan import DatasetScan, find_shards, merge_scans
-from energon_lite.sources.jsonl import is_jsonl
-from energon_lite.sources.prepare import (
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
+from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans
+from energon_lite.storage.prepare.prepare import (
     PrepareReport,
     check_not_prepared,
     index_again,
@@ -32,10 +33,9 @@ from energon_lite.sources.prepare import (
     share_report,
     write_prepared,
 )
-from energon_lite.sources.ranks import Ranks
-from energon_lite.sources.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.sources.shard_scans import scan_share
-from energon_lite.sources.splits import divide, parse_pattern, parse_ratio
+from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.storage.prepare.shard_scans import scan_share
 
 __all__ = ["command"]
 

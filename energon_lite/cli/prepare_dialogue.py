@@ -14,12 +14,12 @@ import click
 
 from energon_lite.errors import EnergonLiteError, UsageError, nearest
 from energon_lite.samples import SAMPLE_TYPES
-from energon_lite.sources.dataset_scan import DatasetScan
-from energon_lite.sources.decoding import IMAGE_EXTENSIONS, SampleDecoder
-from energon_lite.sources.field_map import compile_field_map
-from energon_lite.sources.sample_document import CRUDE, SampleField, sample_document, sample_fields
-from energon_lite.sources.splits import parse_ratio
-from energon_lite.sources.webdataset import RawSample
+from energon_lite.storage.index.splits import parse_ratio
+from energon_lite.storage.prepare.dataset_scan import DatasetScan
+from energon_lite.storage.prepare.sample_document import CRUDE, SampleField, sample_document, sample_fields
+from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
+from energon_lite.storage.samples.field_map import compile_field_map
 
 __all__ = ["ask_dataset_document", "ask_split_ratio", "guess_access", "show_samples", "show_scan"]
 

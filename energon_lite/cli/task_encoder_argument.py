@@ -8,7 +8,7 @@ import sys
 
 from energon_lite.cli.named_object import find_named
 from energon_lite.errors import UsageError
-from energon_lite.task_encoder import TaskEncoder, check_hooks
+from energon_lite.hooks import TaskEncoder, check_hooks
 
 __all__ = ["code_hash", "make_task_encoder"]
 

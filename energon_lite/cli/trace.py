@@ -210,7 +210,7 @@ def _sources(batch: dict[str, Any]) -> list[tuple[int | None, str]]:
 
 def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     """What is to be said of a sample that is in no batch: that it is still to come, or that there is none."""
-    from energon_lite.sources.webdataset import WebdatasetSource
+    from energon_lite.storage.read.webdataset import WebdatasetSource
 
     closed = []
     paths = list(dict.fromkeys(path for run in runs for _, path in run.datasets))

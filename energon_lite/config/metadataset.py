@@ -23,7 +23,7 @@ from energon_lite.config.metadataset_document import (
 )
 from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.subset import Subset
-from energon_lite.config.weight_schedule import Course, Piece, SlopesMeet, multiply
+from energon_lite.config.weight_schedule import Piece, ShareIntegral, SlopesMeet, multiply
 from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
@@ -155,7 +155,7 @@ def _no_document(given: str, path: str) -> ConfigError:
 class _Above:
     """What the documents above say to the ones below."""
 
-    weight: Course = 1.0
+    weight: ShareIntegral = 1.0
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     #: The nearest blend on the way here.
@@ -205,7 +205,7 @@ class _Flattening:
         return leaves
 
     def _reference(
-        self, reference: Reference, share: Course, split_part: str, document: MetadatasetDocument, above: _Above
+        self, reference: Reference, share: ShareIntegral, split_part: str, document: MetadatasetDocument, above: _Above
     ) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
@@ -271,7 +271,7 @@ def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
     return inner if outer is None else outer.of(inner)
 
 
-def _product(node: YamlNode, above: _Above, share: Course) -> Course:
+def _product(node: YamlNode, above: _Above, share: ShareIntegral) -> ShareIntegral:
     try:
         return multiply(above.weight, share)
     except SlopesMeet as slopes:

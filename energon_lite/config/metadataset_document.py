@@ -16,7 +16,7 @@ from typing import Any
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
-from energon_lite.config.weight_schedule import Course, WeightSchedule, blend_shares, read_schedule
+from energon_lite.config.weight_schedule import ShareIntegral, WeightSchedule, blend_shares, read_schedule
 from energon_lite.config.yaml_node import YamlNode
 from energon_lite.errors import ConfigError
 
@@ -74,7 +74,7 @@ class Split:
     subset: Subset | None = None
     unsupported: ConfigError | None = None
 
-    def shares(self) -> list[Course]:
+    def shares(self) -> list[ShareIntegral]:
         """The weights, normalised to sum to 1."""
         return blend_shares([reference.weight for reference in self.references])
 

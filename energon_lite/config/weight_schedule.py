@@ -23,8 +23,8 @@ from typing import NamedTuple
 from energon_lite.config.yaml_node import YamlNode
 
 __all__ = [
-    "Course",
     "Piece",
+    "ShareIntegral",
     "SlopesMeet",
     "WeightSchedule",
     "blend_shares",
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 #: A share: a number, or pieces from position 0 on, the last of which is constant.
-Course = float | tuple[Piece, ...]
+ShareIntegral = float | tuple[Piece, ...]
 
 
 class SlopesMeet(ValueError):
@@ -195,7 +195,7 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in scaled]
 
 
-def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Course]:
+def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[ShareIntegral]:
     """The shares of the entries of one blend.
 
     Raises:
@@ -220,7 +220,7 @@ def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Course]:
     ]
 
 
-def multiply(outer: Course, inner: Course) -> Course:
+def multiply(outer: ShareIntegral, inner: ShareIntegral) -> ShareIntegral:
     """The product of two shares.
 
     Raises:
@@ -236,7 +236,7 @@ def multiply(outer: Course, inner: Course) -> Course:
     return tuple(pieces)
 
 
-def shared_pieces(courses: Sequence[Course]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
+def shared_pieces(courses: Sequence[ShareIntegral]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
     """The shares of all leaves, cut at the same positions: start, shares there, and shares at the end where they slope.
 
     Neighbours that are one and the same constant are joined, so that a position at which nothing changes is none.
@@ -251,7 +251,7 @@ def shared_pieces(courses: Sequence[Course]) -> list[tuple[int, tuple[float, ...
     return stages
 
 
-def _cut(courses: Sequence[Course]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
+def _cut(courses: Sequence[ShareIntegral]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
     """Start, stop, and of each course the values at both ends, for each stretch between positions at which any of them
     changes."""
     knots = sorted({0, *(piece.start for course in courses if not isinstance(course, float) for piece in course)})
@@ -262,7 +262,7 @@ def _cut(courses: Sequence[Course]) -> list[tuple[int, int | None, list[tuple[fl
     ]
 
 
-def _values(course: Course, knots: Sequence[int]) -> list[tuple[float, float]]:
+def _values(course: ShareIntegral, knots: Sequence[int]) -> list[tuple[float, float]]:
     """The values of a course at both ends of each stretch."""
     if isinstance(course, float):
         return [(course, course)] * len(knots)

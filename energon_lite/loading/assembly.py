@@ -8,13 +8,13 @@ from typing import Any
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, nearest
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.dataset import BaseDataset, PlannedDataset
-from energon_lite.loading.walks.identity import Identity
-from energon_lite.loading.walks.lane_cursor import MAX_LANES, check_topology
+from energon_lite.hooks import TaskEncoder, hooks_of
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.dataset import BaseDataset, PlannedDataset
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.lane_cursor import MAX_LANES, check_topology
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.tree import Order
-from energon_lite.task_encoder import TaskEncoder, hooks_of
+from energon_lite.order.orders import Order
 
 __all__ = ["Chunking", "assembled", "chunked", "content_decides", "refuse_chunking"]
 
@@ -72,7 +72,7 @@ def assembled(
 
     Args:
         refill: replace samples that fail, where batches are planned.
-        common: fields of :class:`~energon_lite.loading.walks.dataset.BaseDataset`.
+        common: fields of :class:`~energon_lite.loading.iterators.dataset.BaseDataset`.
 
     Raises:
         UsageError: arguments that do not go together.

@@ -14,21 +14,21 @@ from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metad
 from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError
-from energon_lite.loading.jobs.pipeline import Leaf
-from energon_lite.loading.walks.identity import LeafIdentity
+from energon_lite.hooks import Cooker, TaskEncoder
+from energon_lite.hooks.cooking import check_needs
+from energon_lite.loading.iterators.identity import LeafIdentity
+from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
-from energon_lite.sources.data_digest import data_digest, data_digests
-from energon_lite.sources.decoding import SampleDecoder
-from energon_lite.sources.field_map import FieldMap, compile_field_map
-from energon_lite.sources.jsonl import is_jsonl
-from energon_lite.sources.nv_meta import META_FOLDER, meta_path, read_info
-from energon_lite.sources.remote import local_meta
-from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.sources.trusted_code import load_function
-from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import Cooker, TaskEncoder
-from energon_lite.task_encoder.cooking import check_needs
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
+from energon_lite.storage.read.data_digest import data_digest, data_digests
+from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
+from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.trusted_code import load_function
 
 __all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole"]
 

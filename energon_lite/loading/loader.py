@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.loading.crew import Crew
+from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
-from energon_lite.loading.jobs.pipeline import Pipeline, Result
-from energon_lite.loading.jobs.quarantine import Quarantine
-from energon_lite.loading.jobs.report import Report
-from energon_lite.loading.jobs.trace_file import TraceFile
-from energon_lite.loading.one_ahead import OneAhead
+from energon_lite.loading.device_prefetch import OneAhead
+from energon_lite.loading.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.lane_iterator import LaneIterator
+from energon_lite.loading.iterators.planned_iterator import PlannedIterator
+from energon_lite.loading.iterators.savable_dataset import SavableDataset
+from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.iterators.token_iterator import TokenIterator
+from energon_lite.loading.makers.pipeline import Pipeline, Result
+from energon_lite.loading.makers.quarantine import Quarantine
+from energon_lite.loading.makers.report import Report
+from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.progress import Progress, tokens_of
+from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
-from energon_lite.loading.sharing import check_peers, select_fields, share_batch
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.dataset import PlannedDataset
-from energon_lite.loading.walks.lane_walk import LaneWalk
-from energon_lite.loading.walks.planned_walk import PlannedWalk
-from energon_lite.loading.walks.savable_dataset import SavableDataset
-from energon_lite.loading.walks.token_dataset import TokenDataset
-from energon_lite.loading.walks.token_walk import TokenWalk
-from energon_lite.loading.workers.pool_options import OnTimeout, PoolOptions, StartMethod
-from energon_lite.task_encoder import failure_tolerances
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class DataLoader:
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None, prefetch_factor
         )
-        self._crew = Crew(self._pipeline, self.worker_config.num_workers, options)
+        self._crew = ExecutorHandle(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)
         self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
         self._delivered: Any = self._walk.cursor  # where states are; the walk may be one batch further
@@ -211,14 +211,16 @@ class DataLoader:
         self._walk.follow(None if found is None else found[:2])
         return None if found is None else replace(own, batch=found[2])
 
-    def _make_walk(self, prefetch_factor: int, skip: Collection[tuple[int, int]]) -> PlannedWalk | TokenWalk | LaneWalk:
+    def _make_walk(
+        self, prefetch_factor: int, skip: Collection[tuple[int, int]]
+    ) -> PlannedIterator | TokenIterator | LaneIterator:
         workers = self.worker_config.num_workers
         if isinstance(self.dataset, PlannedDataset):
-            return PlannedWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
+            return PlannedIterator(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
         if isinstance(self.dataset, TokenDataset):
-            return TokenWalk(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
+            return TokenIterator(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
         ahead = max(1, prefetch_factor - 1) * workers
-        return LaneWalk(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
+        return LaneIterator(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
 
     # -- to a device ----------------------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ class DataLoader:
         }
         if self._quarantine is not None:
             stats["quarantine"] = self._quarantine.stats()
-        if isinstance(self._walk, TokenWalk):
+        if isinstance(self._walk, TokenIterator):
             stats["planned"] = asdict(self._walk.counts)
         if isinstance(self.dataset, ChunkedDataset) and self.dataset.bundling is not None:
             stats["planned"] = {"truncated_samples": self._report.truncated, "split_samples": self._report.split}

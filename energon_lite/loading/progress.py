@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.crew import Crew
-from energon_lite.loading.jobs.report import Report
+from energon_lite.loading.executor_handle import ExecutorHandle
+from energon_lite.loading.makers.report import Report
 
 __all__ = ["Progress", "tokens_of"]
 
@@ -54,7 +54,7 @@ class Progress:
         """Whether a line is to be logged now."""
         return bool(self._log_every) and self.batches % self._log_every == 0
 
-    def log(self, crew: Crew) -> None:
+    def log(self, crew: ExecutorHandle) -> None:
         """Log how it went since the last line."""
         report, last = self._report, self._last
         now = _Mark(time.monotonic(), self.wait_seconds, report.samples, report.tokens)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.loading.jobs.chunk_job import START, Place
-from energon_lite.loading.jobs.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.jobs.pipeline import Pipeline
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.dataset import PlannedDataset
-from energon_lite.loading.walks.savable_dataset import SavableDataset
-from energon_lite.loading.walks.token_dataset import TokenDataset
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.savable_dataset import SavableDataset
+from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.makers.chunk_job import START, Place
+from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.pipeline import Pipeline
 
 __all__ = ["restore_by_key"]
 

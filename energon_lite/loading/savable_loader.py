@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError
+from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running, rank_in
+from energon_lite.loading.iterators.iterator import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.states.merge import merged
-from energon_lite.loading.walks.collectives import broadcast_plain, gather_plain, is_running, rank_in
-from energon_lite.loading.walks.walk import State
 
 __all__ = ["SavableDataLoader", "State"]
 

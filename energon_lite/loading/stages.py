@@ -16,8 +16,8 @@ from typing import Any
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.config.weight_schedule import shared_pieces
 from energon_lite.errors import StateMismatchError
-from energon_lite.loading.walks.identity import Identity
-from energon_lite.order.halving import BLOCK
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.stages import Stage, last_piece
 
 __all__ = ["StagedIdentity", "find_stages"]
@@ -39,7 +39,8 @@ class StagedIdentity(Identity):
     """The identity of a run whose weights change.
 
     Args:
-        settings, leaves: as for :class:`~energon_lite.loading.walks.identity.Identity`; the leaves' weights are those
+        settings, leaves: as for :class:`~energon_lite.loading.iterators.identity.Identity`; the leaves' weights are
+        those
             at the start.
         stages: all of them.
         rows: samples in a unit: a micro-batch, or a plan chunk.

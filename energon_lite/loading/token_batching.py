@@ -16,15 +16,15 @@ from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Stra
 from energon_lite.batching.token_plan import Lengths, TokenPlan
 from energon_lite.config.yaml_document import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
+from energon_lite.hooks import TaskEncoder, hooks_of, is_overridden
 from energon_lite.loading.assembly import Chunking, chunked
-from energon_lite.loading.jobs.pipeline import Leaf
-from energon_lite.loading.jobs.token_chunks import DEFAULT_CHUNK, TokenBundling
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.identity import Identity
-from energon_lite.loading.walks.token_dataset import TokenDataset
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.makers.pipeline import Leaf
+from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK, TokenBundling
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.tree import Order
-from energon_lite.task_encoder import TaskEncoder, hooks_of, is_overridden
+from energon_lite.order.orders import Order
 
 __all__ = ["Batching", "TokenBatching", "encoded_token_dataset", "token_batching", "token_dataset"]
 

@@ -1,9 +1,9 @@
 """Blends: which leaf, and which sample of it, stands at a position. Closed form, exact, no index array.
 
 :class:`Blend` mixes leaves by weight, for ever. :class:`EpochBlend` shows each leaf so many times an epoch. Both know
-from :mod:`energon_lite.order.halving` how many samples of each leaf stand before each block of 4,096 positions: within
-one sample of its share at every block's end. It is all integers and dyadic fractions, so there is nothing to round
-differently on another machine, and no count that drifts.
+from :mod:`energon_lite.order.block_counts` how many samples of each leaf stand before each block of 4,096 positions:
+within one sample of its share at every block's end. It is all integers and dyadic fractions, so there is nothing to
+round differently on another machine, and no count that drifts.
 
 Inside a block each leaf's samples are spread evenly with a random offset each (stratified), and in their own order: the
 n-th sample of a leaf never comes before the (n-1)-th, so a small leaf finishes each of its epochs before the next.
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.halving import BLOCK, BLOCK_BITS, Halving, Range
+from energon_lite.order.block_counts import BLOCK, BLOCK_BITS, BlockCounts, Range
 from energon_lite.order.hashing import hash_ints, mix64_array
 
 __all__ = ["BLOCK", "Blend", "EpochBlend"]
@@ -56,7 +56,7 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float], key: int):
-        self._layout = Layout(Halving(integer_shares(weights)), key)
+        self._layout = Layout(BlockCounts(integer_shares(weights)), key)
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
@@ -155,7 +155,7 @@ class EpochBlend:
             while len(self._epochs) >= 4:
                 self._epochs.pop(next(iter(self._epochs)), None)
             before, after = (np.array(self._before(e), dtype=np.int64) for e in (epoch, epoch + 1))
-            layout = Layout(Halving(after - before), hash_ints(self._key, epoch))
+            layout = Layout(BlockCounts(after - before), hash_ints(self._key, epoch))
             found = self._epochs[epoch] = (layout, before)
         return found
 

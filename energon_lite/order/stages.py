@@ -1,8 +1,9 @@
 """Blends whose weights change along the run, still in closed form: a stage is a stretch of constant or sloping shares.
 
 In a stage the share of each leaf stays, or goes in a straight line to another one. How many samples of each leaf should
-stand before a position is an integral (:mod:`energon_lite.order.course`). As in a constant blend, a range of positions
-is halved until a block is left, and at each middle every leaf is rounded to within one sample of its integral.
+stand before a position is an integral (:mod:`energon_lite.order.share_integral`). As in a constant blend, a range of
+positions is halved until a block is left, and at each middle every leaf is rounded to within one sample of its
+integral.
 
 What stands before the end of a stage does not depend on what comes after it, so the stages ahead of a run may be
 edited while it goes on. A constant stage is halved as if it never ended; only the counts of its last, cut block depend
@@ -24,9 +25,9 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 from energon_lite.order.blend import Layout, integer_shares
-from energon_lite.order.course import Course, Ideal, begin
-from energon_lite.order.halving import BLOCK, Halving, Range, largest
+from energon_lite.order.block_counts import BLOCK, BlockCounts, Range, largest
 from energon_lite.order.permutation import MAX_LENGTH
+from energon_lite.order.share_integral import Ideal, ShareIntegral, begin
 
 __all__ = ["Stage", "StagedBlend", "check_stages", "last_piece"]
 
@@ -174,7 +175,7 @@ class StagedBlend:
             before, base = self._halvings[-1].at_end()
         else:
             before, base = np.zeros_like(first), begin(len(first))
-        course = Course(stage.start, base, first, last, stop - stage.start)
+        course = ShareIntegral(stage.start, base, first, last, stop - stage.start)
         if following is None or following.start > self._length:
             return StageHalving(course, before, min(stop, self._length), None)
         return StageHalving(course, before, stop, _idle(following))
@@ -188,7 +189,7 @@ def _idle(stage: Stage) -> Flags | None:
     return idle if idle.any() else None
 
 
-class StageHalving(Halving):
+class StageHalving(BlockCounts):
     """The way from a stage to each of its blocks.
 
     Args:
@@ -198,7 +199,7 @@ class StageHalving(Halving):
         leaving: the leaves that have no share in the next stage, if there are any.
     """
 
-    def __init__(self, course: Course, before: Ints, end: int, leaving: Flags | None):
+    def __init__(self, course: ShareIntegral, before: Ints, end: int, leaving: Flags | None):
         self.course, self._start, self._end, self._leaving = course, course.start, end, leaving
         # A constant stage is halved as if it went on to the end of all positions.
         start, stop = course.start, MAX_LENGTH if course.constant else course.start + course.length

@@ -23,12 +23,12 @@ import numpy as np
 
 from energon_lite.config.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError, WorkerError
-from energon_lite.sources import nv_meta
-from energon_lite.sources.atomic_file import remove_if_there, write_bytes
-from energon_lite.sources.columns import LENGTH, write_column
-from energon_lite.sources.prepare import prepare_dataset
-from energon_lite.sources.ranks import Ranks
-from energon_lite.sources.splits import parse_ratio
+from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.columns import LENGTH, write_column
+from energon_lite.storage.index.splits import parse_ratio
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare.ranks import Ranks
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
 from energon_lite.tokenizing.shards import (
     TOKENS_PART,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.sources.atomic_file import replacing, write_bytes
+from energon_lite.storage.files.atomic_file import replacing, write_bytes
 from energon_lite.tokenizing.array_tar import ArrayTar, npy
 from energon_lite.tokenizing.records import Block, Record, read_block
 from energon_lite.tokenizing.tasks import Example, Task, TextTokenizer, examples_of

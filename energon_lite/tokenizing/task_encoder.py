@@ -10,8 +10,8 @@ import torch
 from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
 from energon_lite.batching.sequences import TokenSequence, next_token_pairs
 from energon_lite.errors import SkipSample
+from energon_lite.hooks import Cooker, TaskEncoder, basic_sample_keys, cooker, stateless
 from energon_lite.samples import CrudeSample, Sample, edataclass
-from energon_lite.task_encoder import Cooker, TaskEncoder, basic_sample_keys, cooker, stateless
 from energon_lite.tokenizing.shards import MASK_PART, TOKENS_PART
 
 __all__ = ["TokenizedSample", "TokenizedTaskEncoder"]

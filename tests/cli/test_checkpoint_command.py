@@ -203,7 +203,7 @@ def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkey
     """Those of the trainer are read by its own reader; others are refused, and damaged ones too."""
     import torch.distributed.checkpoint as dcp
 
-    import energon_lite.training as training
+    import energon_lite.trainer.training as training
 
     dcp.save({"w": torch.zeros(2)}, checkpoint_id=str(tmp_path / "foreign"), no_dist=True)
     (tmp_path / "damaged").mkdir()

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from energon_lite.cli import measure_progress, progress
 from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError
-from energon_lite.sources.prepare import prepare_dataset
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ENCODER = """
 from energon_lite import SkipSample, TaskEncoder

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_lite.cli.main import main
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
 def plan(*arguments: object) -> tuple[int, list[str], str]:

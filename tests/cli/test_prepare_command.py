@@ -17,8 +17,8 @@ from energon_lite.cli import progress, scan_progress
 from energon_lite.cli.main import main
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
-from energon_lite.sources.nv_meta import read_info
-from energon_lite.sources.webdataset import RawSample, WebdatasetSource
+from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 FIELDS = '{"image": "png", "caption": "json[text]"}'
 

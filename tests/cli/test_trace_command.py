@@ -26,7 +26,7 @@ from energon_lite import (
 )
 from energon_lite.cli.main import main
 from energon_lite.cli.trace import chrome_events, read_runs
-from energon_lite.sources.columns import write_column
+from energon_lite.storage.index.columns import write_column
 
 
 class Slow(TaskEncoder):

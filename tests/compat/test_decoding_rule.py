@@ -13,7 +13,7 @@ import pytest
 from megatron.energon import SampleDecoder as EnergonDecoder
 from PIL import Image
 
-from energon_lite.sources.decoding import IMAGE_FORMS, SampleDecoder
+from energon_lite.storage.samples.decoding import IMAGE_FORMS, SampleDecoder
 
 
 def image(mode: str, kind: str) -> bytes:

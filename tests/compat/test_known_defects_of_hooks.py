@@ -31,9 +31,9 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.cli.main import main
-from energon_lite.sources.index_cache import index_places
-from energon_lite.sources.shard_store import ShardStore
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.index.index_cache import index_places
+from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 

@@ -91,7 +91,7 @@ def test_other_names_for_the_configuration(shards: Path, prepare: Prepare, tools
 
 def test_raw_bytes(shards: Path, prepare: Prepare, tools: Any) -> None:
     prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    from energon_lite.sources.webdataset import WebdatasetSource
+    from energon_lite.storage.read.webdataset import WebdatasetSource
 
     source = WebdatasetSource.open(shards)
     theirs = tools.energon_samples(shards, "train", decode=False)

@@ -52,18 +52,18 @@ TROUBLES: dict[str, list[str]] = {
         "laws/test_exactly_once.py::test_more_ranks_than_samples",
     ],
     "the memory of workers grows": [
-        "sources/test_open_at_scale.py::test_workers_do_not_grow_over_a_hundred_thousand_samples",
-        "sources/test_packed_list.py::",
+        "storage/test_open_at_scale.py::test_workers_do_not_grow_over_a_hundred_thousand_samples",
+        "extras/test_packed_list.py::",
     ],
     "a fork together with threads or locks": [
         "chaos/test_workers_die.py::test_every_start_method_gives_the_same_batches",
-        "sources/test_shard_store.py::test_a_fork_and_its_parent_read_through_the_same_files",
+        "storage/test_shard_store.py::test_a_fork_and_its_parent_read_through_the_same_files",
         "compat/test_user_troubles.py::test_an_import_changes_nothing",
     ],
     "files left in shared memory stand in the way of the next start": [
         "chaos/test_workers_die.py::test_nothing_stays_when_the_trainer_is_killed",
     ],
-    "shared memory is full": ["loading/workers/test_segments.py::"],
+    "shared memory is full": ["loading/executors/test_segments.py::"],
     "a signal ends the workers first, and the last checkpoint is lost": [
         "chaos/test_trainers_die.py::test_sigterm_leaves_time_for_an_emergency_save",
         "chaos/test_workers_die.py::test_workers_ignore_the_signals_that_stop_a_trainer",
@@ -78,11 +78,11 @@ TROUBLES: dict[str, list[str]] = {
         "compat/test_known_defects.py::test_the_state_does_not_grow_with_the_data",
     ],
     "preparing hangs, or has to begin again": [
-        "sources/test_prepare_resume.py::test_killed_many_times",
-        "sources/test_prepare_kills.py::test_a_first_preparation",
+        "storage/test_prepare_resume.py::test_killed_many_times",
+        "storage/test_prepare_kills.py::test_a_first_preparation",
     ],
     "a slow start, from large indexes": [
-        "sources/test_open_at_scale.py::test_opening_touches_few_shards_of_two_thousand",
+        "storage/test_open_at_scale.py::test_opening_touches_few_shards_of_two_thousand",
     ],
     "a database on a network file system is locked or damaged": [
         "compat/test_user_troubles.py::test_the_database_is_not_needed_for_reading",
@@ -109,12 +109,12 @@ TROUBLES: dict[str, list[str]] = {
     "a changed mixture loses samples or repeats them": [
         "laws/test_schedules.py::test_a_run_goes_on_with_other_stages_ahead",
     ],
-    "a loss that is averaged over micro-batches of different sizes": ["parallel/test_parity.py::"],
+    "a loss that is averaged over micro-batches of different sizes": ["trainer/parallel/test_parity.py::"],
     "which samples were in a step cannot be found out": ["laws/test_address.py::test_batches_and_their_samples_again"],
     "row groups of Parquet files stay in memory": ["tokenizing/test_records.py::"],
     "files are opened again and again, or too many stay open": [
         "loading/test_many_leaves.py::test_a_blend_within_few_open_files",
-        "sources/test_shard_store.py::test_keeps_a_bounded_number_of_files_open",
+        "storage/test_shard_store.py::test_keeps_a_bounded_number_of_files_open",
     ],
 }
 

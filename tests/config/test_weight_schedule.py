@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
 from energon_lite.config.weight_schedule import (
-    Course,
     Piece,
+    ShareIntegral,
     SlopesMeet,
     WeightSchedule,
     blend_shares,
@@ -133,7 +133,7 @@ weights = st.one_of(
 )
 
 
-def at(course: Course, position: int) -> Fraction:
+def at(course: ShareIntegral, position: int) -> Fraction:
     """By the definition."""
     if isinstance(course, float):
         return Fraction(course)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.sources.prepare import prepare_dataset
+from energon_lite.storage.prepare.prepare import prepare_dataset
 
 sys.path.insert(0, str(Path(__file__).parent))  # for pages and fresh_environment
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
-from energon_lite.loading.walks import lane_walk
+from energon_lite.loading.iterators import lane_iterator as lane_walk
 
 
 class Cluster:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from energon_lite import SkipSample, TaskEncoder
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.dataset import PlannedDataset
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.dataset import PlannedDataset
 
 #: Chunks of the same lane between which items are handed on.
 HANDED_ON = 4

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset
 from energon_lite.loading.states.merge import dealt, merged
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))

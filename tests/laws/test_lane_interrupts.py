@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.loading.walks import chunked_dataset, lane_cursor, lane_feed, lane_walk
+from energon_lite.loading.iterators import chunked_dataset, lane_cursor
+from energon_lite.loading.iterators import lane_iterator as lane_walk
+from energon_lite.loading.iterators import lane_prefetcher as lane_feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 

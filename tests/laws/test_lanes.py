@@ -23,9 +23,9 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_lite.loading.jobs.chunk_job import START, Carried, Item, Made, Tail
-from energon_lite.loading.jobs.pipeline import Result
-from energon_lite.loading.walks.lane_feed import PooledChunks
+from energon_lite.loading.iterators.lane_prefetcher import PooledChunks
+from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
+from energon_lite.loading.makers.pipeline import Result
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))

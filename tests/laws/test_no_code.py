@@ -36,9 +36,9 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import DecodeError
-from energon_lite.sources.image_decoding import IMAGE_EXTENSIONS
-from energon_lite.sources.packed_index import PackedIndex
-from energon_lite.sources.tar_scan import scan_shard
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
+from energon_lite.storage.tar.tar_scan import scan_shard
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -26,9 +26,9 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import HookContext, hook_context
-from energon_lite.task_encoder.stateless import failure_tolerance_of, restores_seeds
+from energon_lite.hooks import HookContext, hook_context
+from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:

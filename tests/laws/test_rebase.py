@@ -24,7 +24,7 @@ from energon_lite import (
     rebase_state,
 )
 from energon_lite.order.rebase import Rebase
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
 weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))
@@ -229,7 +229,7 @@ def test_what_cannot_be_rebased(leaf_of: Any) -> None:
 
 
 def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: Any) -> None:
-    from energon_lite.loading.walks.identity import Identity
+    from energon_lite.loading.iterators.identity import Identity
 
     def stages(last: float) -> dict[str, Any]:
         pairs = {"a": {0: 1.0, 6000: 1.0}, "b": {0: 0.0, 6000: 3.0, 50_000: last}}

@@ -24,8 +24,8 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.order.halving import BLOCK
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.order.block_counts import BLOCK
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 RAMP = ({"linear": {0: 0.9, 30_000: 0.1}}, {"linear": {0: 0.1, 30_000: 0.9}})
 

@@ -19,7 +19,7 @@ from energon_lite import (
     get_val_dataset,
     rebase_state,
 )
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
 class Keys(TaskEncoder):

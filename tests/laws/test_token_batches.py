@@ -31,9 +31,9 @@ from energon_lite import (
     pack_sequences,
     stateless,
 )
+from energon_lite.loading.iterators.plans_ahead import PlansAhead
 from energon_lite.loading.states.merge import dealt, merged
-from energon_lite.loading.walks.plans_ahead import PlansAhead
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CAPACITY = 100
 

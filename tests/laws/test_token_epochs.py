@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 STRATEGIES = [
     {"strategy": "best_fit", "capacity": 100},

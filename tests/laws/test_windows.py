@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from energon_lite import ReadAhead, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.sources.prepare import prepare_dataset
+from energon_lite.storage.prepare.prepare import prepare_dataset
 
 
 def epochs(path: str, workers: int, read_ahead: ReadAhead | None, count: int) -> list[Any]:

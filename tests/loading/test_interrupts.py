@@ -20,8 +20,8 @@ import torch
 from in_time import in_time
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.task_encoder import global_generators
-from energon_lite.task_encoder.global_generators import LendingScope
+from energon_lite.hooks import global_generators
+from energon_lite.hooks.global_generators import LendingScope
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.

@@ -21,7 +21,7 @@ import json, os, resource, sys
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.sources import packed_index
+from energon_lite.storage.index import packed_index
 
 if sys.argv[4] == "large":
     packed_index._LARGEST_MAPPED = 0  # rows are looked up in the file, as in an index of gigabytes

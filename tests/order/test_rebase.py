@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.rebase import Rebase, stages_from
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.stages import Stage
-from energon_lite.order.tree import BlendOrder, EpochBlendOrder
 
 LENGTHS = (7, 50, 1000, 3, 4097)
 weights = st.floats(0.01, 10).map(lambda weight: round(weight, 3))

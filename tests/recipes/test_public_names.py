@@ -31,5 +31,5 @@ def test_commands_do_not_import_torch() -> None:
 
 
 def test_rooms_can_be_imported_first() -> None:
-    code = "from energon_lite import loading; from energon_lite.sources import prepare; print(loading.__name__)"
+    code = "from energon_lite import loading; from energon_lite.storage import prepare; print(loading.__name__)"
     assert in_a_fresh_process(code) == "energon_lite.loading"

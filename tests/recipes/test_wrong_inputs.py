@@ -30,7 +30,7 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.task_encoder import Cooker
+from energon_lite.hooks import Cooker
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 CAPTIONING = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"

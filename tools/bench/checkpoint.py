@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from common import machine, spread, table
 
-from energon_lite.checkpointing.checkpoint import CheckpointSaver, save_checkpoint
-from energon_lite.optimizer.config import OptimizerConfig
-from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.parallel.mesh import build_mesh
-from energon_lite.training.config import ModelConfig
-from energon_lite.training.llama import LlamaModel
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, save_checkpoint
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.training.llama import LlamaModel
 
 
 def main() -> None:

@@ -22,19 +22,19 @@ from typing import Any
 
 import torch
 
-from energon_lite.conversion.huggingface_folder import divide, index_json
-from energon_lite.conversion.llama_config import huggingface_config
-from energon_lite.conversion.llama_tensors import huggingface_name, llama_shapes
-from energon_lite.conversion.safetensors_file import SafetensorsWriter
-from energon_lite.parallel.pieces import Box
-from energon_lite.training.config import ModelConfig
+from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
+from energon_lite.trainer.conversion.llama_config import huggingface_config
+from energon_lite.trainer.conversion.llama_tensors import huggingface_name, llama_shapes
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
+from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.training.config import ModelConfig
 
 #: Run in a process of its own; prints the growth of the peak in bytes.
 _CHILD = """
 import re, sys, torch
-from energon_lite.conversion.to_huggingface import native_to_huggingface
-from energon_lite.conversion.to_native import huggingface_to_native
-from energon_lite.conversion.to_file import native_to_file
+from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
+from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.to_file import native_to_file
 
 def peak():
     with open("/proc/self/status") as status:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import timeit
 
-from energon_lite.task_encoder import HookContext, LendingScope, hook_context
+from energon_lite.hooks import HookContext, LendingScope, hook_context
 
 ROUNDS, TIMES = 7, 2000
 _numbers = itertools.count()

@@ -65,7 +65,7 @@ def write_shard(path: Path, first: int, samples: int) -> None:
 
 def make_dataset(folder: Path, shards: int, samples: int) -> None:
     """A prepared folder."""
-    from energon_lite.sources.prepare import prepare_dataset
+    from energon_lite.storage.prepare.prepare import prepare_dataset
 
     folder.mkdir(parents=True)
     for shard in range(shards):
@@ -78,8 +78,8 @@ def make_dataset(folder: Path, shards: int, samples: int) -> None:
 
 def write_index(path: Path, samples: int, shards: int = 1000) -> None:
     """A packed index of so many samples of one part, written section by section: it never is in memory as a whole."""
-    from energon_lite.sources.checked_file import writing_checked
-    from energon_lite.sources.packed_index import INDEX_FILE
+    from energon_lite.storage.index.checked_file import writing_checked
+    from energon_lite.storage.index.packed_index import INDEX_FILE
 
     names = b"\0".join(b"shard-%06d.tar" % shard for shard in range(shards))
     shard_rows = np.zeros((shards + 1, 5), dtype=np.int64)
@@ -148,7 +148,7 @@ def measure_shards(folder: str) -> dict[str, float]:
 
 def measure_index(path: str) -> dict[str, float]:
     """Seconds to open, and the most that a worker has for itself after its look-ups."""
-    from energon_lite.sources.packed_index import PackedIndex
+    from energon_lite.storage.index.packed_index import PackedIndex
 
     start = time.perf_counter()
     index = PackedIndex.open(path)
@@ -175,7 +175,7 @@ def measure_index(path: str) -> dict[str, float]:
 
 def measure_workers(folder: str) -> dict[str, float]:
     """The largest growth of a worker over one epoch."""
-    from energon_lite.sources.nv_meta import read_info
+    from energon_lite.storage.index.nv_meta import read_info
 
     batches = sum(read_info(folder).values()) // 100
     with _loader(folder, 4, 100) as loader:

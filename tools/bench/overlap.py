@@ -34,11 +34,11 @@ from common import machine, spread, table
 from torch import nn
 from two_hosts import TwoHosts, why_not
 
-from energon_lite.optimizer.config import OptimizerConfig
-from energon_lite.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.parallel import single_tensor
-from energon_lite.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.parallel.parameters import ParameterLayout
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.parallel.parameters import ParameterLayout
 
 WIDTH, LAYERS = 512, 20
 Step = Callable[[int], None]

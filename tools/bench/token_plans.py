@@ -33,9 +33,9 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.batching.strategy import CHUNK
-from energon_lite.loading.walks.plans_ahead import PlansAhead
-from energon_lite.sources.columns import write_column
-from energon_lite.sources.prepare import prepare_dataset
+from energon_lite.loading.iterators.plans_ahead import PlansAhead
+from energon_lite.storage.index.columns import write_column
+from energon_lite.storage.prepare.prepare import prepare_dataset
 
 WORLD, CAPACITY, MEAN = 8, 2048, 100
 STEP_SECONDS = 0.008

@@ -27,10 +27,17 @@ from typing import Any
 import torch
 from common import fresh_process, machine, table
 
-from energon_lite.optimizer.config import OptimizerConfig
-from energon_lite.parallel.mesh import build_mesh
-from energon_lite.training import LlamaModel, ModelConfig, MultimodalBatch, make_optimizer, model_preset, train_step
-from energon_lite.training.throughput import flops_per_token
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training import (
+    LlamaModel,
+    ModelConfig,
+    MultimodalBatch,
+    make_optimizer,
+    model_preset,
+    train_step,
+)
+from energon_lite.trainer.training.throughput import flops_per_token
 
 #: The trainer's settings that make it fast.
 OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}

@@ -22,19 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
-from energon_lite.loading.jobs.pipeline import Address, Leaf
-from energon_lite.loading.jobs.sample_length import SampleLength
+from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.makers.pipeline import Address, Leaf
+from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.order.hashing import hash_text
-from energon_lite.sources.column_file import write_column_file
-from energon_lite.sources.columns import FAILED, LENGTH, column_path, writable_folder
-from energon_lite.sources.decoding import SampleDecoder
-from energon_lite.sources.packed_index import PackedIndex
-from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.sources.webdataset import WebdatasetSource
-from energon_lite.task_encoder import TaskEncoder
+from energon_lite.storage.index.column_file import write_column_file
+from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["measure_parts"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.jobs.pipeline import Address, Failure, Job, Leaf, Outcome, Pipeline, Result
-from energon_lite.loading.jobs.sample_length import SampleLength
-from energon_lite.sources.columns import FAILED, SKIPPED
-from energon_lite.task_encoder import HookContext, TaskEncoder, hook_context
+from energon_lite.hooks import HookContext, TaskEncoder, hook_context
+from energon_lite.loading.makers.pipeline import Address, Failure, Job, Leaf, Outcome, Pipeline, Result
+from energon_lite.loading.makers.sample_length import SampleLength
+from energon_lite.storage.index.columns import FAILED, SKIPPED
 
 __all__ = ["MeasuringPipeline"]
 

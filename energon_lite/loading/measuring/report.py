@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from energon_lite.sources.columns import FAILED, SKIPPED
+from energon_lite.storage.index.columns import FAILED, SKIPPED
 
 __all__ = ["Maker", "MeasureReport"]
 

@@ -19,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.loading.jobs.outcomes import Failure, InARow, Result
-from energon_lite.loading.jobs.pipeline import Job
+from energon_lite.hooks import failure_tolerances
+from energon_lite.loading.executors.executor import Executor, InlineExecutor
+from energon_lite.loading.executors.worker_pool import WorkerPool
+from energon_lite.loading.makers.outcomes import Failure, InARow, Result
+from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
-from energon_lite.loading.workers.executor import Executor, InlineExecutor
-from energon_lite.loading.workers.worker_pool import WorkerPool
-from energon_lite.sources.column_file import ColumnFile, write_column_file
-from energon_lite.sources.columns import (
+from energon_lite.storage.index.column_file import ColumnFile, write_column_file
+from energon_lite.storage.index.columns import (
     FAILED,
     LENGTH,
     SKIP,
@@ -34,7 +35,7 @@ from energon_lite.sources.columns import (
     stored_columns,
     writable_folder,
 )
-from energon_lite.sources.measure_journal import (
+from energon_lite.storage.index.measure_journal import (
     CHUNK,
     Chunks,
     JournalReader,
@@ -42,8 +43,7 @@ from energon_lite.sources.measure_journal import (
     Measured,
     remove_journals,
 )
-from energon_lite.sources.ranks import Ranks
-from energon_lite.task_encoder import failure_tolerances
+from energon_lite.storage.prepare.ranks import Ranks
 
 __all__ = ["measure"]
 

@@ -18,10 +18,10 @@ from typing import Any
 import msgpack
 
 from energon_lite.errors import StateError, UsageError, nearest
-from energon_lite.loading.walks.cursor import FORMAT, checked, kind_of
-from energon_lite.loading.walks.plain_state import is_count
-from energon_lite.loading.walks.walk import State
-from energon_lite.sources.atomic_file import write_bytes
+from energon_lite.loading.iterators.cursor import FORMAT, checked, kind_of
+from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.plain_state import is_count
+from energon_lite.storage.files.atomic_file import write_bytes
 
 __all__ = ["SUFFIXES", "FoundState", "find_states", "read_state_files", "write_state_file"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.loading.walks.cursor import checked, kind_of
-from energon_lite.loading.walks.lane_cursor import check_topology, lanes_of, read_lanes
-from energon_lite.loading.walks.walk import State
+from energon_lite.loading.iterators.cursor import checked, kind_of
+from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
 
 __all__ = ["dealt", "merged"]
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.loading.jobs.chunk_job import START
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.cursor import from_state, to_state
+from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, from_lane_state, to_lane_state
+from energon_lite.loading.iterators.savable_dataset import SavableDataset
+from energon_lite.loading.iterators.token_cursor import TokenCursor, from_token_state, to_token_state
+from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.makers.chunk_job import START
 from energon_lite.loading.states.merge import merged
-from energon_lite.loading.walks.chunked_dataset import ChunkedDataset
-from energon_lite.loading.walks.cursor import from_state, to_state
-from energon_lite.loading.walks.dataset import PlannedDataset
-from energon_lite.loading.walks.lane_cursor import LaneCursor, LanePlace, from_lane_state, to_lane_state
-from energon_lite.loading.walks.savable_dataset import SavableDataset
-from energon_lite.loading.walks.token_cursor import TokenCursor, from_token_state, to_token_state
-from energon_lite.loading.walks.token_dataset import TokenDataset
-from energon_lite.loading.walks.walk import State
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.rebase import Rebase
-from energon_lite.order.tree import BlendOrder, EpochBlendOrder
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 

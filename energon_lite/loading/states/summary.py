@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.loading.walks.cursor import KINDS, kind_of
-from energon_lite.loading.walks.lane_cursor import read_lanes
-from energon_lite.loading.walks.rebase_entry import read_rebase
-from energon_lite.loading.walks.walk import State
+from energon_lite.loading.iterators.cursor import KINDS, kind_of
+from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.lane_cursor import read_lanes
+from energon_lite.loading.iterators.rebase_entry import read_rebase
 
 __all__ = ["summary", "summary_lines"]
 

@@ -25,12 +25,12 @@ from energon_lite import (
 )
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DataIndexError, ShardChangedError
-from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.loading.leaves import open_whole
+from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker
 from energon_lite.loading.measuring.run import measure
-from energon_lite.sources.columns import write_column
+from energon_lite.storage.index.columns import write_column
 
 
 class Odd(TaskEncoder):

@@ -19,15 +19,15 @@ from kill_steps import killed_at_every_step
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
-from energon_lite.loading.jobs.sample_length import SampleLength
 from energon_lite.loading.leaves import open_whole
+from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring import run as measuring
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
-from energon_lite.sources.columns import column_path, stored_columns, write_column
-from energon_lite.sources.ranks import Ranks
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.index.columns import column_path, stored_columns, write_column
+from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 MakeTar = Callable[..., Path]
 MAKER = Maker({"by": "test"})
@@ -267,7 +267,7 @@ class TestTrouble:
 
 @pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
 def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
-    monkeypatch.setattr("energon_lite.sources.measure_journal.CHUNK", 16)
+    monkeypatch.setattr("energon_lite.storage.index.measure_journal.CHUNK", 16)
     monkeypatch.setattr(measuring, "CHUNK", 16)
     run(data)
     expected, moments = columns(data), random.Random(workers)
@@ -301,7 +301,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
 @pytest.mark.usefixtures("quick_disk")
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
-    monkeypatch.setattr("energon_lite.sources.measure_journal.CHUNK", 16)
+    monkeypatch.setattr("energon_lite.storage.index.measure_journal.CHUNK", 16)
     monkeypatch.setattr(measuring, "CHUNK", 16)
     run(data)
     expected = columns(data)

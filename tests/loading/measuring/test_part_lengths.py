@@ -13,8 +13,8 @@ import pytest
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.measuring.part_lengths import measure_parts
-from energon_lite.sources.shard_store import ShardStore
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
 def npy(array: np.ndarray) -> bytes:

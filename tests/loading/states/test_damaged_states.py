@@ -36,7 +36,7 @@ from energon_lite.loading.states.files import read_state_files
 from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.loading.states.rebase import rebase_state
 from energon_lite.loading.states.summary import summary, summary_lines
-from energon_lite.sources.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -20,8 +20,8 @@ from energon_lite import (
     rebase_state,
 )
 from energon_lite.batching.chunks import worlds_for
+from energon_lite.loading.iterators.cursor import header
 from energon_lite.loading.states.merge import dealt, merged
-from energon_lite.loading.walks.cursor import header
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}
 

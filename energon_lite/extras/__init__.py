@@ -1,0 +1,1 @@
+"""Tools for users that nothing else in the library needs."""

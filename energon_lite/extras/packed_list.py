@@ -1,0 +1,367 @@
+"""A list of Python objects as one stretch of bytes, for data that is born as Python objects.
+
+A plain list of a million dicts costs a loader with workers twice. Each object carries a reference count in its own
+memory, so a forked worker that merely looks at an item writes to the page it lies on, and gets a private copy of it;
+sooner or later each worker holds a copy of everything. Spawned workers get such a copy at once. Bytes in a mapped file
+have no reference counts: all processes share the same pages, and an item becomes an object when it is asked for.
+
+The observation, and the cure by one buffer with offsets, are from Yuxin Wu, "Demystify RAM Usage in Multi-Process Data
+Loaders" (ppwwyyxx.com, 2022), and detectron2's serialised list; here the items are msgpack rather than pickles, so that
+reading a file runs no code, and the buffer is a mapped file, so that it may be larger than memory.
+
+Format of the file (little endian)::
+
+    bytes 0..39    magic "ENRGLPKL", u32 version, u32 1 if some item has pickles in it, u64 number of items,
+                   u64 where the offsets are, 8 bytes of zeros
+    items          one after the other, msgpack
+    offsets        u64 [items + 1], from the start of the file
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import shutil
+import struct
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, TypeVar, overload
+
+import msgpack
+import numpy as np
+
+from energon_lite.errors import DatasetError, EnergonLiteError, TrustError, UsageError
+from energon_lite.storage.files.atomic_file import remove_leftovers, replacing
+from energon_lite.storage.files.file_lock import lock
+from energon_lite.storage.files.open_file import open_file
+
+__all__ = ["PackedList"]
+
+T = TypeVar("T")
+
+_HEADER = struct.Struct("<8sIIQQQ")
+_MAGIC = b"ENRGLPKL"
+_VERSION = 1
+#: What msgpack does not know by itself.
+_ARRAY, _SCALAR, _TUPLE, _PICKLE = 1, 2, 3, 100
+#: Offsets in memory at a time, while a list is made.
+_OFFSETS = 1 << 16
+#: So deep is looked for what cannot be packed.
+_DEPTH = 50
+#: How the names of temporary files begin and end, and the folders in which those of the dead were looked for.
+_PREFIX, _SUFFIX = "energon_lite-", ".pack"
+#: Seconds to wait for the lock of a file that is new.
+_PATIENCE = 10.0
+_cleaned: set[str] = set()
+
+
+class PackedList(Sequence[T]):
+    """A read-only sequence of Python objects that all processes of a machine share. Made by :meth:`from_iterable`.
+
+    Items are made of None, bool, int (64 bits), float, str, bytes, list, tuple, dict (keys too), numpy arrays and numpy
+    scalars, nested at will. An item is a new object each time it is asked for: changing it changes nothing in the list.
+
+    A slice is a list of its own over the same bytes. The object can be pickled (only its path travels) and used in
+    forked and spawned processes.
+
+    Example:
+        >>> records = PackedList.from_iterable({"id": n, "text": f"text {n}"} for n in range(1_000_000))
+        >>> records[-1], len(records[10:20])
+        ({'id': 999999, 'text': 'text 999999'}, 10)
+    """
+
+    def __init__(self, path: str, trust_code: bool, chosen: range | None = None):
+        self.path, self._trust_code = path, trust_code
+        self._mapping, count = _map(path, trust_code)
+        whole = memoryview(self._mapping)
+        start = _HEADER.unpack_from(whole)[4]
+        self._bytes, self._offsets = whole, whole[start:].cast("Q")
+        self._chosen = range(count) if chosen is None else chosen
+
+    @classmethod
+    def from_iterable(
+        cls, items: Iterable[T], path: str | os.PathLike[str] | None = None, *, trust_code: bool = False
+    ) -> PackedList[T]:
+        """Pack items, one after the other; no more than one of them is in memory, so the iterable may be a stream.
+
+        Args:
+            items: see the class.
+            path: the file to write, atomically; None: a temporary one in ``$TMPDIR``, which is removed when the process
+                that made it lets go of the list and of all slices of it. That of a process that was killed is removed
+                when another one makes such a list.
+            trust_code: pack other objects as pickles, which can run code when they are read. The file can then be
+                opened with ``trust_code=True`` only.
+
+        Raises:
+            UsageError: an item cannot be packed; says which, and what in it.
+
+        Example:
+            >>> names = PackedList.from_iterable(["a", "b"], "names.pack")
+        """
+        if path is not None:
+            file = os.path.abspath(os.fspath(path))
+            with suppress(OSError):
+                remove_leftovers(os.path.dirname(file))
+            with replacing(file) as temporary:
+                _write(temporary, items, trust_code)
+            return cls(file, trust_code)
+        handle, file = _temporary_file()
+        try:
+            _write(file, items, trust_code)
+            made = cls(file, trust_code)
+        except BaseException:
+            _remove(file, handle, os.getpid())
+            raise
+        # The mapping is what all slices share, so the file is there as long as one of them is.
+        weakref.finalize(made._mapping, _remove, file, handle, os.getpid())
+        return made
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, trust_code: bool = False) -> PackedList[Any]:
+        """Map a file that :meth:`from_iterable` or :meth:`save` wrote. Nothing is read until items are asked for.
+
+        Raises:
+            DatasetError: it is no such file, or damaged.
+            TrustError: it holds pickles, and ``trust_code`` is False.
+        """
+        return cls(os.path.abspath(os.fspath(path)), trust_code)
+
+    def save(self, path: str | os.PathLike[str]) -> PackedList[T]:
+        """Write the list (of a slice: its items only) as a file of its own; returns the list on that file."""
+        target = os.path.abspath(os.fspath(path))
+        if len(self._chosen) + 1 != len(self._offsets) or self._chosen.step != 1:
+            return PackedList.from_iterable(self, target, trust_code=self._trust_code)
+        with replacing(target) as temporary:
+            shutil.copyfile(self.path, temporary)
+        return PackedList(target, self._trust_code)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PackedList[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | PackedList[T]:
+        if isinstance(index, slice):
+            part: PackedList[T] = object.__new__(PackedList)
+            part.__dict__.update(self.__dict__)
+            part._chosen = self._chosen[index]
+            return part
+        try:
+            number = self._chosen[index]
+        except IndexError:
+            raise IndexError(f"item {index} of {len(self)} in {self.path}") from None
+        try:
+            item: T = self._unpack(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+        except EnergonLiteError:
+            raise
+        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            raise DatasetError(
+                f"item {number} cannot be read: {type(error).__name__}: {error}",
+                where=self.path,
+                fix="the file is damaged: make it again",
+            ) from error
+        return item
+
+    def __iter__(self) -> Iterator[T]:
+        return (self[number] for number in range(len(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (PackedList, (self.path, self._trust_code, self._chosen))
+
+    def __repr__(self) -> str:
+        return f"PackedList({len(self)} items in {self.path})"
+
+    def _unpack(self, data: memoryview) -> Any:
+        return msgpack.unpackb(
+            data, ext_hook=self._extension, strict_map_key=False, unicode_errors="surrogatepass", use_list=True
+        )
+
+    def _extension(self, code: int, data: bytes) -> Any:
+        if code == _TUPLE:
+            return tuple(self._unpack(memoryview(data)))
+        if code in (_ARRAY, _SCALAR):
+            dtype, shape, raw = msgpack.unpackb(data)
+            values = np.frombuffer(raw, dtype=dtype).reshape(shape).copy()
+            return values if code == _ARRAY else values[()]
+        if code != _PICKLE:
+            raise DatasetError(
+                f"an item has a value of unknown kind {code}", where=self.path, fix="update energon_lite"
+            )
+        if not self._trust_code:
+            raise _untrusted(self.path)
+        return pickle.loads(data)
+
+
+def _map(path: str, trust_code: bool) -> tuple[mmap.mmap, int]:
+    fix = "give a file that PackedList.from_iterable has written to the end"
+    with open(path, "rb", opener=open_file) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size or head[:8] != _MAGIC:
+            raise DatasetError("this is not a packed list", where=path, fix=fix)
+        _, version, pickles, count, start, _ = _HEADER.unpack(head)
+        if version != _VERSION:
+            raise DatasetError(
+                f"the packed list has format {version}, this library reads format {_VERSION}", where=path, fix=fix
+            )
+        if size != start + 8 * (count + 1):
+            raise DatasetError("the packed list is cut off or overlong", where=path, fix=fix)
+        if pickles and not trust_code:
+            raise _untrusted(path)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), count
+
+
+def _untrusted(path: str) -> TrustError:
+    return TrustError(
+        "the packed list holds pickles, which can run code when they are read",
+        file=path,
+        fix="if you trust whoever made it, pass trust_code=True; else have it made of plain values and numpy arrays",
+    )
+
+
+# -- temporary files ------------------------------------------------------------------------------------------------
+
+
+def _temporary_file() -> tuple[int, str]:
+    """A new temporary file, open, and locked as long as it is open in this process or one forked from it."""
+    folder = tempfile.gettempdir()
+    if folder not in _cleaned:
+        _cleaned.add(folder)
+        _remove_stale(folder)
+    while True:
+        handle, file = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
+        lock(handle, _PATIENCE)  # who else has it just looks whether anybody does
+        if os.fstat(handle).st_nlink:  # else another process took it for left over, between the two
+            return handle, file
+        os.close(handle)
+
+
+def _remove_stale(folder: str) -> None:
+    """Remove the temporary files of processes that were killed: those that nobody has locked any more."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                    continue
+                handle = os.open(entry.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    if lock(handle, 0.0):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+def _remove(path: str, handle: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked copy of the owner must leave it
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    os.close(handle)
+
+
+# -- packing --------------------------------------------------------------------------------------------------------
+
+
+def _write(path: str, items: Iterable[Any], trust_code: bool) -> None:
+    """Write a packed list; offsets go through a second file, so that memory does not grow with their number."""
+    packing = _Packing(trust_code)
+    with open(path, "wb") as file, tempfile.TemporaryFile(dir=os.path.dirname(path)) as offsets:
+        file.write(bytes(_HEADER.size))
+        end, count, waiting = _HEADER.size, 0, array("Q")
+        for item in items:
+            data = packing.pack(item, count)
+            file.write(data)
+            waiting.append(end)
+            end, count = end + len(data), count + 1
+            if len(waiting) == _OFFSETS:
+                offsets.write(waiting)
+                waiting = array("Q")
+        waiting.append(end)
+        offsets.write(waiting)
+        start = end + -end % 8
+        file.write(bytes(start - end))
+        _append(offsets, file)
+        file.seek(0)
+        file.write(_HEADER.pack(_MAGIC, _VERSION, packing.pickles, count, start, 0))
+
+
+def _append(source: BinaryIO, target: BinaryIO) -> None:
+    source.seek(0)
+    shutil.copyfileobj(source, target, 1 << 20)
+
+
+class _Packing:
+    """Objects to bytes."""
+
+    def __init__(self, trust_code: bool):
+        self._trust_code, self.pickles = trust_code, False
+
+    def pack(self, item: Any, number: int) -> bytes:
+        """The bytes of an item.
+
+        Raises:
+            UsageError: it cannot be packed.
+        """
+        try:
+            return self._pack(item)
+        except (TypeError, ValueError, OverflowError, RecursionError, AttributeError, pickle.PicklingError) as error:
+            place, reason = self._culprit(item, error)
+            raise UsageError(
+                f"item {number} cannot be packed{f', because of {place}' if place else ''}: {reason}",
+                fix="make it of None, numbers, text, bytes, lists, tuples, dicts and numpy arrays"
+                + ("" if self._trust_code else "; or, if only you read it, pass trust_code=True (then it is pickled)"),
+            ) from error
+
+    def _pack(self, item: Any) -> bytes:
+        data: bytes = msgpack.packb(item, default=self._extend, strict_types=True, unicode_errors="surrogatepass")
+        return data
+
+    def _extend(self, value: Any) -> msgpack.ExtType:
+        if type(value) is tuple:
+            return msgpack.ExtType(_TUPLE, self._pack(list(value)))
+        if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
+            return msgpack.ExtType(_SCALAR, msgpack.packb((value.dtype.str, (), value.tobytes())))
+        if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.names is None:
+            return msgpack.ExtType(_ARRAY, msgpack.packb((value.dtype.str, value.shape, value.tobytes())))
+        if not self._trust_code:
+            raise TypeError(f"a {_name(type(value))} is not one of the kinds that are packed")
+        self.pickles = True
+        return msgpack.ExtType(_PICKLE, pickle.dumps(value))
+
+    def _culprit(self, item: Any, error: Exception) -> tuple[str, str]:
+        """The smallest part of an item that cannot be packed, and why."""
+        place = ""
+        for _ in range(_DEPTH):
+            inside = item.items() if isinstance(item, Mapping) else enumerate(item) if _is_list(item) else ()
+            for key, value in inside:
+                reason = self._refusal(value)
+                if reason is not None:
+                    place, item, error = f"{place}[{key!r}]", value, reason
+                    break
+            else:
+                return place, str(error)
+        return "", "it is nested too deeply"
+
+    def _refusal(self, value: Any) -> Exception | None:
+        try:
+            self._pack(value)
+        except Exception as error:
+            return error
+        return None
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,40 @@
+"""The user's side of the pipeline: what is done to each sample, and how samples become a batch."""
+
+from energon_lite.hooks.base import TaskEncoder
+from energon_lite.hooks.checks import check_hooks
+from energon_lite.hooks.context import HookContext, hook_context, running_context
+from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cooker
+from energon_lite.hooks.default import DefaultTaskEncoder
+from energon_lite.hooks.global_generators import LendingScope, lending
+from energon_lite.hooks.hooks import (
+    HOOK_ORDER,
+    Hooks,
+    failure_tolerances,
+    hooks_of,
+    is_overridden,
+    own_hooks,
+    seeded_hooks,
+)
+from energon_lite.hooks.stateless import stateless
+
+__all__ = [
+    "HOOK_ORDER",
+    "Cooker",
+    "DefaultTaskEncoder",
+    "HookContext",
+    "Hooks",
+    "LendingScope",
+    "TaskEncoder",
+    "basic_sample_keys",
+    "check_hooks",
+    "cooker",
+    "failure_tolerances",
+    "hook_context",
+    "hooks_of",
+    "is_overridden",
+    "lending",
+    "own_hooks",
+    "running_context",
+    "seeded_hooks",
+    "stateless",
+]

@@ -1,0 +1,92 @@
+"""What is refused, when a data set is built, about a task encoder."""
+
+from __future__ import annotations
+
+import inspect
+
+from energon_lite.batching.collate import check_padding
+from energon_lite.errors import UsageError
+from energon_lite.hooks.base import TaskEncoder
+from energon_lite.hooks.hooks import is_generator, is_overridden
+
+__all__ = ["check_hooks"]
+
+#: Methods of Energon that build its pipeline.
+_BUILDERS = (
+    "build_batch",
+    "build_cook_crude_sample",
+    "build_encode_sample",
+    "build_train_datasets",
+    "build_val_datasets",
+)
+
+_PACKING = ("select_samples_to_pack", "pack_selected_samples")
+
+
+def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None) -> None:
+    """Refuse, when the data set is built, an encoder with hooks that this loader would not call as meant.
+
+    Args:
+        packing_buffer_size: argument of the data set.
+
+    Raises:
+        UsageError: names the hook.
+    """
+    if not isinstance(encoder, TaskEncoder):
+        raise UsageError(
+            f"task_encoder is a {type(encoder).__name__}",
+            fix="derive it from energon_lite.TaskEncoder, and give an instance",
+        )
+    check_padding(encoder.padding)
+    _check_names(encoder)
+    _check_packing(encoder, packing_buffer_size)
+    _check_generators(encoder, packing=packing_buffer_size is not None)
+
+
+def _check_names(encoder: TaskEncoder) -> None:
+    cls = type(encoder)
+    for name in _BUILDERS:
+        if hasattr(cls, name):
+            raise UsageError(
+                f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
+                fix="do it in encode_sample, batch or encode_batch",
+            )
+    if len(inspect.signature(cls.cook_crude_sample).parameters) != 3:
+        raise UsageError(
+            f"{cls.__name__}.cook_crude_sample is called with (sample, cooker)",
+            fix="take these two; auxiliary data is not supported yet",
+        )
+    if is_overridden(encoder, "preencode_sample") and is_overridden(encoder, "encode_sample"):
+        raise UsageError(
+            f"{cls.__name__} has both encode_sample and preencode_sample: both are the first hook of a sample",
+            fix="rename encode_sample to postencode_sample, or leave one of them out",
+        )
+
+
+def _check_packing(encoder: TaskEncoder, size: int | None) -> None:
+    if size is None:
+        return
+    if size < 1:
+        raise UsageError(f"packing_buffer_size is {size}", fix="give at least 1, or None for no packing")
+    missing = [name for name in _PACKING if not is_overridden(encoder, name)]
+    if missing:
+        raise UsageError(
+            f"packing_buffer_size={size}, but {type(encoder).__name__} has no {' and no '.join(missing)}",
+            fix="write both select_samples_to_pack and pack_selected_samples, or leave out packing_buffer_size",
+        )
+
+
+def _check_generators(encoder: TaskEncoder, *, packing: bool) -> None:
+    groups = is_overridden(encoder, "batch_group_criterion")
+    refused = {
+        "cook_crude_sample": "a cooker makes one sample",
+        "select_samples_to_pack": "it returns a list of lists",
+        "batch_group_criterion": "it returns the key of the group and the size of its batches",
+    }
+    if packing:
+        refused["postencode_sample"] = "the samples of a pack are chosen already; yield in preencode_sample"
+    if groups:
+        refused["batch"] = "a group makes one batch; yield in encode_batch"
+    for name, why in refused.items():
+        if is_generator(encoder, name):
+            raise UsageError(f"{type(encoder).__name__}.{name} is a generator: {why}", fix="return one value")

@@ -1,0 +1,77 @@
+"""The copy of the next batch begins before the batch of now is handed out, so that it overlaps with the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from energon_lite.loading.device import Underway
+from energon_lite.loading.makers.pipeline import Result
+
+__all__ = ["Copy", "OneAhead"]
+
+
+class Copy(Protocol):
+    """How batches get to a device, such as :class:`~energon_lite.loading.device.DeviceCopy`."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a copy goes on while the caller does other things."""
+
+    def start(self, batch: Any) -> Underway:
+        """Begin to copy a batch."""
+
+    def finish(self, underway: Underway) -> Any:
+        """The batch, for use."""
+
+
+class _Taken(NamedTuple):
+    """A result, and the copy of its batch."""
+
+    result: Result
+    underway: Underway
+
+
+class OneAhead:
+    """Results on their way to a device.
+
+    A result that was taken ahead is not delivered, and no state knows of it: the caller moves its cursor, and counts,
+    when it hands a batch out. Where the copy does not overlap, nothing is taken ahead.
+
+    Args:
+        copy: to the device.
+        load: the next result, None at the end; called again after :meth:`forget`, or after it raised, it begins over.
+    """
+
+    def __init__(self, copy: Copy, load: Callable[[], Result | None]):
+        self.copy, self._load = copy, load
+        self._now: _Taken | None = None
+        self._next: _Taken | BaseException | None = None
+
+    def take(self) -> Result | None:
+        """The next result (its batch is not for use); None at the end. What went wrong ahead is raised here."""
+        following, self._next = self._next, None
+        if isinstance(following, BaseException):
+            raise following
+        self._now = following or self._taken()
+        return None if self._now is None else self._now.result
+
+    def finish(self) -> Any:
+        """The batch of the result taken last, on the device. The caller's cursor stands behind it by now."""
+        now, self._now = self._now, None
+        assert now is not None
+        if self.copy.overlaps:
+            try:
+                self._next = self._taken()
+            except BaseException as error:
+                # Also an interrupt: the batch in hand counts as delivered, so it has to be handed out.
+                self._next = error
+        return self.copy.finish(now.underway)
+
+    def forget(self) -> None:
+        """What was taken ahead is not wanted any more."""
+        self._now = self._next = None
+
+    def _taken(self) -> _Taken | None:
+        result = self._load()
+        return None if result is None else _Taken(result, self.copy.start(result.batch))

@@ -1,0 +1,76 @@
+"""Who runs jobs, and the simplest who does: this process."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from energon_lite.hooks import LendingScope
+from energon_lite.loading.makers.pipeline import Job, Pipeline, Result
+
+__all__ = ["Executor", "InlineExecutor", "Load"]
+
+
+class Load(NamedTuple):
+    """What an executor has in hand.
+
+    Attributes:
+        ready: results that wait for their turn.
+        pending: jobs that are at work, or wait for a worker.
+        bytes_in_flight: of the results that are ready.
+    """
+
+    ready: int = 0
+    pending: int = 0
+    bytes_in_flight: int = 0
+
+
+class Executor(Protocol):
+    """Runs jobs in the order they were submitted, or ahead of it."""
+
+    def submit(self, job: Job) -> int:
+        """Take a job; returns a ticket."""
+
+    def result(self, ticket: int) -> Result:
+        """The result of a job; waits for it. Each ticket is asked for once."""
+
+    def load(self) -> Load:
+        """What is in hand now."""
+
+    def ahead(self, jobs: int) -> int:
+        """Jobs that should be submitted before their turn, where so many were wished for: more if they are tiny."""
+
+    def cancel(self) -> None:
+        """Forget all jobs whose results were not asked for."""
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+
+class InlineExecutor:
+    """Runs each job in this process, when its result is asked for."""
+
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline = pipeline
+        self._jobs: dict[int, Job] = {}
+        self._tickets = 0
+
+    def submit(self, job: Job) -> int:
+        self._tickets += 1
+        self._jobs[self._tickets] = job
+        return self._tickets
+
+    def result(self, ticket: int) -> Result:
+        with LendingScope():
+            return self._pipeline.run(self._jobs.pop(ticket))
+
+    def load(self) -> Load:
+        return Load(pending=len(self._jobs))
+
+    def ahead(self, jobs: int) -> int:
+        return jobs
+
+    def cancel(self) -> None:
+        self._jobs.clear()
+
+    def close(self) -> None:
+        self._jobs.clear()

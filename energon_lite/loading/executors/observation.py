@@ -1,0 +1,120 @@
+"""What a worker was doing when it died, and what it is doing while it hangs.
+
+A worker that is killed cannot say anything any more, and one that hangs in foreign code cannot be asked in Python. So
+both is written to memory that the trainer sees: the step that is about to be taken (only when a job is run again after
+a worker died in it, since it costs a system call for each step), and, by the handler of a signal that Python's
+``faulthandler`` installs, the stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from energon_lite.loading.executors.segments import MemoryFiles
+from energon_lite.loading.makers.pipeline import Pipeline
+
+__all__ = ["Notes", "observed"]
+
+#: Seconds that a worker has to write its stack, and between two looks at whether it has.
+_PATIENCE, _LOOK = 1.0, 0.01
+#: Bytes of a note, and of a stack that are shown.
+_NOTE, _STACK = 512, 16 << 10
+
+
+class Notes:
+    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` there is none, and no notes."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryFiles(2)
+
+    @property
+    def _descriptors(self) -> tuple[int, int] | None:
+        """Of the stacks, and of the step."""
+        found = self._memory.descriptors
+        return (found[0], found[1]) if len(found) == 2 else None
+
+    def close(self) -> None:
+        """In this process."""
+        self._memory.close()
+
+    # -- in the worker --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """From now on a SIGUSR1 has the stacks of all threads written down."""
+        if self._descriptors is None:
+            return
+        stacks, steps = self._descriptors
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+        os.pwrite(steps, struct.pack("<d", time.monotonic()), _NOTE)
+
+    def note(self, step: str) -> None:
+        """This is about to be done."""
+        if self._descriptors is not None:
+            os.pwrite(self._descriptors[1], step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
+
+    # -- in the trainer -------------------------------------------------------------------------------------------
+
+    def began(self) -> float | None:
+        """When the worker began to work, by the monotonic clock; None: it is being started."""
+        if self._descriptors is None:
+            return 0.0
+        written = os.pread(self._descriptors[1], 8, _NOTE)
+        return struct.unpack("<d", written)[0] if len(written) == 8 else None
+
+    def last_step(self) -> str:
+        """What was about to be done when it was last noted; "" if nothing was."""
+        if self._descriptors is None or not self._memory.is_open:
+            return ""
+        return os.pread(self._descriptors[1], _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
+
+    def stacks(self, pid: int) -> str:
+        """The stacks of the worker's threads, or why there are none."""
+        if self._descriptors is None:
+            return "(its stack cannot be shown on this system)"
+        stacks, _ = self._descriptors
+        if self.began() is None:
+            return "(it has not begun to work: it is still being started)"
+        # The offset is shared by both processes, so the worker writes at the beginning, too.
+        os.ftruncate(stacks, 0)
+        os.lseek(stacks, 0, os.SEEK_SET)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        size, deadline = 0, time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK)
+            before, size = size, os.fstat(stacks).st_size
+            if size and size == before:
+                return os.pread(stacks, _STACK, 0).decode("utf-8", "replace").rstrip()
+        return "(it does not answer: it is stopped, or waits for the system)"
+
+
+@contextlib.contextmanager
+def observed(pipeline: Pipeline, notes: Notes, wanted: bool) -> Iterator[None]:
+    """Have each step of a pipeline noted before it is taken, sample by sample; nothing at all if not ``wanted``."""
+    if not wanted:
+        yield
+        return
+    guarded: Callable[..., Any] = pipeline._guarded
+
+    def noting(stage: str, leaf: str, key: str, *rest: Any) -> Any:
+        notes.note(f"{stage} of {key}" + ("" if leaf == "*" else f" of {leaf}"))
+        return guarded(stage, leaf, key, *rest)
+
+    before: dict[str, Any] = {
+        name: pipeline.__dict__[name] for name in ("_guarded", "_columns") if name in pipeline.__dict__
+    }
+    pipeline.__dict__.update({"_guarded": noting, "_columns": None})
+    notes.note("")
+    try:
+        yield
+    finally:
+        for name in ("_guarded", "_columns"):
+            del pipeline.__dict__[name]
+        pipeline.__dict__.update(before)

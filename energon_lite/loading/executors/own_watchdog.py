@@ -1,0 +1,76 @@
+"""The watchdog of a loader without workers: it can show what this process does, and cannot end it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+
+from energon_lite.errors import WorkerError
+from energon_lite.loading.executors.pool_options import PoolOptions
+
+__all__ = ["OwnWatchdog"]
+
+logger = logging.getLogger(__name__)
+
+
+class OwnWatchdog:
+    """Is entered while this process makes a batch. If that takes too long, a thread logs this one's stack, once.
+
+    With ``on_timeout="raise"`` a WorkerError follows when the batch is there: a hook that never returns ends only
+    in a worker.
+
+    Args:
+        options: how long is too long, and what happens then.
+    """
+
+    def __init__(self, options: PoolOptions):
+        self._seconds, self._raises = options.watchdog_seconds, options.on_timeout == "raise"
+        self._replaces = options.on_timeout == "replace"
+        self._began: float | None = None
+        self._watched = 0  # the thread that makes the batch
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._seconds is None:
+            return
+        self._watched, self._began = threading.get_ident(), time.monotonic()
+        if self._thread is None or not self._thread.is_alive():
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._watch, name="energon-lite-watchdog", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        began, self._began = self._began, None
+        if self._raises and kind is None and self._seconds is not None and began is not None:
+            seconds = time.monotonic() - began
+            if seconds > self._seconds:
+                raise WorkerError(
+                    f"a micro-batch took {seconds:.3g} s, longer than {self._seconds:g} s, in this process",
+                    fix="see the stack that was logged; raise watchdog_timeout_seconds if this is normal",
+                )
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        assert self._seconds is not None
+        told = None
+        while not self._ended.wait(min(1.0, self._seconds / 4)):
+            began = self._began
+            if began is None or began == told or time.monotonic() - began < self._seconds:
+                continue
+            told = began
+            frame = sys._current_frames().get(self._watched)
+            stack = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+            logger.warning(
+                "this process, which makes batches itself (num_workers=0), has been at one for longer than %g s%s\n%s",
+                self._seconds,
+                ", and there is no worker to be replaced" if self._replaces else "",
+                stack,
+            )

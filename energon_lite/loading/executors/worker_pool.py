@@ -1,0 +1,349 @@
+"""Worker processes that run jobs, and may die.
+
+A worker owns nothing: no shard, no buffer, no position. It gets a job, sends back a batch, and forgets both. Therefore
+which worker runs a job, how many there are, and whether one dies half-way cannot change a batch: the job is run again.
+One that hangs is as good as dead, if the user says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import time
+from collections import deque
+from multiprocessing.util import Finalize
+
+from energon_lite.errors import UsageError, WorkerError
+from energon_lite.loading.executors.executor import Load
+from energon_lite.loading.executors.pool_options import PoolOptions
+from energon_lite.loading.executors.transport import pack
+from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers
+from energon_lite.loading.makers.pipeline import Job, Pipeline, Result
+from energon_lite.loading.makers.stage_timer import note_transfer
+
+__all__ = ["WorkerPool"]
+
+logger = logging.getLogger(__name__)
+
+#: A job during which so many workers died, or hung, is not tried again.
+MAX_DEATHS = 3
+#: Jobs that a worker has at least: one to work on, one to go on with. No more until a result's size is known.
+_DEPTH = 2
+#: Very short jobs that a worker has at most, that give results of so many bytes, as many as take so many seconds: to
+#: wake a sleeping process up takes longer than to copy such a batch.
+_MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 16, 1 << 20, 4e-3
+#: Results that a worker can hand over through shared memory beyond those that wait for their turn.
+_WITH_USER = 4
+#: Seconds that workers have to end the job that they are at, when they are told to leave.
+_LEAVE = 2.0
+#: Seconds that a job may take as long as nobody knows better: the first ones, and those after a death, go one by one.
+_UNKNOWN = 1.0
+
+
+class WorkerPool:
+    """Runs jobs in worker processes.
+
+    Whatever interrupts a call (Ctrl-C may come between any two steps, in the middle of a message too) leaves the pool
+    as one that nobody relies on: :meth:`cancel` then starts new workers.
+
+    Args:
+        pipeline: what runs a job; it is copied into each worker.
+        num_workers: number of processes.
+        options: how they are started, watched and bounded; None: the defaults.
+    """
+
+    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions | None = None):
+        self._pipeline, self._options = pipeline, options or PoolOptions()
+        self._sizes: dict[int, int] = {}  # of results that wait for their turn
+        self._largest = 0
+        self._seconds = _UNKNOWN  # that a job takes, lately
+        self._poll = select.poll()
+        self._context = multiprocessing.get_context(self._options.start_method)
+        self._tickets = 0
+        self._waiting: deque[int] = deque()  # submitted, not sent
+        self._jobs: dict[int, Job] = {}  # submitted, not answered
+        self._done: dict[int, Result | BaseException] = {}
+        self._deaths: dict[int, int] = {}
+        self._awaited = 0  # the ticket that somebody waits for
+        self.total_deaths = 0
+        self._closing = False
+        self._workers: list[WorkerHandle] = []
+        # Workers end when nobody has the pool any more, and when this process ends: multiprocessing, which then waits
+        # for all processes, runs this before, whatever was imported first.
+        self._owner = os.getpid()
+        self._end = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
+        self._whole = False  # no call is at work, and none was interrupted
+        for number in range(num_workers):
+            self._start(number)
+        self._whole = True
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether nobody ends, or has ended, its workers."""
+        return not self._closing and self._end.still_active()
+
+    def _begin(self) -> None:
+        """A call begins that workers are needed for."""
+        if os.getpid() != self._owner:
+            raise UsageError(
+                "a loader is used in a process that was forked after its workers were started: they answer to the "
+                "process that started them",
+                fix="make a loader in the new process, and restore its state there",
+            )
+        self._whole = False
+
+    def submit(self, job: Job) -> int:
+        self._begin()
+        self._tickets += 1
+        self._jobs[self._tickets] = job
+        self._waiting.append(self._tickets)
+        if self._depth <= self._base_depth or not all(worker.tickets for worker in self._workers):
+            self._dispatch()  # else many are sent together, when a result is asked for
+        self._whole = True
+        return self._tickets
+
+    def result(self, ticket: int) -> Result:
+        self._begin()
+        limit = self._options.watchdog_seconds
+        deadline = None if limit is None else time.monotonic() + limit
+        self._awaited = ticket
+        if ticket in self._waiting and self._waiting[0] != ticket:
+            self._waiting.remove(ticket)
+            self._waiting.appendleft(ticket)
+        self._dispatch()
+        try:
+            while ticket not in self._done:
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
+                    deadline = self._too_slow(ticket)
+                self._dispatch()
+        except OSError:
+            if self._is_open:
+                raise
+            raise WorkerError("the loader was closed while another thread waited for a batch") from None
+        outcome = self._done.pop(ticket)
+        self._sizes.pop(ticket, None)
+        self._whole = True
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def load(self) -> Load:
+        if self._whole and os.getpid() == self._owner:
+            self._whole = False
+            while self._collect(0.0):
+                pass  # answers that have come are taken; to look must not begin any work
+            self._whole = True
+        return Load(len(self._done), len(self._jobs), sum(self._sizes.values()))
+
+    def ahead(self, jobs: int) -> int:
+        depth = self._depth
+        return jobs if depth <= self._base_depth else max(jobs, 2 * depth * len(self._workers))
+
+    def cancel(self) -> None:
+        # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
+        for forgotten in (self._waiting, self._jobs, self._done, self._sizes, self._deaths):
+            forgotten.clear()
+        if not self._whole and self._is_open:
+            end_workers(self._workers, 0.0)
+            self._poll = select.poll()
+            for number in range(len(self._workers)):
+                self._start(number)
+            self._whole = True
+
+    def close(self) -> None:
+        if not self._end.still_active() or os.getpid() != self._owner:  # a forked trainer must not touch the workers
+            return
+        self._closing = True
+        end_workers(self._workers, _LEAVE)
+        self._end.cancel()
+        self.cancel()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        """Start a worker, and put it in its place: before it begins, so that it is known even after an interrupt."""
+        options, segments = self._options, self._base_depth + _WITH_USER
+        worker = WorkerHandle(self._context, number, self._pipeline, segments=segments, trace=options.trace)
+        self._workers[number : number + 1] = [worker]
+        worker.start()
+        for handle in worker.handles:
+            self._poll.register(handle, select.POLLIN)
+
+    @property
+    def _base_depth(self) -> int:
+        """Jobs that a worker has ahead where they are not tiny."""
+        return max(_DEPTH, self._options.prefetch_factor)
+
+    @property
+    def _depth(self) -> int:
+        """Jobs that a worker may have now: more of those that take it less time than to be woken up."""
+        small = _SMALL_RESULTS // (1 + self._largest * len(self._workers))
+        short = _MAX_DEPTH if self._seconds * _MAX_DEPTH <= _WORTH_WAKING else int(_WORTH_WAKING / self._seconds)
+        return max(self._base_depth if self._largest else _DEPTH, min(short, small))
+
+    def _dispatch(self) -> None:
+        """Send waiting jobs, each to the worker that has the fewest."""
+        while self._waiting:
+            depth = self._depth
+            worker = min(self._workers, key=lambda one: len(one.tickets))
+            together = depth > self._base_depth
+            if len(worker.tickets) >= depth or (together and len(worker.tickets) > depth // 2):
+                return
+            tickets = self._next_jobs(depth - len(worker.tickets) if together else 1)
+            if not tickets:
+                return
+            self._send(worker, tickets)
+
+    def _next_jobs(self, wanted: int) -> list[int]:
+        """Tickets that are sent together, taken from those that wait. One in which a worker died goes alone."""
+        found: list[int] = []
+        while self._waiting and len(found) < wanted and self._has_room(self._waiting[0], len(found)):
+            if found and self._waiting[0] in self._deaths:
+                break
+            found.append(self._waiting.popleft())
+            if found[0] in self._deaths:
+                break
+        return found
+
+    def _send(self, worker: WorkerHandle, tickets: list[int]) -> None:
+        """Send jobs; if the worker is dead, they wait again, and there is another one in its place."""
+        jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
+        message = pack((jobs, worker.segments.take_released(), tickets[0] in self._deaths))
+        worker.since = worker.since if worker.tickets else time.monotonic()
+        worker.together = len(tickets) > 1 or (worker.together and bool(worker.tickets))
+        worker.tickets.extend(tickets)
+        try:
+            worker.channel.send(message)
+            self._watch(worker)
+        except OSError:
+            self._replace(worker)
+
+    def _watch(self, worker: WorkerHandle) -> None:
+        """Look for answers, and for room in a pipe that was full."""
+        self._poll.modify(worker.channel.fileno(), select.POLLIN | (select.POLLOUT if worker.channel.is_full else 0))
+
+    def _has_room(self, ticket: int, taken: int) -> bool:
+        """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
+        at_work = sum(len(worker.tickets) for worker in self._workers) + taken
+        needed = not at_work and (ticket == self._awaited or not self._done)
+        expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
+        return needed or expected <= self._options.max_bytes_in_flight
+
+    def _collect(self, timeout: float | None) -> bool:
+        """Wait for something to happen; take what answers there are. False: nothing happened in time."""
+        events = dict(self._poll.poll(None if timeout is None else 1000 * timeout))
+        for worker in list(self._workers):
+            event = events.get(worker.channel.fileno(), 0)
+            try:
+                if event & select.POLLOUT:
+                    worker.channel.flush()
+                    self._watch(worker)
+                if event & ~select.POLLOUT:
+                    self._take_answers(worker)
+                elif worker.process.sentinel in events:  # what it said before its end is heard first
+                    self._replace(worker)
+            except (EOFError, OSError):
+                self._replace(worker)
+        return bool(events)
+
+    def _take_answers(self, worker: WorkerHandle) -> None:
+        began = time.monotonic()
+        while (received := worker.channel.receive()) is not None:
+            (answers, seconds), size = received
+            size, seconds = size // len(answers), seconds / len(answers)
+            worker.since = time.monotonic()
+            for ticket, ok, value in answers:
+                self._seconds += 0.2 * (seconds - self._seconds)
+                worker.tickets.remove(ticket)
+                self._deaths.pop(ticket, None)
+                if self._jobs.pop(ticket, None) is None:
+                    continue
+                outcome = Result(*value) if ok else value
+                if self._options.trace and isinstance(outcome, Result):
+                    note_transfer(outcome, began, worker.since)
+                self._done[ticket] = outcome
+                self._sizes[ticket] = size
+                self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
+
+    def _replace(self, worker: WorkerHandle, *, hung: bool = False) -> None:
+        """A worker died, or is killed because it hangs: start another one and run its jobs again."""
+        worker.end(0.0 if hung else 1.0)
+        end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
+        self.total_deaths += 1
+        self._seconds = _UNKNOWN
+        lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
+        if worker.together and len(lost) > 1 and lost[0] not in self._deaths:
+            self._deaths.update(dict.fromkeys(lost, 0))  # nobody knows which it was; each goes alone from now on
+        elif lost:
+            running = lost[0]
+            self._deaths[running] = self._deaths.get(running, 0) + 1
+            if self._deaths[running] >= MAX_DEATHS:
+                self._done[running] = self._gave_up(self._jobs.pop(running), worker, end)
+                lost.remove(running)
+        for handle in worker.handles:
+            self._poll.unregister(handle)
+        worker.close()
+        self._waiting.extendleft(reversed(lost))
+        logger.warning(
+            "worker %d (pid %s) %s; it is replaced, and %d of its jobs run again",
+            worker.number,
+            worker.pid,
+            end,
+            len(lost),
+        )
+        self._start(worker.number)
+
+    def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
+        names = [f"{self._pipeline.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        step = worker.notes.last_step()
+        return WorkerError(
+            f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
+            + (f" in {step}" if step else ""),
+            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {shown}",
+            fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
+            "restore_sample makes the same batch in this process",
+        )
+
+    def _too_slow(self, ticket: int) -> float | None:
+        """A result was waited for too long. Returns when to look again; None: not for this one."""
+        limit = self._options.watchdog_seconds
+        assert limit is not None
+        now = time.monotonic()
+        owner = next((worker for worker in self._workers if ticket in worker.tickets), None)
+        hung = [worker for worker in self._workers if worker.tickets and worker.busy_seconds(now) >= limit]
+        job = self._jobs.get(ticket)
+        at = f"worker {owner.number} (pid {owner.pid})" if owner is not None else "no worker has begun it"
+        what = f"a micro-batch has been waited for longer than {limit:g} s ({at})"
+        number = "?" if job is None else job.number
+        suspects = hung or ([] if owner is None else [owner])
+        stacks = "".join(f"\nworker {one.number} (pid {one.pid}):\n{one.notes.stacks(one.pid)}" for one in suspects)
+        match self._options.on_timeout:
+            case "raise":
+                raise WorkerError(
+                    what + stacks,
+                    where=f"micro-batch {number}",
+                    fix="see what the worker does there; raise watchdog_timeout_seconds if this is normal",
+                )
+            case "replace":
+                logger.warning("%s: micro-batch %s%s", what, number, stacks)
+                for worker in hung:
+                    self._replace(worker, hung=True)
+                return time.monotonic() + limit
+        logger.warning("%s: micro-batch %s; still waiting%s", what, number, stacks)
+        return None
+
+
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return "an unknown status"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

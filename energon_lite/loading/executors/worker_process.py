@@ -1,0 +1,166 @@
+"""A worker's life: take a job, make the batch, send it.
+
+Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when their
+pipe closes, or when their trainer is gone. On SIGUSR1 they write down what they are doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.hooks import LendingScope
+from energon_lite.loading.executors.forked_streams import renew_streams
+from energon_lite.loading.executors.observation import Notes, observed
+from energon_lite.loading.executors.parent_watch import end_with_trainer
+from energon_lite.loading.executors.segments import Segments, SegmentWriter
+from energon_lite.loading.executors.transport import Channel, Message, pack, receive, send
+from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
+from energon_lite.loading.makers.pipeline import Job, Pipeline
+from energon_lite.loading.makers.stage_timer import time_stages
+
+__all__ = ["STOP_SIGNALS", "Request", "serve"]
+
+logger = logging.getLogger(__name__)
+
+#: What ends a trainer, and no worker.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds that answers wait for each other, at most.
+_TOGETHER = 1e-3
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the trainer sends.
+
+    Args:
+        jobs: to be run, each with its ticket.
+        released: segments that the trainer has no more use for.
+        observe: note each step before it is taken; a worker died, or hung, in this job before.
+    """
+
+    jobs: Sequence[tuple[int, Job]]
+    released: Sequence[int]
+    observe: bool = False
+
+
+#: A ticket, whether all went well, and what the result is made of, or the error.
+Answer = tuple[int, bool, Any]
+
+
+def serve(
+    connection: Connection,
+    segments: Segments,
+    notes: Notes,
+    pipeline: Pipeline,
+    trainer: int,
+    by_kernel: bool,
+    inherited: Sequence[Channel | Connection],
+    trace: bool,
+) -> None:
+    """The body of a worker process.
+
+    Args:
+        connection: to the trainer.
+        segments: memory for large results.
+        notes: where the trainer looks if this process dies, or hangs.
+        pipeline: what runs a job.
+        trainer: its process.
+        by_kernel: the kernel ends this process with the trainer.
+        inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
+        trace: time the stages of each batch.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if inherited:
+        renew_streams()
+    for end in inherited:
+        end.close()
+    end_with_trainer(trainer, by_kernel=by_kernel)
+    notes.begin()
+    import torch
+
+    torch.set_num_threads(1)
+    if trace:
+        time_stages(pipeline)
+    LendingScope().__enter__()  # nobody else in this process draws, and it never ends
+    try:
+        writer = SegmentWriter(segments)
+        while True:
+            fields, _ = receive(connection)
+            request = Request(*fields)
+            writer.release(request.released)
+            with observed(pipeline, notes, request.observe):
+                for message in _run(pipeline, request.jobs):
+                    send(connection, message, writer)
+    except (EOFError, ConnectionError):
+        code = 0  # the trainer closed the pipe, or is gone
+    except Exception:
+        logger.exception("a worker ends, by an error that is none of a job")
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
+    os._exit(code)
+
+
+def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:
+    """Answers as they come; those that take next to no time together, since the trainer wakes up for each message."""
+    answers: list[Answer] = []
+    began = time.monotonic()
+    for ticket, job in jobs:
+        answers.append(_answer(pipeline, ticket, job))
+        seconds = time.monotonic() - began
+        if seconds > _TOGETHER or ticket == jobs[-1][0]:
+            yield _pack_answers(answers, seconds)
+            answers, began = [], time.monotonic()
+
+
+def _answer(pipeline: Pipeline, ticket: int, job: Job) -> Answer:
+    try:
+        result = pipeline.run(job)
+        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
+    except BaseException as error:
+        return ticket, False, error
+
+
+def _pack_answers(answers: Sequence[Answer], seconds: float) -> Message:
+    """A message of all of them; what cannot be sent becomes an error."""
+    sent = [(ticket, ok, value if ok else _sendable(value)) for ticket, ok, value in answers]
+    try:
+        return pack((sent, seconds))
+    except Exception:
+        return pack(([_packed_alone(answer) for answer in sent], seconds))
+
+
+def _packed_alone(answer: Answer) -> Answer:
+    try:
+        pack(answer)
+        return answer
+    except Exception as error:
+        return answer[0], False, _sendable(error)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    text = hook_traceback(error)
+    if shows_more(error):
+        error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
+    error.__cause__ = error.__context__ = None
+    if not isinstance(error, EnergonLiteError):
+        logger.error("a worker ends the iteration:\n%s", text)
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")

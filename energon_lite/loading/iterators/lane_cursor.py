@@ -1,0 +1,214 @@
+"""Where a run is whose content decides how many batches there are: a place in each lane.
+
+Chunk ``c`` of a pass belongs to lane ``c % lanes``, and micro-batch ``m`` is the next one of lane ``m % lanes``. So a
+rank that takes each ``world_size``-th micro-batch has lanes of its own, as long as ``world_size`` divides ``lanes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from energon_lite.batching.chunks import worlds_for
+from energon_lite.errors import StateError, StateMismatchError, TopologyError
+from energon_lite.loading.iterators.cursor import checked, header, ranks_entry, read_ranks
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.plain_state import damaged, is_count
+from energon_lite.loading.iterators.rebase_entry import rebase_entry
+from energon_lite.loading.makers.chunk_job import START, Place, Tail
+from energon_lite.order.rebase import Rebase
+
+__all__ = [
+    "MAX_LANES",
+    "LaneCursor",
+    "LanePlace",
+    "check_topology",
+    "from_lane_state",
+    "lanes_of",
+    "read_lanes",
+    "to_lane_state",
+]
+
+
+#: Lanes of a run at most. Each is some hundred bytes of a state, and every rank has at least one.
+MAX_LANES = 1 << 20
+#: Above these a state is damaged: chunks of a run, what a chunk has of anything.
+MAX_CHUNK, MAX_BATCH = 1 << 45, 1 << 40
+
+
+class LanePlace(NamedTuple):
+    """Where a lane is.
+
+    Attributes:
+        chunk: the chunk of its next batch.
+        place: where in it that batch begins.
+        tails: what chunks before it handed over, and no batch has used yet.
+    """
+
+    chunk: int
+    place: Place = START
+    tails: tuple[Tail, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaneCursor:
+    """A place in the run. It moves as a whole, so that whatever interrupts a loader finds one place or the next.
+
+    Args:
+        lanes: number of lanes of the run.
+        pass_number: finished passes over a finite stream.
+        position: micro-batches of this pass that were delivered (or that lanes had no more), over all ranks.
+        loop_start: the position at which the running ``for`` loop began.
+        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
+        at: for each lane of this rank, where it is.
+    """
+
+    lanes: int
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+    ranks: int | None = None
+    at: Mapping[int, LanePlace] = field(default_factory=dict)
+
+    @classmethod
+    def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
+        """The beginning of a pass."""
+        own = lanes_of(lanes, 0, rank, world_size)
+        return cls(lanes, pass_number, at={lane: LanePlace(lane) for lane in own})
+
+
+def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
+    """The lanes of a rank that takes micro-batches ``position + rank``, ``position + rank + world_size``, ..., in turn.
+
+    Example:
+        >>> lanes_of(6, 0, 1, 2)
+        [1, 3, 5]
+    """
+    return [(position + rank + step * world_size) % lanes for step in range(lanes // world_size)]
+
+
+def check_topology(lanes: int, world_size: int) -> None:
+    """Refuse a world size that does not divide the lanes.
+
+    Raises:
+        TopologyError: names those that do.
+    """
+    if lanes % world_size:
+        sizes = worlds_for(lanes)
+        shown = ", ".join(map(str, sizes)) if len(sizes) <= 16 else f"{', '.join(map(str, sizes[:15]))}, ..., {lanes}"
+        raise TopologyError(
+            f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
+            fix=f"use {shown} ranks; a run that is begun with more lanes (`lanes=`) goes on on more numbers of ranks",
+        )
+
+
+def to_lane_state(
+    cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None, *, ranks: int | None = None
+) -> dict[str, Any]:
+    """The state: plain integers, lists, strings and dicts. Zeros at the end of a place's numbers are left out.
+
+    Args:
+        ranks: with a limit: on so many the pass began.
+    """
+    return {
+        **header("lanes", rebase),
+        "pass_number": cursor.pass_number,
+        "position": cursor.position,
+        "loop_start": cursor.loop_start,
+        **ranks_entry(ranks),
+        "lanes": cursor.lanes,
+        "cursors": [_row(lane, at, cursor.lanes) for lane, at in sorted(cursor.at.items())],
+        **rebase_entry(rebase),
+        "identity": identity.to_plain(),
+    }
+
+
+def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
+    """A lane as plain data: its number, its chunk, the place in it; for each tail, how many chunks of the lane before,
+    and the place."""
+    tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
+    return [lane, at.chunk, *at.place.to_plain(), *tails]
+
+
+def from_lane_state(
+    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool = True
+) -> LaneCursor:
+    """The cursor of a rank from a state that has (at least) its lanes.
+
+    Args:
+        state: what :func:`to_lane_state` made, on this rank of as many ranks, or merged of all ranks' states.
+        identity: the data and configuration of the loader that restores it.
+        lanes: the number that the user insists on; None: any.
+        reads: False: this rank needs no lanes.
+
+    Raises:
+        StateError: not a state, or a damaged one.
+        StateMismatchError: another run's, or without the lanes of this rank.
+        TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
+    """
+    numbers = checked(state, "lanes")
+    identity.check(state.get("identity"))
+    count, found = read_lanes(state)
+    if lanes is not None and lanes != count:
+        raise StateMismatchError(
+            f"lanes: {count} in the state, {lanes} here", fix=f"leave out lanes=, or give {count}; it cannot change"
+        )
+    check_topology(count, world_size)
+    own = lanes_of(count, numbers["position"], rank, world_size)
+    missing = [lane for lane in own if lane not in found]
+    if missing and reads:
+        raise StateMismatchError(
+            f"the state has {len(found)} of {count} lanes, and not those of rank {rank} of {world_size}: "
+            f"{_listed(missing)}",
+            fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
+            "`energon-lite checkpoint merge`",
+        )
+    return LaneCursor(
+        count, **numbers, ranks=read_ranks(state), at={lane: found[lane] for lane in own if lane in found}
+    )
+
+
+def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
+    """The number of lanes of the run, and those that a state has.
+
+    Raises:
+        StateError: they are damaged.
+    """
+    lanes, rows = state.get("lanes"), state.get("cursors")
+    if not is_count(lanes, MAX_LANES + 1) or not lanes:
+        raise damaged("lanes", lanes)
+    if not isinstance(rows, (list, tuple)):
+        raise damaged("cursors", rows)
+    found: dict[int, LanePlace] = {}
+    for row in rows:
+        numbers, tails = _parted(row)
+        if not 2 <= len(numbers) <= 2 + len(START) or not all(map(_is_tail, tails)):
+            raise damaged("a lane", row)
+        lane, chunk, *place = numbers
+        if not is_count(chunk, MAX_CHUNK):
+            raise damaged("a lane", row)
+        before = [chunk - tail[0] * lanes for tail in tails]
+        if lane >= lanes or chunk % lanes != lane or lane in found or min(before, default=0) < 0:
+            raise StateError(f"the state is damaged: lane {lane} of {lanes} at chunk {chunk}", fix="use another")
+        places = [Tail(number, Place(*tail[1:])) for number, tail in zip(before, tails, strict=True)]
+        found[lane] = LanePlace(chunk, Place(*place), tuple(places))
+    return lanes, found
+
+
+def _parted(row: Any) -> tuple[list[int], list[Any]]:
+    """The numbers at the start of a row, and what follows."""
+    row = list(row) if isinstance(row, (list, tuple)) else []
+    count = next((place for place, entry in enumerate(row) if not is_count(entry, MAX_CHUNK)), len(row))
+    if not all(is_count(entry, MAX_BATCH) for entry in (*row[:1], *row[2:count])):
+        raise damaged("a lane", row)
+    return row[:count], row[count:]
+
+
+def _is_tail(value: Any) -> bool:
+    is_row = isinstance(value, (list, tuple)) and 1 <= len(value) <= 1 + len(START)
+    return is_row and all(is_count(number, MAX_BATCH) for number in value) and value[0] > 0
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

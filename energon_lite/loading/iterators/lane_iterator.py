@@ -1,0 +1,293 @@
+"""Walking through micro-batches whose content decides how many there are: lane by lane, in step with the other ranks.
+
+In an endless stream a lane always has a next micro-batch, so ranks need not talk. In a pass that ends, lanes end at
+different steps, and nobody knows when. So the ranks agree before each step on the first one for which any of them has a
+micro-batch; the others deliver a batch without samples. The micro-batches that do have samples, in their order, are the
+same for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from energon_lite.batching.chunks import default_lanes
+from energon_lite.errors import FatalSampleError, StateError, UsageError
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.collectives import agree_on_step, check_group
+from energon_lite.loading.iterators.cursor import check_reach
+from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
+from energon_lite.loading.iterators.lane_prefetcher import Chunks, LanePrefetcher
+from energon_lite.loading.iterators.rebase_entry import check_rebase
+from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
+from energon_lite.loading.makers.report import Report
+
+__all__ = ["LaneIterator"]
+
+#: In place of the number of a step: this rank has no micro-batch any more; it failed.
+_NONE, _FAILED = 1 << 62, -1
+
+
+class LaneIterator:
+    """The way of one rank through its lanes.
+
+    Whatever is interrupted, at any point, leaves the cursor at one place of the run or at the next, and the feed to be
+    started over there.
+
+    Args:
+        dataset: what is cut into chunks.
+        chunks: makes the one who works on them, at the first batch.
+        ahead: chunks submitted before their turn.
+        report: told what happened to samples that do not get into a batch.
+        skip: ``(pass, step)`` of steps that are made, but passed over.
+    """
+
+    def __init__(
+        self,
+        dataset: ChunkedDataset,
+        chunks: Callable[[], Chunks],
+        *,
+        ahead: int,
+        report: Report,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self.dataset, self._unchanged, self._config = dataset, dataset, dataset.worker_config
+        self._chunks, self._ahead, self._report, self._skip = chunks, ahead, report, frozenset(skip)
+        self.feed: LanePrefetcher | None = None
+        self.cursor = LaneCursor(1)
+        self._is_fed = self._ended = self._delivered = False
+        self._step = 0  # the position at which the step begins that was taken last
+        self._taken: Made | None = None  # this rank's micro-batch of that step
+        self.restore(None)
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def start_loop(self) -> None:
+        self._delivered = False
+        if self._ended:
+            self._begin_pass(self.cursor.pass_number + 1)
+        elif self._loop_is_over():
+            self.cursor = replace(self.cursor, loop_start=self.cursor.position)
+
+    @property
+    def knows_end(self) -> bool:
+        return self.dataset.is_endless
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self._step
+
+    def is_over(self) -> bool:
+        self._step = self.cursor.position
+        return self._loop_is_over()
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        if step is None:
+            self._ended = True
+        elif not self._config.reads:
+            self._step = step[1]
+            self.cursor = replace(self.cursor, pass_number=step[0])
+
+    def take(self) -> Result | None:
+        while (result := self._take()) is not None and self._is_skipped():
+            # Its samples are not delivered, but what went wrong with others on the way to them is counted.
+            self._report.add([one for one in result.outcomes if isinstance(one, (Failure, Mark))], batches=0)
+            self.advance()
+        return result
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        raise UsageError(
+            "which samples a step has is decided by the hooks when they run (they pack, group, or yield any number of "
+            "samples)",
+            fix="look at the batch itself: restore_sample(batch.__restore_key__); or measure the lengths, and have "
+            "batches planned by tokens (batching=...)",
+        )
+
+    def advance(self) -> None:
+        lane = (self._step + self._config.rank) % self.cursor.lanes
+        self._move([lane] if self._taken is not None else [], self._step + self._config.world_size)
+        self._taken, self._delivered = None, True
+
+    def _move(self, lanes: Sequence[int], position: int) -> None:
+        """Go to a position; what was looked at in these lanes is delivered."""
+        feed, at, lost = self.feed, dict(self.cursor.at), list[Outcome]()
+        with self._feeding():
+            for lane in lanes:
+                assert feed is not None
+                at[lane], outcomes = feed.pop(lane)
+                lost += outcomes
+            self.cursor = replace(self.cursor, position=position, at=at)
+        self._report.count(lost, batches=0)
+
+    def _take(self) -> Result | None:
+        if self.dataset.is_endless:
+            if self.is_over():
+                return None
+            return self._made_at(self._step) if self._config.reads else Result(None)
+        step = self._next_step()
+        if step is None and not self._delivered and self.cursor.position:
+            # The place that was restored, or left by a `break`, was behind the last batch of its pass.
+            self._begin_pass(self.cursor.pass_number + 1)
+            step = self._next_step()
+        if step is None:
+            self._end_lanes()
+            self._ended = True
+            return None
+        self._step = step
+        result = self._made_at(step)
+        return result if self._taken is not None else Result(self._empty(step))
+
+    def _made_at(self, step: int) -> Result:
+        """The micro-batch of this rank at a step, if its lane has one."""
+        self._taken = self._peek(step)
+        return (
+            Result(None)
+            if self._taken is None
+            else Result(self._taken.batch, self._taken.outcomes, trace=self._taken.trace)
+        )
+
+    def _next_step(self) -> int | None:
+        """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
+        world = self._config.world_size
+        if not self._config.reads:
+            raise UsageError(
+                "a rank that loads no data cannot know how many batches a pass has whose content decides",
+                fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
+            )
+        if self.cursor.position >= self._stop:
+            return None
+        step = self._own_next_step() if world == 1 else self._agreed_step()
+        return None if step >= _NONE else step
+
+    @property
+    def _stop(self) -> int:
+        """Positions from here on are beyond the limit of the pass."""
+        stop = self.dataset.stop(self.cursor.ranks)
+        return _NONE if stop is None else stop
+
+    def _agreed_step(self) -> int:
+        world, group = self._config.world_size, self._config.data_parallel_group
+        check_group(world_size=world, group=group)
+        with self._telling_others():
+            own = self._own_next_step()
+        least, most = agree_on_step(own, group=group)
+        if least == _FAILED:
+            raise FatalSampleError(
+                "another rank of the data-parallel group failed", fix="look for the first error among the ranks' logs"
+            )
+        return _NONE if self.dataset.drop_last and least != most else least
+
+    @contextmanager
+    def _telling_others(self) -> Iterator[None]:
+        """The other ranks wait for this one's number, now or before the next step: if it goes down, it says so."""
+        try:
+            yield
+        except BaseException:
+            agree_on_step(_FAILED, group=self._config.data_parallel_group)
+            raise
+
+    def _own_next_step(self) -> int:
+        """The position at which the first step begins for which this rank has a micro-batch."""
+        world = self._config.world_size
+        for turn in range(self.cursor.lanes // world):
+            step = self.cursor.position + turn * world
+            if self._peek(step) is not None:
+                return step
+        return _NONE
+
+    def _peek(self, step: int) -> Made | None:
+        """This rank's micro-batch at a step, if there is one."""
+        place = step + self._config.rank
+        if place >= self._stop:
+            return None
+        feed = self._started_feed()
+        with self._feeding():
+            return feed.peek(place % self.cursor.lanes)
+
+    def _empty(self, step: int) -> Any:
+        """A batch without samples."""
+        if step + self._config.world_size >= self._stop:
+            return self._started_feed().empty()
+        with self._telling_others():
+            return self._started_feed().empty()
+
+    def _end_lanes(self) -> None:
+        """The pass is over: what happened to samples behind the last batches is counted, once."""
+        if self._config.reads and self.feed is not None and self._is_fed:
+            over = [lane for lane in self.cursor.at if self.feed.is_over(lane)]
+            self._move(over, self.cursor.position)
+
+    @contextmanager
+    def _feeding(self) -> Iterator[None]:
+        """If this does not come to its end, a job may be lost, or the feed ahead of the cursor: it starts over."""
+        self._is_fed = False
+        yield
+        self._is_fed = True
+
+    def _started_feed(self) -> LanePrefetcher:
+        if self.feed is None:
+            self._is_fed = False
+            self.feed = LanePrefetcher(self._chunks(), self.dataset, ahead=self._ahead, check=self._report.check)
+        if not self._is_fed:
+            self.feed.start(self.dataset, self.cursor)
+            self._is_fed = True
+        return self.feed
+
+    def _loop_is_over(self) -> bool:
+        steps = self.dataset.loop_length
+        over = self.cursor.position - self.cursor.loop_start >= steps * self._config.world_size
+        return bool(steps) and over
+
+    def _is_skipped(self) -> bool:
+        return (self.cursor.pass_number, self._step // self._config.world_size) in self._skip
+
+    def _begin_pass(self, pass_number: int) -> None:
+        config = self._config
+        self._go_to(LaneCursor.at_start(self.cursor.lanes, config.rank, config.world_size, pass_number))
+
+    def _go_to(self, cursor: LaneCursor) -> None:
+        self._is_fed = self._ended = self._delivered = False
+        self._step, self._taken = cursor.position, None
+        self.cursor = cursor if self._config.reads else replace(cursor, at={})  # others know where the lanes are
+
+    # -- the state ------------------------------------------------------------------------------------------------
+
+    def state(self, cursor: LaneCursor | None = None) -> State:
+        cursor = cursor or self.cursor
+        ranks = self.dataset.limit_ranks(cursor.ranks)
+        return to_lane_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
+
+    def restore(self, state: State | None) -> None:
+        config, dataset, lanes = self._config, self._unchanged.at(state), self._unchanged.lanes
+        if state is None:
+            self.dataset = dataset
+            lanes = default_lanes(config.world_size) if lanes is None else lanes
+            check_topology(lanes, config.world_size)
+            self._go_to(LaneCursor.at_start(lanes, config.rank, config.world_size))
+            return
+        cursor = from_lane_state(
+            state,
+            dataset.identity,
+            rank=config.rank,
+            world_size=config.world_size,
+            lanes=lanes,
+            reads=config.reads,
+        )
+        last = max((at.chunk for at in cursor.at.values()), default=0)
+        check_reach(dataset.plan.order, cursor.pass_number, last * dataset.plan.chunk_size)
+        if not dataset.plan.carries and any(at.tails for at in cursor.at.values()):
+            raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
+        position = min((at.chunk for at in cursor.at.values()), default=0) * dataset.plan.chunk_size
+        if config.reads:
+            check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+        self.dataset = dataset
+        self._go_to(cursor)
+
+    def close(self) -> None:
+        feed, self.feed = self.feed, None
+        if feed is not None:
+            feed.chunks.close()

@@ -1,0 +1,253 @@
+"""Keeps the chunks of a rank's lanes coming: they are worked on ahead of their turn, and taken batch by batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from energon_lite.errors import FatalSampleError
+from energon_lite.hooks import lending
+from energon_lite.loading.executors.executor import Executor
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
+from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.pipeline import Outcome
+
+__all__ = ["InlineChunks", "LanePrefetcher", "PooledChunks"]
+
+
+class Chunks(Protocol):
+    """Who works on chunks."""
+
+    def submit(self, job: ChunkJob) -> Any:
+        """Take a job; returns a ticket."""
+
+    def open(self, ticket: Any) -> Iterator[Made]:
+        """Its batches. Each ticket is opened once."""
+
+    def cancel(self) -> None:
+        """Forget all tickets that were not opened."""
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+
+class InlineChunks:
+    """Works in this process, a batch at a time."""
+
+    def __init__(self, pipeline: ChunkPipeline):
+        self._pipeline = pipeline
+
+    def submit(self, job: ChunkJob) -> ChunkJob:
+        return job
+
+    def open(self, ticket: ChunkJob) -> Iterator[Made]:
+        return iter(self._pipeline.run(ticket).batch) if ticket.empty else lending(self._pipeline.batches(ticket))
+
+    def cancel(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PooledChunks:
+    """Has an executor work on whole chunks."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+
+    def submit(self, job: ChunkJob) -> int:
+        return self.executor.submit(job)  # type: ignore[arg-type]  # it goes to a pipeline that takes it
+
+    def open(self, ticket: int) -> Iterator[Made]:
+        batches = deque(self.executor.result(ticket).batch)
+        while batches:
+            made = batches.popleft()
+            if made.carried is not None:
+                # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
+                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
+            yield made
+
+    def cancel(self) -> None:
+        self.executor.cancel()
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+@dataclass
+class _Stream:
+    """The chunks of one lane."""
+
+    at: LanePlace  # behind the batch that was popped last
+    begun: int  # the chunk in which it began; what chunks before it hand over is made again
+    next_chunk: int  # the first one that was not submitted yet
+    handed_over: dict[int, Carried] = field(default_factory=dict)  # by the chunk that gets it
+    tickets: deque[Any] = field(default_factory=deque)  # of chunks submitted and not opened
+    batches: Iterator[Made] | None = None  # of the open chunk, which is that of `at`
+    had_batches: bool = False  # the open chunk
+    next: Made | None = None  # the batch whose turn is next, if it was looked at
+    lost: list[Outcome] = field(default_factory=list)  # what happened in chunks that ended before that batch
+
+
+class LanePrefetcher:
+    """The batches of a rank's lanes.
+
+    It may be left at any moment, by any exception: :meth:`start` begins over at a cursor.
+
+    Args:
+        chunks: who works on them.
+        dataset: whose chunks they are.
+        ahead: chunks that are submitted before their turn, one of each lane at least; 0: none.
+        check: told what happened to samples of a chunk that did not get into a batch any more; may end the run.
+    """
+
+    def __init__(
+        self, chunks: Chunks, dataset: ChunkedDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
+    ):
+        self.chunks = chunks
+        self._dataset, self._ahead, self._check = dataset, ahead, check
+        self._patience = dataset.task_encoder.failure_tolerance
+        self._lanes, self._pass, self._stride = 1, 0, 0
+        self._count: int | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._barren = 0
+
+    def start(self, dataset: ChunkedDataset, cursor: LaneCursor) -> None:
+        """Begin at a cursor."""
+        self.chunks.cancel()
+        self._dataset = dataset
+        self._lanes, self._pass, self._stride = cursor.lanes, cursor.pass_number, dataset.stride(cursor.lanes)
+        self._count = dataset.plan.count(cursor.pass_number)
+        self._streams = {lane: _Stream(at, at.chunk, at.chunk) for lane, at in cursor.at.items()}
+        self._barren = 0
+
+    def peek(self, lane: int) -> Made | None:
+        """The next batch of a lane; None: it has no more in this pass.
+
+        Raises:
+            FatalSampleError: a hook asked for the end, or there have been no batches for too long.
+        """
+        stream = self._streams[lane]
+        while stream.next is None:
+            if stream.batches is None and not self._open(lane):
+                return None
+            assert stream.batches is not None
+            made = next(stream.batches)
+            if made.is_batch:
+                stream.next, stream.had_batches, self._barren = made, True, 0
+            else:
+                self._end_chunk(stream, made)
+        return stream.next
+
+    def pop(self, lane: int) -> tuple[LanePlace, list[Outcome]]:
+        """The batch that was peeked at is delivered, if there was any: where the lane is now, and what happened to
+        samples in chunks that have ended since."""
+        stream = self._streams[lane]
+        at, made = stream.at, stream.next
+        if made is not None and made.tail is not None:
+            at = at._replace(tails=(*self._other_tails(at), made.tail))
+        elif made is not None and made.after is not None:
+            at = LanePlace(at.chunk, made.after, self._other_tails(at))
+        elif made is not None:
+            at, stream.batches = LanePlace(at.chunk + self._lanes, START, self._other_tails(at)), None
+        stream.at, stream.next = at, None
+        lost, stream.lost = stream.lost, []
+        return at, lost
+
+    def is_over(self, lane: int) -> bool:
+        """Whether the lane has no more in this pass, as far as one has looked."""
+        stream = self._streams[lane]
+        chunk_is_open = stream.batches is not None or stream.next is not None
+        return not chunk_is_open and self._count is not None and stream.at.chunk >= self._count
+
+    def empty(self) -> Any:
+        """A batch without samples.
+
+        Raises:
+            FatalSampleError: no chunk of the pass has a batch to show what one looks like.
+        """
+        for number in range(self._count or 1):
+            job = self._dataset.job(self._pass, number, empty=True)
+            for made in self.chunks.open(self.chunks.submit(job)):
+                return made.batch
+        raise FatalSampleError("none of the samples gets into a batch", fix="look at the hooks")
+
+    def _other_tails(self, at: LanePlace) -> tuple[Tail, ...]:
+        """What is left of tails when the chunk at ``at`` has taken its own."""
+        return tuple(tail for tail in at.tails if (at.chunk - tail.chunk) % self._stride)
+
+    def _open(self, lane: int) -> bool:
+        """Open the lane's next chunk. False: there is none."""
+        stream = self._streams[lane]
+        if not stream.tickets and not self._submit(stream):
+            return False
+        self._look_ahead(lane)
+        stream.batches, stream.had_batches = self.chunks.open(stream.tickets.popleft()), False
+        self._look_ahead(lane)
+        return True
+
+    def _end_chunk(self, stream: _Stream, made: Made) -> None:
+        chunk, tails = stream.at.chunk, self._other_tails(stream.at)
+        if made.carried is not None:
+            tails = (*tails, made.carried.tail)
+            stream.handed_over[chunk + self._stride] = made.carried
+        stream.batches, stream.at = None, LanePlace(chunk + self._lanes, START, tails)
+        stream.lost += made.outcomes
+        self._check(made.outcomes)
+        if stream.had_batches or made.rows:
+            return
+        self._barren += 1
+        if self._patience and self._barren >= self._patience:
+            raise FatalSampleError(
+                f"{self._barren} chunks in a row did not give a single batch",
+                where=f"chunk {chunk} of pass {self._pass}",
+                fix="look at what the hooks yield and select; to allow more, raise failure_tolerance of the task "
+                "encoder (0: any number)",
+            )
+
+    def _submit(self, stream: _Stream) -> bool:
+        """Submit the lane's next chunk. False: there is none, or what it is handed is not known yet."""
+        number = stream.next_chunk
+        before = number - self._stride
+        if (self._count is not None and number >= self._count) or (self._stride and stream.at.chunk <= before):
+            return False
+        first = stream.at.place if number == stream.at.chunk == stream.begun else START
+        carried: Carried | ChunkJob | None = stream.handed_over.pop(number, None)
+        if self._stride and before < stream.begun:
+            carried = self._handing_over(number, stream.at.tails)
+        job = self._dataset.job(self._pass, number, first, stride=self._stride, carried=carried)
+        stream.tickets.append(self.chunks.submit(job))
+        stream.next_chunk = number + self._lanes
+        return True
+
+    def _handing_over(self, number: int, tails: Sequence[Tail]) -> ChunkJob | None:
+        """The job that makes again what a chunk is handed."""
+        job = None
+        for chunk, first in tails:
+            if (number - chunk) % self._stride == 0:
+                while chunk < number:
+                    job = self._dataset.job(self._pass, chunk, first, stride=self._stride, carried=job)
+                    chunk, first = chunk + self._stride, START
+        return job
+
+    def _look_ahead(self, lane: int) -> None:
+        """Submit chunks before their turn: those of the lanes that have the fewest, beginning with ``lane``."""
+        waiting = sum(len(stream.tickets) for stream in self._streams.values())
+        lanes = list(self._streams)
+        # The chunks of all lanes may end at the same time: if only some of those that follow were there, workers would
+        # have been idle before.
+        wanted = max(self._ahead, len(lanes)) if self._ahead else 0
+        place = lanes.index(lane)
+        streams = [self._streams[one] for one in lanes[place:] + lanes[:place]]
+        while waiting < wanted and streams:
+            stream = min(streams, key=lambda one: len(one.tickets) + (one.batches is not None))
+            if self._submit(stream):
+                waiting += 1
+            else:
+                streams.remove(stream)

@@ -1,0 +1,164 @@
+"""What became of samples: part of a batch, skipped, failed; and when failures are too many to go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from energon_lite.errors import FatalSampleError
+from energon_lite.hooks import HOOK_ORDER
+
+__all__ = ["Address", "Failure", "InARow", "Mark", "Outcome", "Rejected", "Result", "of_each", "too_many_failures"]
+
+logger = logging.getLogger(__name__)
+
+#: Hooks before it are called for single samples; what they return is not delivered yet.
+_SELECTION = HOOK_ORDER.index("select_samples_to_pack")
+
+#: So many failures in a row are told where there is no limit.
+_TOLD = frozenset({100, 1_000, 10_000, 100_000})
+
+#: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
+Address = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that was skipped or that failed, and why.
+
+    Args:
+        details: the traceback of what was raised.
+        in_hook: the traceback ends in code that is not this library's.
+        dropped: nothing is wrong with it, but there was no place for it.
+        address: ``(leaf, index, epoch)`` of the sample; None: not known.
+        shared: it was lost in the same call of a hook as the sample before it.
+    """
+
+    leaf: str
+    key: str
+    stage: str
+    reason: str
+    skipped: bool
+    details: str = ""
+    fix: str = ""
+    in_hook: bool = False
+    dropped: bool = False
+    address: Address | None = None
+    shared: bool = False
+
+    def at(self, address: Sequence[int] | None, *, shared: bool = False) -> Failure:
+        """The same of the sample at an address."""
+        found = self.address if address is None else tuple(address[:3])
+        return self if (found, shared) == (self.address, self.shared) else replace(self, address=found, shared=shared)
+
+
+def of_each(failure: Failure, addresses: Sequence[Address | None]) -> Iterator[Failure]:
+    """The outcomes of samples that were lost in one call of a hook."""
+    return (failure.at(address, shared=place > 0) for place, address in enumerate(addresses))
+
+
+class Mark(Enum):
+    """What else may stand between failures."""
+
+    FINE = "a sample that went well so far; it is counted when it is delivered"
+    TRUNCATED = "a sample of which only the first tokens are delivered"
+    SPLIT = "a sample that is delivered in several pieces"
+
+
+@dataclass
+class Result:
+    """A finished job.
+
+    Args:
+        batch: what the hooks made.
+        outcomes: what happened to its samples, in their order.
+        tokens: that were planned for it, if they were.
+        trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.makers.stage_timer`.
+    """
+
+    batch: Any
+    outcomes: list[Outcome] = field(default_factory=list)
+    tokens: int = 0
+    trace: dict[str, Any] | None = None
+
+
+#: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.
+Outcome = Failure | Mark | int | None
+
+
+class Rejected(Exception):
+    """A sample (or batch) that will not be part of the result."""
+
+    def __init__(self, failure: Failure):
+        self.failure = failure
+
+
+class InARow:
+    """Counts failures that come one after the other: of samples, and of the hooks that have a tolerance of their own.
+
+    Args:
+        tolerance: so many samples in a row, skipped or failed, are too many; 0: no limit.
+        hooks: so many failed calls in a row of a hook are too many; 0: no limit. They do not count for ``tolerance``.
+    """
+
+    def __init__(self, tolerance: int, hooks: Mapping[str, int]):
+        self._tolerance, self._limits = tolerance, hooks
+        self._early = self._late = 0  # samples lost in hooks of single samples, and behind them
+        self._calls = dict.fromkeys(hooks, 0)
+
+    def fine(self, mark: Mark | None = None) -> None:
+        """A sample was delivered; or it went well through the hooks of single samples, which is ``Mark.FINE``."""
+        self._early = 0
+        if mark is None:
+            self._late = 0
+        self._forget(len(HOOK_ORDER) if mark is None else _SELECTION)
+
+    def add(self, failure: Failure) -> FatalSampleError | None:
+        """The error that ends the iteration, if this failure is one too many."""
+        stage = failure.stage
+        place = HOOK_ORDER.index(stage) if stage in HOOK_ORDER else 0
+        self._forget(place)
+        if stage not in self._limits or failure.skipped:
+            self._early += place < _SELECTION
+            self._late += place >= _SELECTION
+            count, limit = self._early + self._late, self._tolerance
+        else:
+            self._calls[stage] += not failure.shared
+            count, limit = self._calls[stage], self._limits[stage]
+        if not limit and count in _TOLD:
+            logger.warning("without end, since there is no limit: %s", too_many_failures(count, failure, self._limits))
+        return too_many_failures(count, failure, self._limits) if 0 < limit <= count else None
+
+    def _forget(self, before: int) -> None:
+        """The hooks before this place in their order went well."""
+        for hook in self._calls:
+            if HOOK_ORDER.index(hook) < before:
+                self._calls[hook] = 0
+
+
+def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
+    """The error that ends an iteration in which nothing works any more.
+
+    Args:
+        count: failures in a row.
+        failure: the last one.
+        hooks: tolerances of single hooks.
+    """
+    if failure is None:
+        what, more = f"{count} samples in a row were skipped or failed", "failure_tolerance of the task encoder"
+    elif failure.stage in (hooks or {}) and not failure.skipped:
+        what = f"{failure.stage} failed {count} times in a row; the last time: {failure.reason}"
+        more = "failure_tolerance of its @stateless(...)"
+    else:
+        what = f"{count} samples in a row were skipped or failed; the last one, in {failure.stage}: {failure.reason}"
+        more = "failure_tolerance of the task encoder"
+    return FatalSampleError(
+        what,
+        where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
+        fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
+        + f"; to allow more in a row, raise {more} (0: any number)",
+        details=failure.details if failure is not None and failure.in_hook else "",
+    )

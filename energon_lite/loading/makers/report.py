@@ -1,0 +1,202 @@
+"""What happened to the samples: counted when the batch is delivered, told once, summed up at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome
+from energon_lite.loading.makers.quarantine import Quarantine
+
+__all__ = ["Report"]
+
+logger = logging.getLogger(__name__)
+
+#: Different reasons that are counted one by one; hooks may put anything into their messages.
+_MAX_REASONS = 1000
+#: From so many samples on, and from this share of skips on, skipping looks like filtering.
+_FILTER_SAMPLES, _FILTER_SHARE = 1000, 0.1
+#: What is not delivered, or is counted elsewhere.
+_KINDS = frozenset({Failure, Mark})
+
+
+class Report:
+    """Counts of delivered, skipped and failed samples.
+
+    Args:
+        tolerance: so many failures in a row raise; 0: never.
+        leaves: name and path of each data set, in the order's numbering.
+        quarantine: gets each sample that was skipped or failed.
+        hooks: the tolerances of single hooks.
+    """
+
+    def __init__(
+        self,
+        tolerance: int,
+        leaves: Sequence[tuple[str, str]] = (),
+        quarantine: Quarantine | None = None,
+        *,
+        hooks: Mapping[str, int] | None = None,
+    ):
+        self._leaves, self._quarantine = leaves, quarantine
+        self._in_a_row = InARow(tolerance, hooks or {})
+        self.batches = 0
+        self.tokens = 0
+        self.dropped = 0
+        self.truncated = 0
+        self.split = 0
+        self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
+        self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
+        self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
+        self._told: set[tuple[str, str, str]] = set()
+        self._filter_told = False
+
+    def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
+        """:meth:`check` and :meth:`count` in one.
+
+        Raises:
+            FatalSampleError: too many failures in a row.
+        """
+        self.check(outcomes)
+        self.count(outcomes, batches=batches)
+
+    def check(self, outcomes: Sequence[Outcome]) -> None:
+        """Look whether it can go on.
+
+        Raises:
+            FatalSampleError: too many failures in a row.
+        """
+        if _are_one(outcomes) or _KINDS.isdisjoint(map(type, outcomes)):
+            if outcomes:
+                self._in_a_row.fine()
+            return
+        for outcome in outcomes:
+            if not isinstance(outcome, Failure):
+                self._in_a_row.fine(outcome if isinstance(outcome, Mark) else None)
+            elif not outcome.dropped and (end := self._in_a_row.add(outcome)) is not None:
+                raise end
+
+    def count(self, outcomes: Sequence[Outcome], *, batches: int = 1, tokens: int = 0) -> None:
+        """Count the samples of a batch that is about to be delivered.
+
+        Args:
+            outcomes: what happened to its samples, and to those lost on the way to it.
+            batches: 0 if there is no batch.
+            tokens: in the batch.
+        """
+        self.batches += batches
+        self.tokens += tokens
+        if _are_one(outcomes):
+            self._delivered[outcomes[0]] += len(outcomes)
+            return
+        if _KINDS.isdisjoint(map(type, outcomes)):
+            self._delivered.update(outcomes)
+            return
+        lost = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        self._delivered.update(outcome for outcome in outcomes if not isinstance(outcome, (Failure, Mark)))
+        for failure in lost:
+            self._count(failure)
+        self.truncated += sum(outcome is Mark.TRUNCATED for outcome in outcomes)
+        self.split += sum(outcome is Mark.SPLIT for outcome in outcomes)
+        if self._quarantine is not None:
+            self._quarantine.add([failure for failure in lost if not failure.dropped])
+
+    @property
+    def samples(self) -> int:
+        """Samples delivered."""
+        return self._delivered.total()
+
+    @property
+    def skipped(self) -> int:
+        """Samples left out because a hook said so."""
+        return sum(count for (_, _, _, skipped), count in self.reasons.items() if skipped) - self.dropped
+
+    @property
+    def failed(self) -> int:
+        """Samples left out because something went wrong."""
+        return sum(count for (_, _, _, skipped), count in self.reasons.items() if not skipped)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts so far, as plain data."""
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "dropped": self.dropped,
+            "datasets": self._by_leaf(),
+            "reasons": [
+                {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}
+                for (leaf, stage, reason, skipped), count in self.reasons.most_common()
+            ],
+        }
+
+    def _by_leaf(self) -> list[dict[str, Any]]:
+        """Counts of each data set of which any sample came."""
+        seen = {leaf for leaf in self._delivered if isinstance(leaf, int)} | {leaf for leaf, _ in self._lost}
+        return [
+            {
+                "dataset": self._leaves[leaf][0],
+                "path": self._leaves[leaf][1],
+                "samples": self._delivered[leaf],
+                **{kind: self._lost[leaf, kind] for kind in ("skipped", "failed", "dropped")},
+            }
+            for leaf in sorted(seen)
+        ]
+
+    def log_summary(self) -> None:
+        """One paragraph on what was left out, if anything was."""
+        if not self.reasons:
+            return
+        total = self.samples + self.skipped + self.failed + self.dropped
+        dropped = f", {self.dropped} were dropped" if self.dropped else ""
+        lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
+        lines += [
+            f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
+        ]
+        if len(self.reasons) > 20:
+            lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
+        logger.warning("\n".join(lines))
+
+    def _count(self, failure: Failure) -> None:
+        key = (failure.leaf, failure.stage, failure.reason, failure.skipped)
+        if key not in self.reasons and len(self.reasons) >= _MAX_REASONS:
+            key = (failure.leaf, failure.stage, "(other reasons)", failure.skipped)
+        self.reasons[key] += 1
+        self.dropped += failure.dropped
+        if failure.address is not None:
+            kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
+            self._lost[failure.address[0], kind] += 1
+        self._tell(failure)
+        lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
+        if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
+            self._filter_told = True
+            logger.warning(
+                "%d of %d samples were left out so far: this is a filter. Each costs a read for nothing. Find them "
+                "once with `energon-lite measure PATH --task-encoder module:Class`, and pass use_measured_skips=True.",
+                lost,
+                lost + seen,
+            )
+
+    def _tell(self, failure: Failure) -> None:
+        """Log the first failure of each kind in full; all of them are counted."""
+        kind = (failure.leaf, failure.stage, failure.reason.split(":", 1)[0])
+        if failure.skipped or kind in self._told or len(self._told) >= _MAX_REASONS:
+            return
+        self._told.add(kind)
+        logger.warning(
+            "%s of %s failed in %s: %s (further ones of this kind are only counted)\n%s",
+            failure.key,
+            failure.leaf,
+            failure.stage,
+            failure.reason,
+            failure.details.rstrip(),
+        )
+
+
+def _are_one(outcomes: Sequence[Outcome]) -> bool:
+    """Whether they are all the same leaf."""
+    return bool(outcomes) and type(outcomes[0]) is int and outcomes.count(outcomes[0]) == len(outcomes)

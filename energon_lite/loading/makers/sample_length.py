@@ -1,0 +1,129 @@
+"""How long is an encoded sample?
+
+In this order: the field that the user names; what the task encoder's own ``sample_length(encoded)`` says; the first
+field there is of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.errors import FatalSampleError, nearest
+from energon_lite.hooks import TaskEncoder
+
+__all__ = ["LENGTH_FIELDS", "SampleLength"]
+
+#: Fields that are taken for the tokens of a sample if nobody says which it is.
+LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
+
+
+@dataclass(frozen=True)
+class SampleLength:
+    """A function from an encoded sample to its length.
+
+    The length of a tensor or array is its first dimension, that of a list, tuple, bytes or string its ``len``; a whole
+    number stands for itself.
+
+    Args:
+        encoder: whose samples they are; its ``sample_length``, if it has one, goes before all else but ``field``.
+        field: the field of a sample (a key, or an attribute) that has the length; None: see the module's text.
+
+    Raises:
+        FatalSampleError: when called with a sample that has no length by these rules.
+
+    Example:
+        >>> SampleLength(TaskEncoder())({"tokens": [5, 6, 7], "image": picture})
+        3
+    """
+
+    encoder: TaskEncoder
+    field: str | None = None
+
+    def __str__(self) -> str:
+        if self.field is not None:
+            return f"field {self.field}"
+        return "sample_length" if hasattr(self.encoder, "sample_length") else "the sample's tokens"
+
+    def __call__(self, encoded: Any) -> int:
+        own = getattr(self.encoder, "sample_length", None)
+        if self.field is None and own is not None:
+            return self._checked(own(encoded), f"{type(self.encoder).__name__}.sample_length returned")
+        fields = _fields(encoded)
+        wanted = LENGTH_FIELDS if self.field is None else (self.field,)
+        name = next((name for name in wanted if name in fields), None)
+        if name is not None:
+            length = _length(fields[name])
+            if length is None:
+                raise self._none(
+                    f"the field {name!r} of an encoded sample has no length: {_kind(fields[name])}", fields
+                )
+            return self._checked(length, f"the field {name!r} is")
+        length = None if self.field is not None or isinstance(encoded, (str, bytes)) else _length(encoded)
+        if length is None:
+            what = "none of the fields " + ", ".join(wanted) if self.field is None else f"no field {self.field!r}"
+            raise self._none(f"an encoded sample has {what}", fields)
+        return self._checked(length, "an encoded sample is")
+
+    def _checked(self, length: Any, what: str) -> int:
+        value = _whole(length)
+        if value is None or value < 0:
+            raise FatalSampleError(
+                f"{what} {length!r}, which is no length",
+                where=type(self.encoder).__name__,
+                fix="a length is a whole number, at least 0",
+            )
+        return value
+
+    def _none(self, what: str, fields: Mapping[str, Any]) -> FatalSampleError:
+        own = {name: value for name, value in fields.items() if not name.startswith("__")}
+        there = ", ".join(f"{name} ({_kind(value)})" for name, value in own.items())
+        guess = None if self.field is None else nearest(self.field, fields)
+        return FatalSampleError(
+            f"{what}; it has {there or 'no fields'}",
+            where=type(self.encoder).__name__,
+            fix=(f"did you mean {guess!r}? " if guess else "")
+            + "name the field with --length-field (in Python length_field=), or define sample_length(self, encoded) -> "
+            "int in the task encoder",
+        )
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(name): item for name, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    return dict(vars(value)) if hasattr(value, "__dict__") and not hasattr(value, "shape") else {}
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number as an int, also one that numpy or torch hold; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if getattr(value, "shape", None) == () and not getattr(value, "is_floating_point", lambda: False)():
+        item = value.item()
+        return item if isinstance(item, int) and not isinstance(item, bool) else None
+    return None
+
+
+def _length(value: Any) -> int | None:
+    whole = _whole(value)
+    if whole is not None:
+        return whole
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    return len(value) if isinstance(value, (list, tuple, bytes, bytearray, str)) else None
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{type(value).__name__} of shape {list(shape)}"
+    return type(value).__name__

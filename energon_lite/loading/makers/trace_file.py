@@ -1,0 +1,89 @@
+"""A record of each batch: when it was asked for and delivered, who made it and how long each stage took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from energon_lite.loading.makers.pipeline import Leaf, Result
+
+__all__ = ["TraceFile"]
+
+logger = logging.getLogger(__name__)
+
+#: Version of the lines.
+FORMAT = 1
+
+
+class TraceFile:
+    """Adds a line of JSON for each delivered batch; ``energon-lite trace`` reads them.
+
+    Args:
+        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``.
+        rank, world_size: data-parallel.
+        leaves: the data sets, in the order's numbering; each line names samples by the number of theirs, and the key.
+
+    A file that cannot be written is warned of once; the run goes on without it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], rank: int, world_size: int, leaves: Sequence[Leaf]):
+        stem, end = os.path.splitext(os.fspath(path))
+        self.path = f"{stem}.rank{rank}{end}" if world_size > 1 else os.fspath(path)
+        self._rank, self._world = rank, world_size
+        self._file: TextIO | None = None
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            # A line at a time reaches the file: what was traced before a crash is what one wants to see.
+            self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        except OSError as error:
+            self._give_up(error)
+        clock = time.time() - time.monotonic()
+        header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
+        self._write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
+
+    def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
+        """A batch is delivered.
+
+        Args:
+            place: the pass, and the position at which the step begins.
+            asked, delivered: by the monotonic clock.
+            result: with its trace, if it was made on this rank.
+        """
+        if self._file is None:
+            return
+        made = result.trace or {}
+        keys = _keys_of(result.batch)
+        line = {"pass": place[0], "step": place[1] // self._world, "asked": asked, "delivered": delivered}
+        self._write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # the same once more
+                file.close()
+        logger.warning(
+            "the trace file %s cannot be written: %s. The run goes on without it.", self.path, error.strerror or error
+        )
+
+
+def _keys_of(batch: Any) -> list[str]:
+    """The keys of the samples in a batch, if it has them."""
+    found = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    if isinstance(found, str):
+        return [found]
+    return [str(key) for key in found] if isinstance(found, (list, tuple)) else []

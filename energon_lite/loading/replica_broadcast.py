@@ -1,0 +1,198 @@
+"""One rank of a model replica loads, its peers receive: batches between ranks that work on the same ones.
+
+A batch travels as one flat buffer: its structure (pickled: the ranks of a run are one program) and the memory of its
+tensors, one after the other. It goes from the first rank of the replica to the pipeline stages that need it, from there
+along the context-parallel axis, and from each of these along the tensor-parallel axis; a collective per axis, after one
+that tells the size.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.errors import TopologyError, WorkerError
+from energon_lite.loading.executors.transport import pack, unpack
+from energon_lite.loading.iterators.collectives import device_of
+from energon_lite.samples import map_tensors
+from energon_lite.worker_config import Replica
+
+__all__ = ["batch_checksum", "check_peers", "select_fields", "share_batch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """Stands for a batch that could not be made, so that no peer waits for it."""
+
+    reason: str
+
+
+def share_batch(take: Callable[[], Any], replica: Replica) -> Any:
+    """The next batch, made by one rank of the replica. All its ranks that need batches must call it, in step.
+
+    Args:
+        take: makes it; called on the first rank only.
+        replica: the ranks.
+
+    Raises:
+        WorkerError: on the peers, if ``take`` raised on the first rank (there its own error is raised).
+    """
+    error: Exception | None = None
+    batch: Any = None
+    if replica.is_first:
+        try:
+            batch = take()
+        except Exception as failure:
+            error, batch = failure, _Failed(f"{type(failure).__name__}: {failure}")
+    batch = _to_stages(batch, replica)
+    # Along an axis walk those that are first on all axes after it: the others are reached by one of these.
+    for axis, later in (("cp", ("tp",)), ("tp", ())):
+        group = replica.groups.get(axis)
+        if group is not None and not any(replica.coordinates.get(other, 0) for other in later):
+            batch = _broadcast(batch, group)
+    if error is not None:
+        raise error
+    if isinstance(batch, _Failed):
+        raise WorkerError(
+            f"the rank that loads for this one failed: {batch.reason}", fix="see the error of that rank for its cause"
+        )
+    return batch
+
+
+def select_fields(batch: Any, fields: tuple[str, ...] | None) -> Any:
+    """The part of a batch that is needed: of a dict these entries, of a dataclass the other fields become None.
+
+    What has a name that begins with ``__`` (keys, sources) always stays.
+
+    Raises:
+        TopologyError: the batch has no such field.
+    """
+    if fields is None:
+        return batch
+    is_record = dataclasses.is_dataclass(batch) and not isinstance(batch, type)
+    names = [f.name for f in dataclasses.fields(batch)] if is_record else list(batch) if _is_dict(batch) else []
+    if missing := [name for name in fields if name not in names]:
+        raise TopologyError(
+            f"last_stage_fields names {missing[0]!r}, which a {type(batch).__name__} does not have",
+            fix="the fields of the batch are: " + ", ".join(map(str, names)) if names else "make batches dicts",
+        )
+    unwanted = [name for name in names if name not in fields and not str(name).startswith("__")]
+    if _is_dict(batch):
+        return {name: value for name, value in batch.items() if name not in unwanted}
+    selected = copy.copy(batch)
+    for name in unwanted:
+        object.__setattr__(selected, name, None)
+    return selected
+
+
+def batch_checksum(batch: Any) -> int:
+    """63 bits of a hash over all tensors and arrays of a batch, their types and shapes, and its keys."""
+    digest = hashlib.blake2b(digest_size=8)
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return tensor
+
+    map_tensors(add, batch)
+    key = batch.get("__restore_key__") if _is_dict(batch) else getattr(batch, "__restore_key__", None)
+    digest.update(repr(key).encode())
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def check_peers(batch: Any, replica: Replica) -> None:
+    """Compare a batch with those of the tensor- and context-parallel peers. All of them must call it, in step.
+
+    Raises:
+        TopologyError: the batches differ; says how many peers have which.
+    """
+    own = batch_checksum(batch)
+    for axis in ("cp", "tp"):
+        if (group := replica.groups.get(axis)) is None:
+            continue
+        device = device_of(group)
+        sums = list(torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device))
+        dist.all_gather(sums, torch.tensor(own, dtype=torch.int64, device=device), group=group)
+        found = [int(value) for value in sums]
+        if len(set(found)) > 1:
+            listed = ", ".join(f"{axis} rank {rank}: {value:016x}" for rank, value in enumerate(found))
+            raise TopologyError(
+                f"peers along {axis} have different batches ({listed})",
+                fix="a hook depends on something else than its arguments and self.rng: the rank, the time, a global "
+                "generator in a hook marked restore_seeds=False, or files that differ between machines",
+            )
+
+
+def _to_stages(batch: Any, replica: Replica) -> Any:
+    """Send the batch from the first stage to the others that need it; one rank of each stage takes part."""
+    others = replica.fed_stages[1:]
+    group = replica.groups.get("pp")
+    if group is None or not others or any(replica.coordinates.get(axis, 0) for axis in ("cp", "tp")):
+        return batch
+    if replica.is_first:
+        for stage in others:
+            _send(_for_stage(batch, stage, replica), stage, group)
+        return batch
+    return _receive(0, group) if replica.needs_data else batch
+
+
+def _for_stage(batch: Any, stage: int, replica: Replica) -> Any:
+    if isinstance(batch, _Failed) or stage != replica.stages - 1:
+        return batch
+    try:
+        return select_fields(batch, replica.last_stage_fields)
+    except TopologyError as error:
+        return _Failed(str(error))
+
+
+def _flat(value: Any, device: torch.device) -> torch.Tensor:
+    message = pack(value)
+    buffer = torch.empty(message.size, dtype=torch.uint8)
+    memory, position = memoryview(buffer.numpy()), 0  # type: ignore[arg-type]
+    for part in message.parts:
+        memory[position : position + part.nbytes] = part.cast("B")
+        position += part.nbytes
+    return buffer.to(device)
+
+
+def _unflat(buffer: torch.Tensor) -> Any:
+    return unpack(memoryview(buffer.cpu().numpy()))  # type: ignore[arg-type]
+
+
+def _broadcast(value: Any, group: dist.ProcessGroup) -> Any:
+    """``value`` of the group's first rank, on all of its ranks."""
+    device, source = device_of(group), dist.get_global_rank(group, 0)
+    sends = dist.get_rank() == source
+    buffer = _flat(value, device) if sends else None
+    size = torch.tensor([0 if buffer is None else buffer.numel()], dtype=torch.int64, device=device)
+    dist.broadcast(size, source, group=group)
+    if buffer is None:
+        buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, source, group=group)
+    return value if sends else _unflat(buffer)
+
+
+def _send(value: Any, rank: int, group: dist.ProcessGroup) -> None:
+    device, target = device_of(group), dist.get_global_rank(group, rank)
+    buffer = _flat(value, device)
+    dist.send(torch.tensor([buffer.numel()], dtype=torch.int64, device=device), target, group=group)
+    dist.send(buffer, target, group=group)
+
+
+def _receive(rank: int, group: dist.ProcessGroup) -> Any:
+    device, source = device_of(group), dist.get_global_rank(group, rank)
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(size, source, group=group)
+    buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.recv(buffer, source, group=group)
+    return _unflat(buffer)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)

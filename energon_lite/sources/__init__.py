@@ -1,1 +1,0 @@
-"""Where bytes are: tar shards, their indexes, decoding, and preparing a folder of shards."""

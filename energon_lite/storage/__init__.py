@@ -1,0 +1,1 @@
+"""Where the bytes of samples are. The rooms, each of which uses those before it: files, tar, index, read, samples, prepare."""

@@ -1,0 +1,175 @@
+"""One value per sample of a data set, in a file of its own beside the packed index.
+
+A column knows what it belongs to: it carries the digest of the index it was made for, and the time of each shard's last
+change. So a column that is older than its data is recognised (:meth:`ColumnFile.fits`), and, because it also knows each
+shard by itself, the next measuring takes the values of unchanged shards from it.
+
+The file is a checked one (:mod:`energon_lite.storage.index.checked_file`, version 2); in its body are::
+
+    values         from byte 64 on: one number for each sample of the index, in its order
+    shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, 1 if its values are known
+                   (else they are 0), crc32 of its values
+    shard names    relative to the data set, separated by NUL
+
+Its table is JSON: what :class:`ColumnFile` has, and where shards are.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DataIndexError
+from energon_lite.storage.files.atomic_file import remove_leftovers
+from energon_lite.storage.index.checked_file import ALIGN, CheckedFile, FileKind, Numbers, writing_checked
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.tar.tar_scan import Int64
+
+__all__ = ["ColumnFile", "shard_table", "write_column_file"]
+
+_COLUMN_FILE = FileKind(b"ENRGLCOL", 2, "column of a data set", "remove the file, and measure again")
+
+#: Columns of the table of shards: those by which a shard is recognised come first.
+_IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
+
+
+@dataclass(frozen=True)
+class ColumnFile:
+    """A column on disk.
+
+    Attributes:
+        path: the file.
+        name: of the column.
+        digest: of the index that its values belong to.
+        values: ``[samples]``, over all shards of the data set; they are read as they are asked for.
+        shards: ``[shards, 6]``, see the module's text.
+        shard_names: in the order of the values.
+        maker: plain data that says by what the values were made; equal makers give equal values.
+        code: hash of the maker's code, empty if there is none.
+        command: what the user has to run to make the column again.
+    """
+
+    path: str
+    name: str
+    digest: str
+    values: Numbers
+    shards: Int64
+    shard_names: tuple[str, ...]
+    maker: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    command: str = ""
+
+    def fits(self, index: PackedIndex) -> bool:
+        """Whether each value belongs to the sample of the same number in ``index``."""
+        if self.digest != index.digest or len(self.values) != len(index):
+            return False
+        return bool(np.array_equal(self.shards[:, :_IDENTITY], shard_table(index)[:, :_IDENTITY]))
+
+    def known(self, row: int) -> bool:
+        """Whether the values of the ``row``-th shard were measured."""
+        return bool(self.shards[row, _KNOWN])
+
+    def checksum(self, row: int) -> int:
+        """Crc32 of the values of the ``row``-th shard."""
+        return int(self.shards[row, _CHECKSUM])
+
+    def unchanged(self, index: PackedIndex) -> dict[int, NDArray[Any]]:
+        """The known values of shards that ``index`` has as well, by their row in ``index``."""
+        table, rows = shard_table(index), {name: row for row, name in enumerate(index.shard_names)}
+        starts = np.concatenate([[0], np.cumsum(self.shards[:, 3])])
+        found: dict[int, NDArray[Any]] = {}
+        for old, name in enumerate(self.shard_names):
+            row = rows.get(name)
+            # A shard of unknown time cannot be told from one that has changed.
+            if row is None or not self.known(old) or not self.shards[old, 2]:
+                continue
+            if np.array_equal(self.shards[old, :_IDENTITY], table[row, :_IDENTITY]):
+                found[row] = self.values[starts[old] : starts[old + 1]]
+        return found
+
+    @classmethod
+    def open(cls, path: str) -> ColumnFile:
+        """Open the file ``path``. Values that are damaged are found out, and raised, when they are asked for.
+
+        Raises:
+            DataIndexError: it is damaged, or of a format that is not known here.
+            FileNotFoundError: there is no such file.
+        """
+        file = CheckedFile.open(path, _COLUMN_FILE)
+        table = file.table
+        try:
+            shards, start = table["shards"], table["shard_table"]
+            names = file.array("|u1", [table["shard_names"]], start + 8 * _WIDTH * shards)[:].tobytes()
+            values = file.array(table["dtype"], [table["samples"]], ALIGN)
+            rows = file.array("<i8", [shards, _WIDTH], start)[:]
+            attributes = {name: table[name] for name in ("name", "digest", "maker", "code", "command")}
+        except (KeyError, TypeError, ValueError):
+            raise DataIndexError(
+                "the column of a data set is damaged (its table is incomplete)", where=path, fix=_COLUMN_FILE.cure
+            ) from None
+        shard_names = tuple(str(names, "utf-8", "surrogateescape").split("\0")) if shards else ()
+        return cls(path=path, values=values, shards=rows, shard_names=shard_names, **attributes)
+
+
+def shard_table(index: PackedIndex) -> Int64:
+    """The table of shards of a column for ``index``, in which nothing is known yet."""
+    table = np.zeros((len(index.shard_names), _WIDTH), dtype=np.int64)
+    table[:, :2] = index.shards[:-1, :2]
+    table[:, 2] = index.shard_times
+    table[:, 3] = np.diff(index.shards[:, 3])
+    return table
+
+
+def write_column_file(
+    path: str,
+    name: str,
+    index: PackedIndex,
+    blocks: Iterable[NDArray[Any] | None],
+    *,
+    dtype: str,
+    maker: Mapping[str, Any],
+    code: str = "",
+    command: str = "",
+) -> None:
+    """Write a column, atomically, one shard in memory at a time.
+
+    Args:
+        path: the file.
+        name: of the column.
+        index: what it belongs to.
+        blocks: for each shard its values, or None: they are not known.
+        dtype: such as ``"<i4"``; the values must fit.
+        maker, code, command: see :class:`ColumnFile`.
+    """
+    table = shard_table(index)
+    remove_leftovers(os.path.dirname(path))
+    with writing_checked(path, _COLUMN_FILE) as file:
+        for row, block in enumerate(blocks):
+            values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
+            assert len(values) == table[row, 3]  # one value a sample, or all later ones belong to others
+            raw = values.tobytes()
+            table[row, _KNOWN], table[row, _CHECKSUM] = block is not None, zlib.crc32(raw)
+            file.write(raw)
+        start = file.align()
+        names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
+        file.write(table.tobytes())
+        file.write(names)
+        contents = {
+            "name": name,
+            "digest": index.digest,
+            "dtype": dtype,
+            "samples": len(index),
+            "shards": len(table),
+            "shard_table": start,
+            "shard_names": len(names),
+            "maker": dict(maker),
+            "code": code,
+            "command": command,
+        }
+        file.finish(contents)

@@ -1,0 +1,275 @@
+"""Columns of a data set, one value per sample, such as its length in tokens: where they are kept, how they are read.
+
+They stand in ``.nv-meta/energon_lite.columns/<name>.col`` or, where that cannot be written, in the user's cache.
+``energon-lite measure`` and ``energon-lite prepare --length-field`` write them; :func:`write_column` does it for those
+who know the values already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DataIndexError, UsageError
+from energon_lite.storage.index.column_file import ColumnFile, write_column_file
+from energon_lite.storage.index.index_cache import index_places, open_index
+from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.tar.tar_scan import Int64
+
+__all__ = [
+    "FAILED",
+    "LENGTH",
+    "SKIP",
+    "SKIPPED",
+    "Column",
+    "check_column_name",
+    "column_folders",
+    "column_path",
+    "find_column",
+    "stored_columns",
+    "writable_folder",
+    "write_column",
+]
+
+COLUMNS_FOLDER = "energon_lite.columns"
+
+#: The columns that measuring writes: length in tokens (0 where there is none), and what became of the sample.
+LENGTH, SKIP = "length", "skip"
+#: Values of the second one, beside 0: all is well.
+SKIPPED, FAILED = 1, 2
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_CHUNK = 1 << 20
+
+
+class Column:
+    """One value for each sample of a source, read from the file, and verified, as they are asked for.
+
+    Behaves like a read-only array of shape ``[len(source)]``: ``column[i]``, ``column[a:b]``, ``column[indices]`` give
+    numpy values, ``numpy.asarray(column)`` reads all. Memory does not depend on the number of samples.
+
+    Attributes:
+        name: of the column.
+        fingerprint: 32 hexadecimal characters; equal for equal values of the source's shards, on every machine.
+        maker: plain data that says by what the values were made.
+
+    Example:
+        >>> lengths = source.column("length")
+        >>> lengths[np.array([5, 0, 7])]
+        array([812, 64, 130], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        file: ColumnFile,
+        length: int,
+        positions: Callable[[Int64], Int64],
+        *,
+        start: int | None,
+        fingerprint: str,
+    ):
+        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
+        self._values, self._length, self._positions, self._start = file.values, length, positions, start
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return self._values.dtype
+
+    @property
+    def shape(self) -> tuple[int]:
+        """``(samples,)``."""
+        return (self._length,)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self._length)
+            if self._start is not None:  # neighbours in the file
+                return self._range(range(self._start + start, self._start + stop, step))
+            return self._gather(range(start, stop, step))
+        index = np.asarray(key)
+        if index.dtype == bool or not (np.issubdtype(index.dtype, np.integer) or not index.size):
+            raise TypeError(f"a column is indexed by numbers, slices and arrays of integers, not {index.dtype}")
+        index = index.astype(np.int64)
+        if index.size and (index.min() < -self._length or index.max() >= self._length):
+            raise IndexError(f"sample {key!r} of {self._length} in column {self.name!r}")
+        places = self._positions(np.where(index < 0, index + self._length, index).reshape(-1))
+        return self._values.take(places, 0).reshape(index.shape)[()]
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self._length, _CHUNK):
+            yield from self[start : start + _CHUNK]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = np.asarray(self[:], dtype=dtype)
+        return values.copy() if copy else values
+
+    def __repr__(self) -> str:
+        return f"Column({self.name!r}, {self._length} samples, {self.dtype})"
+
+    def _range(self, wanted: range) -> NDArray[Any]:
+        low, high = (min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1) if wanted else (0, 0)
+        return self._values[low:high][:: wanted.step]
+
+    def _gather(self, wanted: range) -> NDArray[Any]:
+        values = np.empty(len(wanted), dtype=self.dtype)
+        for place in range(0, len(wanted), _CHUNK):
+            part = wanted[place : place + _CHUNK]
+            values[place : place + len(part)] = self._values.take(
+                self._positions(np.arange(part.start, part.stop, part.step, dtype=np.int64)), 0
+            )
+        return values
+
+
+def check_column_name(name: str) -> str:
+    """Give ``name`` back if a column may be called so.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not _NAME.match(name) or len(name) > 100:
+        raise UsageError(
+            f"a column cannot be called {name!r}", fix="use up to 100 letters, digits, '_', '.' and '-', such as length"
+        )
+    return name
+
+
+def column_folders(root: str) -> tuple[str, str]:
+    """Where columns of a data set may be: beside the data, and in the user's cache."""
+    cached = os.path.splitext(index_places(root)[1])[0]
+    return meta_path(root, COLUMNS_FOLDER), cached + ".columns"
+
+
+def column_path(folder: str, name: str) -> str:
+    """The file of a column."""
+    return os.path.join(folder, f"{check_column_name(name)}.col")
+
+
+def writable_folder(root: str) -> str:
+    """The first of :func:`column_folders` that can be written; it is made if need be.
+
+    Raises:
+        DataIndexError: neither can.
+    """
+    failures = []
+    for folder in column_folders(root):
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+            failures.append(f"{folder} (no permission)")
+        except OSError as error:
+            failures.append(f"{folder} ({error.strerror or error})")
+    raise DataIndexError(
+        "columns cannot be written anywhere: " + ", ".join(failures),
+        where=root,
+        fix="set ENERGON_LITE_CACHE to a folder that can be written, or let the owner of the data measure",
+    )
+
+
+def stored_columns(root: str, name: str) -> list[ColumnFile]:
+    """The readable files of a column, the one beside the data first; they may be older than the data."""
+    found = []
+    for folder in column_folders(root):
+        try:
+            found.append(ColumnFile.open(column_path(folder, name)))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+    return found
+
+
+def find_column(root: str, index: PackedIndex, name: str) -> ColumnFile:
+    """The column that belongs to ``index``.
+
+    Raises:
+        DataIndexError: there is none, or only one that is older than the data.
+    """
+    stored = stored_columns(root, name)
+    for file in stored:
+        if file.fits(index):
+            return file
+    if stored:
+        raise DataIndexError(
+            f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
+            where=stored[0].path,
+            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon_lite measure -h"),
+        )
+    raise DataIndexError(
+        f"the data set has no column {name!r}{_there(root)}",
+        where=root,
+        fix=f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
+        f"`energon-lite prepare --force-overwrite --length-field PART {root}`",
+    )
+
+
+def _there(root: str) -> str:
+    names: set[str] = set()
+    for folder in column_folders(root):
+        if os.path.isdir(folder):
+            names |= {name[:-4] for name in os.listdir(folder) if name.endswith(".col") and name[0] != "."}
+    return f"; it has {', '.join(sorted(names))}" if names else ""
+
+
+def unknown_shards(file: ColumnFile, shards: Sequence[str], rows: Sequence[int]) -> DataIndexError | None:
+    """The error for a column that does not know all of these shards."""
+    missing = [name for name, row in zip(shards, rows, strict=True) if not file.known(row)]
+    if not missing:
+        return None
+    return DataIndexError(
+        f"the column {file.name!r} has no values for {len(missing)} of {len(shards)} shards, such as {missing[0]!r}",
+        where=file.path,
+        fix="measure these as well: " + (file.command or "see energon-lite measure -h"),
+    )
+
+
+def fingerprint_of(file: ColumnFile, rows: Sequence[int]) -> str:
+    """Hash of the values of some shards."""
+    text = " ".join(str(file.checksum(row)) for row in rows)
+    return hashlib.blake2b(f"{file.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
+
+
+def write_column(
+    root: str | os.PathLike[str], name: str, values: NDArray[Any], *, maker: Mapping[str, Any] | None = None
+) -> str:
+    """Store values that are known already as a column of a prepared data set; returns the path of its file.
+
+    Args:
+        root: the prepared folder.
+        name: of the column, such as ``"length"``.
+        values: ``[samples]``, one number for each sample of the folder, over all shards in the order of
+            ``.nv-meta/.info.json``, whatever the splits are.
+        maker: plain data that says where they come from.
+
+    Raises:
+        UsageError: another number of values than samples, or not numbers.
+
+    Example:
+        >>> write_column("data/coco", "length", np.load("lengths.npy"))
+        'data/coco/.nv-meta/energon_lite.columns/length.col'
+    """
+    folder = os.path.abspath(os.fspath(root))
+    index, _ = open_index(folder)
+    values = np.asarray(values)
+    if values.shape != (len(index),) or values.dtype.kind not in "iufb":
+        raise UsageError(
+            f"{values.dtype} values of shape {list(values.shape)} for {len(index)} samples",
+            where=folder,
+            fix=f"give one number for each sample of the folder: shape [{len(index)}]",
+        )
+    bounds = index.shards[:, 3].tolist()
+    blocks = (values[start:stop] for start, stop in pairwise(bounds))
+    path = column_path(writable_folder(folder), name)
+    dtype = values.dtype.newbyteorder("<").str
+    write_column_file(path, name, index, blocks, dtype=dtype, maker=maker or {"by": "write_column"})
+    return path

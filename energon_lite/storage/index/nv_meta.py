@@ -1,0 +1,248 @@
+"""The small files that describe a prepared data set, in the formats of Megatron-Energon 7.
+
+============================  =========================================================================================
+file                          contents
+============================  =========================================================================================
+``.nv-meta/.info.json``       the shards, in order, and their sample counts. Written last: with it, a folder is prepared
+``.nv-meta/split.yaml``       which shards belong to which split, and what is excluded
+``.nv-meta/dataset.yaml``     how a sample is made of its parts
+``.nv-meta/index.uuid``       changes with every indexing
+``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.storage.index.sqlite_index`)
+``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.storage.index.packed_index`)
+``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers
+============================  =========================================================================================
+
+A JSONL file has no folder of its own. What is kept about ``chats.jsonl`` is called ``chats.jsonl.<file>`` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from energon_lite.errors import DataIndexError, NotPreparedError
+from energon_lite.storage.files.atomic_file import write_bytes
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.tar.tar_scan import ShardScan
+
+__all__ = [
+    "DATASET_YAML",
+    "INFO_JSON",
+    "INFO_YAML",
+    "META_FOLDER",
+    "PACKED_INDEX",
+    "SPLIT_YAML",
+    "SQLITE_INDEX",
+    "SQLITE_KEPT",
+    "UUID_FILE",
+    "crude_dataset_document",
+    "is_prepared",
+    "meta_path",
+    "read_info",
+    "read_uuid",
+    "sample_dataset_document",
+    "tar_index_path",
+    "write_info",
+    "write_split",
+    "write_tar_index",
+    "write_uuid",
+    "write_yaml",
+]
+
+META_FOLDER = ".nv-meta"
+INFO_JSON = ".info.json"
+INFO_YAML = ".info.yaml"
+SPLIT_YAML = "split.yaml"
+DATASET_YAML = "dataset.yaml"
+UUID_FILE = "index.uuid"
+SQLITE_INDEX = "index.sqlite"
+#: Where an ``index.sqlite`` that others wrote into waits until there is a new one.
+SQLITE_KEPT = "energon_lite.kept.sqlite"
+PACKED_INDEX = "energon_lite.idx"
+
+#: What is larger is no list of shards: that of a million has a twentieth of it.
+_LARGEST = 1 << 30
+
+
+def meta_path(root: str, name: str) -> str:
+    """Path of a file in the ``.nv-meta`` folder of the data set ``root``, or beside it if that is a JSONL file."""
+    return f"{root}.{name}" if is_jsonl(root) else os.path.join(root, META_FOLDER, name)
+
+
+def is_prepared(root: str) -> bool:
+    """Whether the folder was prepared, and to the end."""
+    return any(os.path.isfile(meta_path(root, name)) for name in (INFO_JSON, INFO_YAML))
+
+
+def read_info(root: str) -> dict[str, int]:
+    """Samples per shard, in the order of the data set.
+
+    Raises:
+        NotPreparedError: the folder does not exist, or was not prepared (to the end).
+        DataIndexError: the file is there, but damaged, or it names a file outside of the data set's folder.
+    """
+    for name in (INFO_JSON, INFO_YAML):
+        path = meta_path(root, name)
+        try:
+            text = _read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            document = json.loads(text) if name == INFO_JSON else yaml.safe_load(text)
+            counts = {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+            raise DataIndexError(
+                f"the list of shards is damaged: {type(error).__name__}: {error}",
+                where=path,
+                fix=f"run `energon-lite prepare --force-overwrite {root}`",
+            ) from None
+        for shard in counts:
+            if not _is_inside(shard):
+                raise DataIndexError(
+                    f"the shard {shard[:200]!r} is outside of the data set's folder",
+                    where=path,
+                    fix="a data set names files in its own folder only; if this one is yours, put (or link) its shards "
+                    "there and prepare it again",
+                )
+        return counts
+    raise _not_prepared(root)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file. A pipe, for whose writer one would wait, is none."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(path)
+    if os.path.getsize(path) > _LARGEST:
+        raise DataIndexError(
+            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            where=path,
+            fix="prepare the folder again",
+        )
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _is_inside(shard: str) -> bool:
+    """Whether a name can only lead to a file in the folder that it is relative to, as far as names go: links that are
+    there are for those to decide who may write there."""
+    try:
+        os.fsencode(shard)
+    except ValueError:
+        return False
+    is_odd = not shard or "\0" in shard or "://" in shard
+    return not (is_odd or os.path.isabs(shard) or ".." in shard.split("/"))
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no number of samples")
+    return value
+
+
+def _not_prepared(root: str) -> NotPreparedError:
+    if not os.path.exists(root):
+        return NotPreparedError("there is no such data set", where=root, fix="check the path")
+    if not os.path.isdir(root):
+        return NotPreparedError(
+            "a data set is a folder of tar files, but this is a file", where=root, fix="give the folder that holds it"
+        )
+    cure = f"run `energon-lite prepare {root}`"
+    if os.path.isdir(os.path.join(root, META_FOLDER)):
+        missing = f"the data set was not prepared to the end ({META_FOLDER}/{INFO_JSON} is missing)"
+        return NotPreparedError(missing, where=root, fix=cure)
+    return NotPreparedError(f"the data set has not been prepared (no {META_FOLDER} folder)", where=root, fix=cure)
+
+
+def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
+    """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` that old versions read); returns its path."""
+    path = meta_path(root, INFO_JSON)
+    document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
+    write_bytes(path, json.dumps(document, indent=2).encode())
+    if legacy:
+        write_yaml(meta_path(root, INFO_YAML), document)
+    return path
+
+
+def _version() -> str:
+    import energon_lite  # asking importlib.metadata would take longer than indexing a small data set
+
+    return energon_lite.__version__
+
+
+def read_uuid(root: str) -> str:
+    """The text of ``index.uuid``, empty if there is none.
+
+    Raises:
+        DataIndexError: it is no text.
+    """
+    path = meta_path(root, UUID_FILE)
+    try:
+        return _read(path).decode("utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except UnicodeDecodeError:
+        raise DataIndexError(
+            "the identity of the index is not text (UTF-8)",
+            where=path,
+            fix=f"run `energon-lite prepare --force-overwrite {root}`",
+        ) from None
+
+
+def write_uuid(root: str, uuid: str) -> str:
+    """Write ``index.uuid``; returns its path."""
+    path = meta_path(root, UUID_FILE)
+    write_bytes(path, uuid.encode())
+    return path
+
+
+def write_split(root: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> str:
+    """Write ``split.yaml``; returns its path.
+
+    Args:
+        root: the data set.
+        split_parts: per split, shard names or brace patterns such as ``"shards/{000..127}.tar"``.
+        exclude: shards, or samples as ``"shard/key"``.
+    """
+    path = meta_path(root, SPLIT_YAML)
+    parts = {name: list(patterns) for name, patterns in split_parts.items()}
+    write_yaml(path, {"split_parts": parts, "exclude": list(exclude)})
+    return path
+
+
+def write_yaml(path: str, document: Mapping[str, Any]) -> None:
+    """Write a document in the order of its keys."""
+    write_bytes(path, yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).encode())
+
+
+def crude_dataset_document() -> dict[str, Any]:
+    """``dataset.yaml`` of a data set whose samples are given to the user's code as they are."""
+    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> dict[str, Any]:
+    """``dataset.yaml`` of a data set with a sample type."""
+    # Energon does not export this one type at its top level.
+    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
+    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
+
+
+def tar_index_path(root: str, shard: str) -> str:
+    """Path of a shard's ``.tar.idx``."""
+    return os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
+
+
+def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
+    """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
+    path = tar_index_path(root, scan.name)
+    offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
+    try:
+        if os.path.getsize(path) == len(offsets) and _read(path) == offsets:
+            return path
+    except FileNotFoundError:
+        pass
+    write_bytes(path, offsets, flush=flush)
+    return path

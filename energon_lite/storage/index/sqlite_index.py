@@ -1,0 +1,187 @@
+"""``index.sqlite``: samples by key, as Megatron-Energon 7.4 writes it.
+
+We do not read it. It is there for what Energon does with it (auxiliary stores, joins, mounting), so that a data set
+prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+
+Others may keep tables of their own in it, as Energon does with what it finds out about pictures and videos, which can
+take hours. They are carried over when the file is made again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import repeat
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import numpy as np
+
+from energon_lite.errors import DatasetError
+from energon_lite.storage.files.atomic_file import flush_files
+from energon_lite.storage.tar.tar_scan import ShardScan
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_key", "tables_of_others"]
+
+_OURS = ("samples", "sample_parts")
+_TABLES = """
+CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+                      byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+                           content_byte_size INTEGER);
+"""
+
+_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
+                                                   content_byte_size);
+"""
+
+
+def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | None:
+    """The first key that appears twice: (key, shard, other shard), or None."""
+    seen: dict[str, int] = {}
+    for number, scan in enumerate(scans):
+        for key in scan.all_keys():
+            if key in seen:
+                return key, scans[seen[key]].name, scan.name
+            seen[key] = number
+    return None
+
+
+def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
+    """Build the database as the file ``path``, which is to be renamed when it is whole: meanwhile nothing protects it.
+
+    Returns:
+        False, and a file that is of no use, if keys are not unique (or are not text).
+    """
+    import sqlite3
+
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.executescript(_TABLES)
+        try:
+            for number, scan in enumerate(scans):
+                connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", _sample_rows(number, scan))
+                connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _part_rows(number, scan))
+        except (sqlite3.IntegrityError, UnicodeEncodeError):
+            return False
+        connection.commit()
+        connection.executescript(_INDEXES)
+    flush_files([path])
+    return True
+
+
+def tables_of_others(path: str) -> list[str]:
+    """Names of the tables in a database that are not ours; none if the file is no database.
+
+    Raises:
+        DatasetError: it is one that cannot be looked at now.
+    """
+    import sqlite3
+
+    if not os.path.isfile(path):
+        return []
+    try:
+        with closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
+            rows = connection.execute(
+                "SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"
+            ).fetchall()
+    except sqlite3.OperationalError as error:  # what a writer that was killed has left is taken back by a writer
+        raise DatasetError(
+            f"index.sqlite cannot be read, so that it is not known whether others wrote into it: {error}",
+            where=path,
+            fix="end the program that writes to it; if none does, look at it with `sqlite3` once, or move it away",
+        ) from error
+    except sqlite3.Error:
+        return []
+    # A virtual table is what a program makes of it; it and those that it keeps its data in are left alone.
+    virtual = [name for name, sql in rows if str(sql).upper().startswith("CREATE VIRTUAL")]
+    parts = ("sqlite_", *(f"{name}_" for name in virtual))
+    return [name for name, _ in rows if name not in (*_OURS, *virtual) and not name.startswith(parts)]
+
+
+def carry_over(path: str, earlier: str) -> list[str]:
+    """Copy the tables of others from an earlier database into a new one, which is not in use yet.
+
+    Of a table with a column ``entry_key``, which names members as ``<key>.<part>``, only the rows about members that
+    stand where they stood, with the size they had, are copied; of an ``earlier`` that has no samples, those about
+    members that are there.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        sqlite3.Error: the earlier database is damaged; the new one is as it was.
+    """
+    import sqlite3
+
+    kept, left_out = [], []
+    with closing(sqlite3.connect(path, uri=True)) as connection:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("ATTACH DATABASE ? AS earlier", (_read_only(earlier),))
+        with connection:
+            connection.execute("BEGIN")
+            for name in tables_of_others(earlier):
+                had, have = _copy(connection, name)
+                kept.append(f"{name} ({have} row{'s' * (have != 1)})")
+                if had != have:
+                    left_out.append(f"{had - have} of {had} rows of {name}")
+    flush_files([path])
+    notes = [f"index.sqlite: kept what others wrote into it: {', '.join(kept)}"] if kept else []
+    if left_out:
+        notes.append(
+            f"index.sqlite: {', '.join(left_out)} were about members that are gone or changed; if it was Energon that "
+            "wrote them, `energon prepare-media` makes those of the new ones"
+        )
+    return notes
+
+
+def _copy(connection: sqlite3.Connection, name: str) -> tuple[int, int]:
+    """Copy one table with its indexes; how many rows it had, and has now."""
+    table = '"' + name.replace('"', '""') + '"'
+    made = "SELECT sql FROM earlier.sqlite_master WHERE tbl_name = ? AND type = ? AND sql IS NOT NULL"
+    ((sql,),) = connection.execute(made, (name, "table")).fetchall()
+    connection.execute(sql)
+    columns = [row[1] for row in connection.execute(f"PRAGMA earlier.table_info({table})")]
+    fits = ""
+    if "entry_key" in columns:
+        places = "SELECT sample_key || '.' || part_name, content_byte_offset, content_byte_size FROM {0}.samples "
+        places += "JOIN {0}.sample_parts USING (tar_file_id, sample_index)"
+        known = connection.execute("SELECT count(*) FROM earlier.sqlite_master WHERE name IN (?, ?)", _OURS).fetchone()
+        both = [places.format(one) for one in (("main", "earlier") if known == (len(_OURS),) else ("main",))]
+        fits = f" WHERE entry_key IN (SELECT entry FROM (WITH fits(entry, x, y) AS ({' INTERSECT '.join(both)}) "
+        fits += "SELECT entry FROM fits))"
+    connection.execute(f"INSERT INTO main.{table} SELECT * FROM earlier.{table}{fits}")
+    for (index,) in connection.execute(made, (name, "index")).fetchall():
+        connection.execute(index)
+    had, have = (connection.execute(f"SELECT count(*) FROM {one}.{table}").fetchone() for one in ("earlier", "main"))
+    return had[0], have[0]
+
+
+def _read_only(path: str) -> str:
+    return f"file:{quote(path)}?mode=ro"
+
+
+def _sample_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, str, int, int, int]]:
+    # Columns that are zipped, not a generator: the rows are then made without running Python code for each.
+    sizes = np.diff(scan.headers, append=scan.end)
+    return zip(
+        repeat(number), scan.all_keys(), range(scan.samples), scan.headers.tolist(), sizes.tolist(), strict=False
+    )
+
+
+def _part_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, int, str, int, int]]:
+    samples = np.repeat(np.arange(scan.samples), np.diff(scan.first_part))
+    offsets, sizes, names = (column.tolist() for column in scan.parts.T)
+    texts = map(scan.part_names.__getitem__, names)
+    return zip(repeat(number), samples.tolist(), texts, offsets, sizes, strict=False)

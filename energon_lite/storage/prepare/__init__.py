@@ -1,0 +1,1 @@
+"""Finding the samples of all shards once, and writing down where they are."""

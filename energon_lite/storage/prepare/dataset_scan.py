@@ -1,0 +1,220 @@
+"""What is in a folder of shards, before it is prepared."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_lite.errors import DatasetError, EmptyDatasetError, ShardFormatError, UsageError
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.prepare.scan_pool import ScanResult
+from energon_lite.storage.prepare.shard_scans import gather_scans, scan_share
+from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
+from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
+
+__all__ = ["DatasetScan", "find_shards", "merge_scans", "scan_dataset"]
+
+_log = logging.getLogger(__name__)
+
+#: More part names than this in one data set usually mean that file names have dots in their keys.
+_MANY_PART_NAMES = 100
+
+
+@dataclass(frozen=True)
+class DatasetScan:
+    """What is in a folder of shards.
+
+    Attributes:
+        root: the folder, absolute.
+        scans: shards that hold samples, in order.
+        index: the packed index over them.
+        parts: number of parts by part name, the most frequent first.
+        notes: what looked odd, in words.
+    """
+
+    root: str
+    scans: tuple[ShardScan, ...]
+    index: PackedIndex
+    parts: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Names of the shards, in order."""
+        return self.index.shard_names
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.index)
+
+    def read(self, indices: Sequence[int]) -> list[RawSample]:
+        """Read some samples."""
+        nothing = np.zeros(0, dtype=np.int64)
+        source = WebdatasetSource(
+            self.index, path=self.root, index_path="", shards=self.shard_names, excluded=nothing, split_part=""
+        )
+        return [source.read(index) for index in indices]
+
+
+def find_shards(root: str, exclude: str | None = None) -> list[str]:
+    """Names of all tar files below ``root``, with forward slashes, sorted.
+
+    Links are followed, to each folder once.
+
+    Args:
+        root: the folder; hidden folders in it are not searched.
+        exclude: regular expression; shards in whose name it is found are left out.
+
+    Raises:
+        UsageError: the expression is invalid, or a name cannot be written into ``split.yaml``.
+        ShardFormatError: a shard is a pipe or the like, or all are compressed.
+        EmptyDatasetError: there is no tar file.
+    """
+    if not os.path.isdir(root):
+        raise UsageError("there is no such folder", where=root, fix="give the folder that holds the tar files")
+    try:
+        unwanted = re.compile(exclude) if exclude else None
+    except re.error as error:
+        raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from None
+    names, compressed = [], []
+    for folder, files in _folders(root):
+        for file in files:
+            name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, "/")
+            if file.endswith(".tar"):
+                names.append(name)
+            elif file.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2")):
+                compressed.append(name)
+    chosen = sorted(name for name in names if not (unwanted and unwanted.search(name)))
+    if not chosen and compressed:
+        raise ShardFormatError(
+            f"all shards are compressed, such as {compressed[0]!r}; their samples cannot be read at random",
+            where=root,
+            fix="unpack them to .tar (compressed images gain nothing from it)",
+        )
+    if not chosen:
+        left_out = f" that --exclude leaves in ({len(names)} were found)" if names else ""
+        raise EmptyDatasetError(f"there are no .tar files in the folder{left_out}", where=root, fix="check the path")
+    for name in chosen:
+        check_is_file(os.path.join(root, name))
+        if "{" in name or "}" in name:
+            raise UsageError(
+                f"shard {name!r} has a brace in its name, which split.yaml takes for a pattern",
+                where=root,
+                fix="rename it, or leave it out with --exclude",
+            )
+    return chosen
+
+
+def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
+    """All folders from ``root`` on with the names of what is in them, each once: those behind links come last, so that
+    each goes by its own name, if it has one here."""
+    waiting, seen = deque([root]), set()
+    while waiting:
+        for folder, folders, files in os.walk(waiting.popleft()):
+            place = os.path.realpath(folder)
+            if place in seen:
+                if os.path.islink(folder):
+                    _log.warning("%s leads to a folder that is searched already; it is not searched again", folder)
+                folders.clear()
+                continue
+            seen.add(place)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            waiting.extend(path for name in folders if os.path.islink(path := os.path.join(folder, name)))
+            yield folder, files
+
+
+def scan_dataset(
+    root: str,
+    shards: Sequence[str],
+    *,
+    workers: int | None = None,
+    rescan: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> DatasetScan:
+    """Read the headers of all shards that are new or have changed, and write each shard's ``.tar.idx``.
+
+    Args:
+        root: the folder.
+        shards: names relative to it, in the order they shall have in the data set.
+        workers: processes at most; None for one per core.
+        rescan: do not use what an earlier preparation found.
+        progress: called with the name of each shard that is done.
+
+    Raises:
+        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+        EmptyDatasetError: no shard holds a sample.
+    """
+    share = scan_share(root, shards, ranks=Ranks(), workers=workers, rescan=rescan, progress=progress)
+    return merge_scans(root, shards, share, workers=workers, rescan=rescan)
+
+
+def merge_scans(
+    root: str,
+    shards: Sequence[str],
+    share: Mapping[str, ScanResult],
+    *,
+    ranks: Ranks | None = None,
+    workers: int | None = None,
+    rescan: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> DatasetScan:
+    """On rank 0: wait for the shares of the others, and put all together.
+
+    Args:
+        root: the folder.
+        shards: names of all shards, in order.
+        share: what this rank has found, from :func:`~energon_lite.storage.prepare.shard_scans.scan_share`.
+        ranks: who works on the data set; None: this process alone.
+        workers, rescan, progress: as :func:`scan_dataset`, for shards that no rank has scanned.
+
+    Raises:
+        ShardFormatError, EmptyDatasetError: as :func:`scan_dataset`.
+        DatasetError: another rank has not done its share in time.
+    """
+    ranks = ranks or Ranks()
+    found = gather_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    results = [found[name] for name in shards]
+    scans = [result for result in results if isinstance(result, ShardScan)]
+    broken = [(name, result) for name, result in zip(shards, results, strict=True) if not isinstance(result, ShardScan)]
+    if broken:
+        raise _broken_shards(root, broken, len(shards))
+    notes = [f"{scan.name}: {note}" for scan in scans for note in scan.notes]
+    notes += [f"{scan.name}: holds no sample, it is left out" for scan in scans if not scan.samples]
+    scans = [scan for scan in scans if scan.samples]
+    if not scans:
+        raise EmptyDatasetError(
+            f"none of the {len(shards)} shards holds a sample",
+            where=root,
+            fix="a sample is made of files named <key>.<part>, such as 0001.jpg and 0001.txt",
+        )
+    index = PackedIndex.from_scans(scans)
+    # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
+    index.uuid = str(uuid.UUID(hex=index.digest, version=4))
+    counts = np.bincount(index.parts[:][:, 2], minlength=len(index.part_names)).tolist()
+    parts = dict(sorted(zip(index.part_names, counts, strict=True), key=lambda item: -item[1]))
+    if len(parts) > _MANY_PART_NAMES:
+        notes.append(
+            f"there are {len(parts)} part names, such as {next(iter(parts))!r}: a key ends at the first dot of a file "
+            "name, so keys must not contain dots"
+        )
+    return DatasetScan(os.path.abspath(root), tuple(scans), index, parts, tuple(notes))
+
+
+def _broken_shards(root: str, broken: Sequence[tuple[str, DatasetError]], count: int) -> DatasetError:
+    if len(broken) == 1:
+        return broken[0][1]
+    reasons = "".join(f"\n    {name}: {error.what}" for name, error in broken)
+    return ShardFormatError(
+        f"{len(broken)} of {count} shards cannot be indexed:{reasons}",
+        where=root,
+        fix=broken[0][1].fix or "write them again, or leave them out with --exclude",
+    )

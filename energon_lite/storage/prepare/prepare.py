@@ -1,0 +1,390 @@
+"""Prepare a folder of tar shards: index it, divide it into splits, say what a sample is.
+
+Three steps, which the command line takes one by one and :func:`prepare_dataset` in one go:
+
+1. :func:`scan_dataset` reads the headers of all shards that are new or have changed (and writes each shard's
+   ``.tar.idx``), and keeps what it found in a file for each shard;
+2. splits and the description of samples are made and checked in memory;
+3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
+   leaves a folder that is not prepared, and running again is all that is needed; shards that were scanned are not
+   scanned again.
+
+Several ranks can do the first step together; the others are for rank 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+
+from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
+from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.jsonl import write_line_index
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
+from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
+from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans, scan_dataset
+from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.prepare.sample_document import sample_document
+from energon_lite.storage.prepare.scan_cache import is_unfinished, mark_unfinished, remove_pieces
+from energon_lite.storage.prepare.scan_pool import ScanResult
+from energon_lite.storage.prepare.shard_scans import scan_share
+from energon_lite.storage.tar.tar_scan import ShardScan
+
+__all__ = [
+    "PrepareReport",
+    "check_not_prepared",
+    "index_again",
+    "prepare_dataset",
+    "prepare_jsonl",
+    "share_report",
+    "write_prepared",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What preparing did.
+
+    Attributes:
+        path: the folder.
+        shards: number of shards with samples.
+        samples: number of samples.
+        parts: number of parts by part name.
+        splits: (shards, samples) by split.
+        written: the files in ``.nv-meta`` that were written.
+        warnings: what the user should know, in words.
+        has_dataset_yaml: whether the folder now says what a sample is.
+    """
+
+    path: str
+    shards: int
+    samples: int
+    parts: Mapping[str, int]
+    splits: Mapping[str, tuple[int, int]]
+    written: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    has_dataset_yaml: bool = False
+
+
+def write_prepared(
+    scan: DatasetScan,
+    splits: Mapping[str, Sequence[str]],
+    *,
+    dataset_document: Mapping[str, Any] | None = None,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    sqlite: bool = True,
+    may_be_empty: Collection[str] = (),
+) -> PrepareReport:
+    """Write ``.nv-meta``. What an earlier preparation left there is replaced; exclusions in ``split.yaml`` are kept.
+
+    Args:
+        scan: what is in the folder.
+        splits: shard names by split.
+        dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
+        dataset_yaml_name: its name.
+        sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
+        may_be_empty: splits without shards that are no surprise.
+    """
+    root = scan.root
+    legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
+    os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
+    # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and comes
+    # last: Energon takes a folder with a database but without .info.json for something else altogether.
+    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
+    if tables_of_others(database):
+        os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
+    for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
+        remove_if_there(nv_meta.meta_path(root, name))
+    warnings = [*scan.notes, *split_notes(splits, scan.shard_names, may_be_empty)]
+    written = _write_indexes(scan)
+    kept, is_whole = _earlier_exclusions(root)
+    if not is_whole:
+        warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
+    if kept:
+        warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
+    collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
+    written.append(nv_meta.write_split(root, collapsed, kept))
+    if dataset_document is not None:
+        path = nv_meta.meta_path(root, dataset_yaml_name)
+        nv_meta.write_yaml(path, dataset_document)
+        written.append(path)
+    with _database(database, scan, warnings, wanted=sqlite) as made:
+        # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
+        # for something else altogether. A run that is killed in between can be told by the mark.
+        mark_unfinished(root)
+        written += [*made, nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy)]
+    # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
+    _remove_leftovers(root, scan.shard_names)
+    remove_pieces(root)
+    counts = scan.index.shard_counts
+    return PrepareReport(
+        path=root,
+        shards=len(scan.scans),
+        samples=scan.samples,
+        parts=scan.parts,
+        splits={name: (len(shards), sum(counts[shard] for shard in shards)) for name, shards in splits.items()},
+        written=tuple(written),
+        warnings=tuple(warnings),
+        has_dataset_yaml=os.path.isfile(nv_meta.meta_path(root, dataset_yaml_name)),
+    )
+
+
+def _write_indexes(scan: DatasetScan) -> list[str]:
+    path = nv_meta.meta_path(scan.root, nv_meta.PACKED_INDEX)
+    uuid_path = nv_meta.write_uuid(scan.root, scan.index.uuid)
+    scan.index.write(path)
+    return [uuid_path, path]
+
+
+def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
+    """Index a JSONL file ahead of its first use, here and for Energon (``<path>.idx``); returns the index.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        DatasetError: it cannot be read, is being written to, or the index cannot be written anywhere.
+
+    Example:
+        >>> len(prepare_jsonl("data/chats.jsonl"))
+        200
+    """
+    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    index, _ = open_index(file)
+    write_line_index(file, index.scan(0))
+    return index
+
+
+@contextmanager
+def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
+    """Make ``index.sqlite``, if it is wanted and can be made; it gets its name when the block ends.
+
+    What others wrote into the one before (:data:`nv_meta.SQLITE_KEPT` if it had to go first) comes into it.
+    Gives the paths of what is made: one or none.
+    """
+    temporary, kept = temporary_path(path), nv_meta.meta_path(scan.root, nv_meta.SQLITE_KEPT)
+    earlier = path if tables_of_others(path) else kept
+    is_carried = False
+    try:
+        made = wanted and build_sqlite_index(temporary, scan.scans)
+        if wanted and not made:
+            warnings.append(_why_no_database(scan))
+        if made and os.path.exists(earlier):
+            is_carried = _carry_over(temporary, earlier, warnings)
+        elif os.path.exists(kept):
+            warnings.append(f"index.sqlite had tables of others in it; until there is a new one they are in {kept}")
+        yield [path] if made else []
+        if made:
+            if earlier == path and not is_carried:
+                os.replace(path, kept)
+            os.replace(temporary, path)
+        if is_carried:
+            remove_if_there(kept)
+    finally:
+        remove_if_there(temporary)
+
+
+def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
+    import sqlite3
+
+    try:
+        warnings += carry_over(path, earlier)
+        return True
+    except sqlite3.Error as error:
+        kept = nv_meta.SQLITE_KEPT
+        warnings.append(f"index.sqlite had tables of others that cannot be read ({error}); the file is kept as {kept}")
+        return False
+
+
+def _why_no_database(scan: DatasetScan) -> str:
+    duplicate = find_duplicate_key(scan.scans)
+    if duplicate is None:
+        return "no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"
+    key, one, other = duplicate
+    place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
+    return (
+        f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
+        "look-ups by key (auxiliary data, joins) need unique keys"
+    )
+
+
+def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
+    """What runs that were killed have left, here and beside the shards."""
+    for folder in sorted({nv_meta.META_FOLDER, *(os.path.dirname(name) for name in shards)}):
+        for path in remove_leftovers(os.path.join(root, folder)):
+            _log.info("removed %s, which a run that was killed has left", path)
+    remove_if_there(nv_meta.meta_path(root, nv_meta.PACKED_INDEX + ".lock"))
+
+
+def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
+    """``exclude`` of an existing split.yaml, which somebody has written by hand, and whether that is all of it."""
+    path = nv_meta.meta_path(root, nv_meta.SPLIT_YAML)
+    if not os.path.isfile(path):
+        return [], True
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file)
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return [], False
+    found = document.get("exclude") if isinstance(document, dict) else document
+    if not isinstance(document, dict) or not isinstance(found, list):
+        return [], not found
+    names = [str(name) for name in found if not isinstance(name, (list, dict))]
+    return names, len(names) == len(found)
+
+
+def share_report(root: str, share: Mapping[str, ScanResult]) -> PrepareReport:
+    """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
+    scans = [result for result in share.values() if isinstance(result, ShardScan)]
+    parts: dict[str, int] = {}
+    for scan in scans:
+        for name, count in zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True):
+            parts[name] = parts.get(name, 0) + count
+    broken = [f"{name}: {result.what}" for name, result in share.items() if not isinstance(result, ShardScan)]
+    return PrepareReport(root, len(scans), sum(scan.samples for scan in scans), parts, {}, (), tuple(broken))
+
+
+def check_not_prepared(root: str, force_overwrite: bool) -> None:
+    """Refuse to prepare a folder twice by accident.
+
+    Raises:
+        UsageError: the folder is prepared already.
+    """
+    if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+        raise UsageError(
+            "the data set has already been prepared",
+            where=os.path.join(root, nv_meta.META_FOLDER),
+            fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
+            "replaced",
+        )
+
+
+def index_again(
+    root: str, *, workers: int | None = None, sqlite: bool = True, progress: Callable[[str], None] | None = None
+) -> PrepareReport:
+    """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` stay as they are.
+
+    Raises:
+        NotPreparedError: the folder is not prepared.
+        ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
+    """
+    root = os.path.abspath(root)
+    counts = nv_meta.read_info(root)
+    names = [name for name in counts if counts[name]]
+    for name in names:
+        if not os.path.isfile(os.path.join(root, name)):
+            raise MissingShardError(
+                "a shard of the data set does not exist",
+                where=os.path.join(root, name),
+                fix="put it back, or prepare anew with --force-overwrite",
+            )
+    scan = scan_dataset(root, names, workers=workers, rescan=True, progress=progress)
+    for name, count in scan.index.shard_counts.items():
+        if counts[name] != count:
+            raise ShardChangedError(
+                f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
+                where=os.path.join(root, name),
+                fix="prepare anew with --force-overwrite",
+            )
+    written, warnings = _write_indexes(scan), list(scan.notes)
+    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
+    with _database(database, scan, warnings, wanted=sqlite) as made:
+        written += made
+    _remove_leftovers(root, scan.shard_names)
+    remove_pieces(root)
+    has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
+    return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: str | Sequence[float] | None = None,
+    split_parts: Mapping[str, str] | Sequence[str] | None = None,
+    exclude: str | None = None,
+    shuffle_tars: bool = False,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    crude: bool = False,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    force_overwrite: bool = False,
+    sqlite: bool = True,
+    workers: int | None = None,
+    rescan: bool = False,
+    ranks: Ranks | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> PrepareReport:
+    """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
+
+    Args:
+        path: the folder. Shards are found in all of its subfolders.
+        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
+        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        exclude: regular expression; shards in whose name it is found are left out.
+        shuffle_tars: mix the shards before the ratio is applied.
+        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
+            ``dataset.yaml`` is written.
+        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
+        crude: samples are given to the user's code as dicts of their parts.
+        dataset_yaml_name: name of the ``dataset.yaml``.
+        force_overwrite: prepare a folder that is prepared already.
+        sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
+        workers: processes at most; None for one per core.
+        rescan: read all shards again, also those that have not changed since the last preparation.
+        ranks: the processes that do this together, such as ``Ranks.from_environment()`` under ``torchrun``; each must
+            call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
+            of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
+            otherwise the others return when their share is done. None: this process alone.
+        progress: called with the name of each shard that is done.
+
+    Raises:
+        DatasetError: another rank failed, or has not done its share in time.
+        UsageError: arguments that do not fit together, or the folder is prepared already.
+        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+        EmptyDatasetError: no shards, or no samples in them.
+
+    Example:
+        >>> report = prepare_dataset("data/coco", split_ratio="8,1,1", sample_type="CaptioningSample",
+        ...                          field_map={"image": "jpg", "caption": "txt"})
+        >>> report.splits["train"]
+        (16, 16000)
+    """
+    root = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    if (split_ratio is None) == (split_parts is None):
+        raise UsageError("either split_ratio or split_parts must be given", fix='split_ratio="8,1,1", for example')
+    ranks = ranks or Ranks()
+    with ranks.together():
+        shards = find_shards(root, exclude)
+        if not ranks.rank:
+            check_not_prepared(root, force_overwrite)
+        share = scan_share(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    with ranks.together():
+        if ranks.rank:
+            return share_report(root, share)
+        scan = merge_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        parts = split_parts or ()
+        patterns = parts.items() if isinstance(parts, Mapping) else map(parse_pattern, parts)
+        splits, may_be_empty = divide(scan.shard_names, split_ratio, list(patterns), shuffle=shuffle_tars)
+        document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
+        report = write_prepared(
+            scan,
+            splits,
+            dataset_document=document,
+            dataset_yaml_name=dataset_yaml_name,
+            sqlite=sqlite,
+            may_be_empty=may_be_empty,
+        )
+    for warning in report.warnings:
+        _log.warning("%s: %s", root, warning)
+    return report

@@ -1,0 +1,158 @@
+"""The contents of ``dataset.yaml``, checked against the data before it is written.
+
+A wrong field map is cheap to find here, where a few samples are at hand, and expensive in a training run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError
+from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
+from energon_lite.storage.index.nv_meta import crude_dataset_document, sample_dataset_document
+from energon_lite.storage.prepare.dataset_scan import DatasetScan
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
+
+__all__ = ["CRUDE", "SampleField", "find_sample_type", "sample_document", "sample_fields"]
+
+#: The name under which crude data sets go, as in Energon.
+CRUDE = "CrudeWebdataset"
+#: A field map is tried on this many samples; it is wrong if it fits none of them.
+_TRIED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleField:
+    """A field of a sample type that a field map may name."""
+
+    name: str
+    type_name: str
+    required: bool
+
+
+def sample_fields(sample_type: str) -> tuple[SampleField, ...]:
+    """The fields of a sample type, without those that every sample has."""
+    return tuple(
+        SampleField(
+            name=field.name,
+            type_name=field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
+            required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(find_sample_type(sample_type))
+        if field.name not in BASE_FIELDS
+    )
+
+
+def find_sample_type(name: str) -> type[Sample]:
+    """The sample class of that name.
+
+    Raises:
+        ConfigError: there is none; the nearest name is suggested.
+    """
+    if name not in SAMPLE_TYPES:
+        raise ConfigError(
+            f"sample type {name!r} is unknown", choices=[*SAMPLE_TYPES, CRUDE], suggest_for=name, at="sample_type"
+        )
+    return SAMPLE_TYPES[name]
+
+
+def sample_document(
+    scan: DatasetScan,
+    *,
+    sample_type: str | None,
+    field_map: Mapping[str, str] | None,
+    crude: bool = False,
+) -> dict[str, Any] | None:
+    """The document to write as ``dataset.yaml``; None if nothing was said about samples.
+
+    Args:
+        scan: the data set, on whose samples the field map is tried.
+        sample_type: name of a sample type, or :data:`CRUDE`.
+        field_map: expression by field.
+        crude: the same as ``sample_type=CRUDE``.
+
+    Raises:
+        UsageError: arguments that do not fit together.
+        ConfigError: an unknown type, field or part, a missing field, or a map that fits none of the tried samples.
+    """
+    if crude or sample_type == CRUDE:
+        if field_map is not None or sample_type not in (None, CRUDE):
+            raise UsageError("a crude data set has neither a sample type nor a field map", fix="leave one of them out")
+        return crude_dataset_document()
+    if sample_type is None:
+        if field_map is not None:
+            raise UsageError("a field map needs a sample type", fix="--sample-type CaptioningSample, for example")
+        return None
+    find_sample_type(sample_type)
+    if field_map is None:
+        fields = {field.name: "..." for field in sample_fields(sample_type) if field.required}
+        raise UsageError(
+            f"{sample_type} needs a field map, which says what part of a sample becomes which field",
+            fix=f"--field-map '{_json(fields)}' with parts out of: {', '.join(list(scan.parts)[:10])}",
+        )
+    compiled = compile_field_map(field_map)
+    _check_fields(sample_type, field_map)
+    _check_parts(compiled, scan.parts)
+    _try_on_samples(compiled, scan)
+    return sample_dataset_document(sample_type, field_map)
+
+
+def _json(fields: Mapping[str, str]) -> str:
+    import json
+
+    return json.dumps(fields)
+
+
+def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
+    fields = sample_fields(sample_type)
+    names = [field.name for field in fields]
+    for name in field_map:
+        if name not in names:
+            raise ConfigError(
+                f"{sample_type} has no field {name!r}", at=f"field_map.{name}", choices=names, suggest_for=name
+            )
+    missing = [field.name for field in fields if field.required and field.name not in field_map]
+    if missing:
+        raise ConfigError(
+            f"{sample_type} needs {', '.join(map(repr, missing))}",
+            at="field_map",
+            found=f"only {', '.join(map(repr, field_map)) or 'nothing'}",
+            fix=f"add an entry for {missing[0]!r}",
+        )
+
+
+def _check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
+    for field, accesses in field_map.fields:
+        wanted = [access.part for access in accesses]
+        if not any(part in parts for part in wanted):
+            raise ConfigError(
+                f"no sample has a part {' or '.join(map(repr, wanted))}",
+                at=f"field_map.{field}",
+                choices=list(parts)[:20],
+                suggest_for=wanted[0],
+            )
+
+
+def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:
+    """Apply the map to some samples; images and the like need not be decoded for that."""
+    nested = {access.part for _, accesses in field_map.fields for access in accesses if access.steps}
+    decoder = SampleDecoder(image_decode=None)
+    step = max(1, scan.samples // _TRIED)
+    failure: FieldAccessError | None = None
+    for raw in scan.read(range(0, scan.samples, step)[:_TRIED]):
+        try:
+            field_map.apply({n: decoder.decode(n, data) if n in nested else data for n, data in raw.parts.items()})
+            return
+        except FieldAccessError as error:
+            failure = failure or FieldAccessError(error.what, where=f"sample {raw.key!r}", fix=error.fix)
+        except DecodeError:  # a broken sample says nothing about the map
+            return
+    if failure is not None:
+        raise ConfigError(
+            f"the field map fits none of the tried samples: {failure.what}",
+            at=f"field_map, tried on {failure.where}",
+            fix=failure.fix,
+        )

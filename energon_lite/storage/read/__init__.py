@@ -1,0 +1,1 @@
+"""Bytes of samples, from local files and from slow storage."""

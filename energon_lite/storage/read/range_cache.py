@@ -1,0 +1,297 @@
+"""Ranges of shards, fetched together and kept: in memory, and, if wanted, in a folder that all processes share.
+
+For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
+single sample. All ranges that a job needs and that are not there yet are requested at the same time.
+
+A range in the folder is a file of its own: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum is that
+of the file's name and the bytes, and is verified whenever a process takes the range from the folder. So nothing has
+to be flushed to the disk: what a power cut has left, or somebody has put in its place, is fetched again. Folders and
+files are for their owner alone, and those of others are not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.index.index_cache import only_one
+from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore, shared_store
+
+__all__ = ["ByteRange", "RangeCache", "ReadAhead", "shared_range_cache"]
+
+_log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<8sI4x")
+_MAGIC = b"ENRGLRNG"
+#: Lock files in a cache folder: a range belongs to one of them by its name.
+_LOCKS = 256
+#: The share of a full folder that is kept when the ranges unused for longest are removed.
+_KEEP = 0.9
+#: Seconds to wait for another process that fetches a range; then this one does it, too.
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """How a data set on slow storage is read.
+
+    Args:
+        memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
+        requests: requests of one process at the same time.
+        folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
+            that each range crosses the network once. What is put there only this user can read, and it is verified
+            when it is taken from there. None: memory alone; then each worker fetches for itself.
+        folder_bytes: size of the folder; beyond it, the ranges unused for longest are removed.
+
+    Example:
+        >>> dataset = get_train_dataset("s3://bucket/coco", shuffle_buffer_size=1000, max_samples_per_sequence=100,
+        ...                             read_ahead=ReadAhead(folder="/local/cache"), ...)
+    """
+
+    memory_bytes: int = 256 << 20
+    requests: int = 16
+    folder: str | None = None
+    folder_bytes: int = 64 << 30
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "requests", "folder_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"read_ahead: {name} is {getattr(self, name)}", fix="give at least 1")
+
+
+class ByteRange(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a shard."""
+
+    path: str
+    identity: ShardIdentity
+    start: int
+    stop: int
+
+
+class RangeCache:
+    """Ranges by their place.
+
+    Args:
+        settings: see :class:`ReadAhead`.
+        store: where ranges are read.
+    """
+
+    def __init__(self, settings: ReadAhead, store: ShardStore | None = None):
+        self.settings = settings
+        self._store = shared_store() if store is None else store
+        #: The range unused for longest stands first.
+        self._kept: dict[ByteRange, memoryview] = {}
+        self._bytes = 0
+        #: What the present job needs stays, however little memory is allowed.
+        self._held: dict[ByteRange, memoryview] = {}
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._folder = None if settings.folder is None else _Folder(settings.folder, settings.folder_bytes)
+
+    def load(self, ranges: Iterable[ByteRange]) -> None:
+        """Have these ranges at hand until the next call. What fails is tried again, and raises, in :meth:`get`."""
+        held: dict[ByteRange, memoryview] = {}
+        missing = []
+        for one in dict.fromkeys(ranges):
+            data = self._held.get(one) or self._kept.get(one)
+            if data is None:
+                missing.append(one)
+            else:
+                held[one] = data
+        fetched = self._executor().map(self._fetch_or_none, missing) if len(missing) > 1 else []
+        for one, data in zip(missing, fetched, strict=False):
+            if data is not None:
+                held[one] = data
+        self._held = held
+        for one, data in held.items():
+            self._keep(one, data)
+
+    def get(self, one: ByteRange) -> memoryview:
+        """The bytes of a range.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: as :meth:`ShardStore.read`.
+        """
+        data = self._held.get(one) or self._kept.get(one)
+        if data is None:
+            data = self._fetch(one)
+            self._keep(one, data)
+        return data
+
+    def _keep(self, one: ByteRange, data: memoryview) -> None:
+        if self._kept.pop(one, None) is None:
+            self._bytes += data.nbytes
+        self._kept[one] = data
+        while self._bytes > self.settings.memory_bytes and len(self._kept) > 1:
+            self._bytes -= self._kept.pop(next(iter(self._kept))).nbytes
+
+    def _fetch_or_none(self, one: ByteRange) -> memoryview | None:
+        try:
+            return self._fetch(one)
+        except EnergonLiteError:
+            return None
+
+    def _fetch(self, one: ByteRange) -> memoryview:
+        if self._folder is not None:
+            return self._folder.get(one, self._read)
+        return memoryview(self._read(one))
+
+    def _read(self, one: ByteRange) -> bytes:
+        return self._store.read(one.path, one.identity, one.start, one.stop - one.start)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._pool is None or self._pool[0] != os.getpid():  # threads do not survive a fork
+            self._pool = os.getpid(), ThreadPoolExecutor(self.settings.requests, "energon-lite-read")
+        return self._pool[1]
+
+
+class _Folder:
+    """A folder of ranges, one file each. Any number of processes may read, write and clean up at the same time."""
+
+    def __init__(self, path: str, limit: int):
+        self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            if not os.path.isdir(self._path):
+                os.mkdir(self._path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(self._path):  # else another process was faster
+                raise _no_folder(self._path, "it is a file") from None
+        except OSError as error:
+            raise _no_folder(self._path, error.strerror or str(error)) from error
+        #: Ranges that were not as they had been written.
+        self.damaged = 0
+        #: Bytes written by this process since it last looked how full the folder is.
+        self._written = limit
+        self._told = False
+
+    def get(self, one: ByteRange, read: Callable[[ByteRange], bytes]) -> memoryview:
+        name = hashlib.sha256(repr(tuple(one)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+        path = os.path.join(self._path, name[:2], name)
+        data = self._map(path, one)
+        if data is not None:
+            return data
+        try:
+            # One process fetches, the others wait and find it.
+            place = os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}")
+            with only_one(place, mode=0o600, patience=_PATIENCE):
+                data = self._map(path, one)
+                return self._write(path, read(one)) if data is None else data
+        except OSError as error:
+            if isinstance(error, EnergonLiteError):
+                raise
+            self._tell(error)
+            return memoryview(read(one))
+
+    def _map(self, path: str, one: ByteRange) -> memoryview | None:
+        """A range that is there and as it was written; any other is removed."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                return None
+            view = map_file(fd) if status.st_size == _HEADER.size + one.stop - one.start else memoryview(b"")
+            data = view[_HEADER.size :]
+            if bytes(view[: _HEADER.size]) != _header(path, data):
+                self._drop(path)
+                return None
+            os.utime(fd)  # it is in use: cleaning up goes by this time
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return data
+
+    def _drop(self, path: str) -> None:
+        self.damaged += 1
+        if self.damaged == 1:
+            _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
+        with suppress(OSError):
+            os.unlink(path)
+
+    def _write(self, path: str, data: bytes) -> memoryview:
+        self._written += len(data)
+        if self._written > self._limit * (1 - _KEEP):
+            self._make_room(len(data))
+        _make_own(os.path.dirname(path))
+        with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
+            file.write(_header(path, data))
+            file.write(data)
+        return memoryview(data)
+
+    def _make_room(self, size: int) -> None:
+        """Remove ranges until the folder may grow by a tenth before the next look (each process looks by itself)."""
+        self._written = size
+        files = []
+        for place, _, names in os.walk(self._path):
+            for name in names:
+                path = os.path.join(place, name)
+                with suppress(OSError):
+                    if not name.endswith(".lock"):
+                        status = os.stat(path)
+                        files.append((status.st_mtime_ns, status.st_size, path))
+        total = size + sum(bytes_of for _, bytes_of, _ in files)
+        for _, bytes_of, path in sorted(files):
+            if total <= _KEEP * self._limit:
+                break
+            with suppress(OSError):  # another process was faster
+                os.unlink(path)
+            total -= bytes_of
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
+
+
+def _header(path: str, data: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make_own(folder: str) -> None:
+    """Have a folder of this user's, which is no link to one.
+
+    Raises:
+        OSError: something else is there.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None
+
+
+def _no_folder(path: str, reason: str) -> UsageError:
+    return UsageError(
+        f"read_ahead: the folder cannot be used: {reason}",
+        where=path,
+        fix="give a folder that this process can write to",
+    )
+
+
+_shared: dict[ReadAhead, RangeCache] = {}
+
+
+def shared_range_cache(settings: ReadAhead) -> RangeCache:
+    """The cache that all data sets of this process with these settings share."""
+    return _shared.setdefault(settings, RangeCache(settings))

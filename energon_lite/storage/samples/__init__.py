@@ -1,0 +1,1 @@
+"""Samples made of bytes: which part is which field, and what is decoded."""

@@ -1,0 +1,318 @@
+"""Bytes to objects, by the extension of the part's name.
+
+The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a sample looks the same in both, with these
+differences: formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
+refused unless the caller says ``trust_code=True``; what an image decoder is given there but cannot read (HDF5, MPEG)
+stays bytes; audio and video stay bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
+which formats it may try: a ``.png`` that is PostScript in truth is no image. What a few bytes may unpack to is bounded.
+
+==================================  ===============================================================================
+extension                           becomes
+==================================  ===============================================================================
+png jpg jpeg webp bmp gif tif ...   what ``image_decode`` says, see :data:`IMAGE_FORMS`; JPEG by simplejpeg if that is
+                                    installed, else by Pillow: the pixels are the same
+txt text transcript                 str (UTF-8)
+json jsn                            what JSON says
+cls cls2 index inx id               int
+npy, npz                            numpy array, dict of numpy arrays (no object arrays)
+mp msg msgpack                      what msgpack says (Energon leaves ``msgpack`` as bytes)
+ten tb                              list of numpy arrays (WebDataset's tensor format)
+<any>.gz                            unpacked, then decoded as <any>
+pth pkl pickle pyd                  refused, see above
+anything else                       bytes, unchanged
+==================================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
+from energon_lite.storage.files.shortage import SHORTAGES, out_of
+from energon_lite.storage.samples.image_decoding import (
+    FORMATS,
+    IMAGE_EXTENSIONS,
+    IMAGE_FORMS,
+    PROGRAMS,
+    check_size,
+    decode_image,
+)
+
+__all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
+
+Decode = Callable[[bytes], Any]
+
+_NUMPY = b"\x93NUMPY"
+#: The beginning of a ``.npy`` file (version 1) of plain numbers in C order.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n",
+    re.DOTALL,
+)
+#: Bytes that one byte of deflated data can stand for at most, about.
+_MOST_PACKED = 1040
+_PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
+#: Audio and video, which stay bytes.
+_AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
+#: What Energon can make of them.
+_AV_FORMS = ("AVDecoder", "torch", "pyav")
+
+
+@dataclass(frozen=True)
+class SampleDecoder:
+    """Decode the parts of samples.
+
+    Args:
+        image_decode: a key of :data:`IMAGE_FORMS`; None leaves images as bytes.
+        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript).
+        handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
+            must be importable functions if workers are started by spawn.
+        av_decode: as in Energon, ``AVDecoder``, ``torch`` or ``pyav``; a data set with audio or video is refused then,
+            since its parts cannot be decoded yet. None: they stay bytes.
+        video_decode_audio: as in Energon; of no effect without ``av_decode``.
+        guess_content: as in Energon; a data set with parts of unknown extensions is refused then, since what they are
+            is not guessed.
+        max_unpacked_bytes: what a compressed part (``.gz``, ``.npz``) or a picture (one byte a channel) may grow to;
+            a sample with a larger one is an error, before the memory is taken. None: anything. For pictures through
+            Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` holds as well.
+
+    Raises:
+        UsageError: ``image_decode`` or ``av_decode`` is unknown.
+
+    Example:
+        >>> SampleDecoder().decode("json", b'{"text": ["a"]}')
+        {'text': ['a']}
+        >>> SampleDecoder(image_decode="torchrgb8").decode("png", png_bytes).shape
+        torch.Size([3, 28, 28])
+    """
+
+    image_decode: str | None = "torchrgb"
+    trust_code: bool = False
+    handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
+    av_decode: str | None = None
+    video_decode_audio: bool = False
+    guess_content: bool = False
+    max_unpacked_bytes: int | None = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
+            raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
+        for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", _AV_FORMS)):
+            form = getattr(self, name)
+            if form is not None and form not in forms:
+                close = nearest(form, forms)
+                hint = f"did you mean {close!r}? " if close else ""
+                raise UsageError(f"{name} {form!r} is unknown", fix=f"{hint}Known: {', '.join(forms)}, or None")
+
+    def check_parts(self, part_names: Iterable[str], where: str) -> None:
+        """See that these parts can be decoded in the way that was asked for.
+
+        Args:
+            part_names: of a data set.
+            where: it is, for messages.
+
+        Raises:
+            UsageError: one cannot.
+        """
+        for name in sorted(part_names):
+            extension = name.removesuffix(".gz").rpartition(".")[2]
+            if extension in self.handlers:
+                continue
+            is_av = extension.lower() in _AV_EXTENSIONS
+            if self.av_decode is not None and is_av:
+                raise UsageError(
+                    f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of audio "
+                    "and video yet",
+                    where=where,
+                    fix="give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own "
+                    f"decoder, SampleDecoder(handlers={{{extension!r}: ...}})",
+                )
+            if self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
+                raise UsageError(
+                    f"guess_content=True is not supported, and part {name!r} has an extension that says nothing",
+                    where=where,
+                    fix="leave guess_content out, with which it stays bytes; or give SampleDecoder(handlers="
+                    f"{{{extension!r}: ...}})",
+                )
+
+    def decode(self, part_name: str, data: bytes) -> Any:
+        """Decode one part.
+
+        Args:
+            part_name: everything after the key, such as ``"seg.png"``; the last extension counts.
+            data: its bytes.
+
+        Raises:
+            DecodeError: the bytes are not what the extension says, or reading them could run code.
+            FatalSampleError: a package is missing.
+            MemoryError, FatalStorageError: memory or file descriptors ran out, which is not the sample's fault.
+        """
+        extension = part_name.rpartition(".")[2]
+        decode = self.handlers.get(extension) if self.handlers else None
+        try:
+            if decode is not None:
+                return decode(data)
+            if extension == "gz":
+                unpacked = _gunzip(data, self.max_unpacked_bytes)
+                return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", unpacked)
+            decode = self._built_in(extension)
+            return data if decode is None else decode(data)
+        except DecodeError as error:
+            if error.what.startswith("part "):
+                raise
+            raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
+        except FatalSampleError:
+            raise
+        except ImportError as error:  # not this sample's fault, and all others would fail as well
+            raise FatalSampleError(
+                f"part {part_name!r} needs a package that is not installed: {error}",
+                fix="pip install 'energon-lite[image]' for images; else the package that is named",
+            ) from error
+        except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise out_of(error, f"part {part_name!r}") from error
+            if isinstance(error, MemoryError) and not _asks_too_much(error, len(data)):
+                raise  # no property of the sample: it ends the run
+            raise DecodeError(
+                f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
+                fix="repair or remove the sample, or exclude it in split.yaml",
+            ) from error
+
+    def function(self, part_name: str) -> Decode | None:
+        """What decodes parts of this name, for many of them: :meth:`decode` without the look-up and without the error's
+        words. None: they stay bytes."""
+        extension = part_name.rpartition(".")[2]
+        if extension == "gz" or extension in self.handlers:
+            return partial(self.decode, part_name)
+        return self._built_in(extension)
+
+    def _built_in(self, extension: str) -> Decode | None:
+        return _decoder_for(extension, self.image_decode, self.trust_code, self.max_unpacked_bytes)
+
+
+def _asks_too_much(error: MemoryError, size: int) -> bool:
+    """Whether numpy was to make an array that so many bytes cannot hold, however packed: then a header is damaged."""
+    shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+    return dtype is not None and math.prod(shape) * dtype.itemsize > _MOST_PACKED * size
+
+
+@lru_cache(maxsize=4096)
+def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, most: int | None) -> Decode | None:
+    """The function for an extension; None leaves the bytes as they are."""
+    lower = extension.lower()
+    if lower in FORMATS or lower in PROGRAMS:
+        if image_decode is None:
+            return None
+        if lower in PROGRAMS and not trust_code:
+            what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
+            return partial(_refuse, f"{what}; it is not run")
+        formats = FORMATS.get(lower) or PROGRAMS[lower]
+        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most)
+    if extension in _PICKLES:
+        if not trust_code:
+            return partial(_refuse, "is a pickle, which can run code; it is not read")
+        return _decode_torch if extension == "pth" else _decode_pickle
+    return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
+
+
+def _refuse(reason: str, data: bytes) -> Any:
+    raise DecodeError(
+        reason,
+        fix="store npy, msgpack or json instead; or leave the part out of field_map or part_filter; or, if you trust "
+        "whoever made the data, use SampleDecoder(trust_code=True)",
+    )
+
+
+def _gunzip(data: bytes, most: int | None) -> bytes:
+    """What a gzip file of any number of members holds; at most one byte above the limit is unpacked of a larger one."""
+    pieces: list[bytes] = []
+    size = 0
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)
+        pieces.append(unpacker.decompress(data, 0 if most is None else most - size + 1))
+        size += len(pieces[-1])
+        check_size(size, most)
+        if not unpacker.eof:
+            raise EOFError("the compressed data ends too early")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return b"".join(pieces)
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _decode_array(data: bytes) -> Any:
+    import numpy as np
+
+    # numpy parses the header as Python source, which takes longer than all the rest; most headers look like this one.
+    header = _NPY.match(data)
+    if header is not None:
+        shape = tuple(map(int, header["shape"].replace(b",", b" ").split()))
+        dtype = np.dtype(header["dtype"].decode())
+        if header.end() + math.prod(shape) * dtype.itemsize == len(data):
+            return np.frombuffer(data, dtype, math.prod(shape), header.end()).reshape(shape).copy()
+    from numpy.lib import format as npy
+
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    # What the header promises is allocated before it is read, so a header alone must not decide how much that is.
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+        raise ValueError(f"an array {shape} of {dtype} is longer than its bytes")
+    return npy.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
+    from zipfile import ZipFile
+
+    with ZipFile(io.BytesIO(data)) as archive:
+        check_size(sum(member.file_size for member in archive.infolist()), most)
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return {
+        name.removesuffix(".npy"): _decode_array(member) if member.startswith(_NUMPY) else member
+        for name, member in members.items()
+    }
+
+
+def _decode_msgpack(data: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def _decode_tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+def _decode_torch(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+def _decode_pickle(data: bytes) -> Any:
+    import pickle
+
+    return pickle.loads(data)
+
+
+_BY_EXTENSION: dict[str, Decode] = {
+    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
+    **dict.fromkeys(("ten", "tb"), _decode_tenbin),
+    "npy": _decode_array,
+}

@@ -1,0 +1,87 @@
+"""Raw parts to a sample: decode, map to fields, make the object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.errors import DecodeError, FieldAccessError, SampleError
+from energon_lite.samples import CrudeSample, Sample
+from energon_lite.storage.index.jsonl import folder_of_shards
+from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import FieldMap
+
+__all__ = ["SampleLoader"]
+
+
+@dataclass(frozen=True)
+class SampleLoader:
+    """Make samples of what a source reads.
+
+    Args:
+        sample_type: class of the samples; None makes :class:`CrudeSample` of all parts.
+        field_map: which part becomes which field; required with ``sample_type`` unless ``sample_loader`` is given.
+        part_filter: the parts of a crude sample, or those that ``sample_loader`` needs; None for all.
+        subflavors: every sample gets a copy of its own.
+        decoder: None leaves the parts as bytes.
+        sample_loader: the user's own function from a crude sample to fields, instead of ``field_map``.
+
+    Example:
+        >>> loader = SampleLoader(CaptioningSample, compile_field_map({"image": "png", "caption": "txt"}))
+        >>> sample = loader.load(source.read(0, loader.parts), ("sample", 0))
+    """
+
+    sample_type: type[Sample] | None = None
+    field_map: FieldMap | None = None
+    part_filter: frozenset[str] | None = None
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    decoder: SampleDecoder | None = field(default_factory=SampleDecoder)
+    sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def parts(self) -> frozenset[str] | None:
+        """Names of the parts to read; None for all."""
+        return self.part_filter if self.field_map is None else self.field_map.parts
+
+    def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
+        """Make one sample.
+
+        Args:
+            raw: what the source read.
+            restore_key: becomes ``__restore_key__``.
+
+        Raises:
+            DecodeError, FieldAccessError: with part, key and shard.
+        """
+        try:
+            decoder = self.decoder
+            decoded: dict[str, Any] = (
+                dict(raw.parts)
+                if decoder is None
+                else {name: decoder.decode(name, data) for name, data in raw.parts.items()}
+            )
+            base: dict[str, Any] = {
+                "__key__": raw.key,
+                "__restore_key__": restore_key,
+                "__subflavors__": dict(self.subflavors),
+                "__sources__": (raw.source,),
+            }
+            if self.field_map is not None and self.sample_type is not None:
+                return self.sample_type(**self.field_map.apply(decoded), **base)
+        except (DecodeError, FieldAccessError) as error:
+            raise _located(error, raw) from error.__cause__
+        crude = CrudeSample(decoded, __shard__=raw.source.shard_name, **base)
+        if self.sample_type is None:
+            return crude
+        if self.sample_loader is None:
+            raise SampleError(f"{self.sample_type.__name__} needs a field_map or a sample_loader", where=raw.key)
+        # The user's function may rename a sample, but not say where it came from.
+        own_key = {"__key__": base.pop("__key__")}
+        return self.sample_type(**(own_key | self.sample_loader(crude) | base))
+
+
+def _located(error: DecodeError | FieldAccessError, raw: RawSample) -> SampleError:
+    place = f"sample {raw.key!r} in {folder_of_shards(raw.source.dataset_path)}/{raw.source.shard_name}"
+    return type(error)(error.what, where=place, fix=error.fix)

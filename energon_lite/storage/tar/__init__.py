@@ -1,0 +1,1 @@
+"""What samples a tar has, and where in it their parts are."""

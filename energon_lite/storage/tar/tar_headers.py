@@ -1,0 +1,283 @@
+"""The members of a tar file, found by reading headers and jumping over payloads.
+
+Only what an index needs is parsed: name, type, size, position. POSIX ustar, pax and GNU archives are understood, with
+their ways of storing long names and large sizes. Unlike a general tar reader this one is strict: damage in the middle
+of a file is an error with its byte offset, not an early end, because an early end would lose samples silently.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+
+from energon_lite.errors import ShardFormatError
+from energon_lite.storage.tar.member_columns import Member, MemberColumns
+from energon_lite.storage.tar.pax_records import SPARSE, pax_records
+from energon_lite.storage.tar.plain_headers import PlainHeaders
+
+__all__ = ["BLOCK", "Member", "TarHeaders"]
+
+#: Tar files are made of blocks of this many bytes.
+BLOCK = 512
+
+_ZEROS = bytes(BLOCK)
+_REGULAR = frozenset(b"0\x007")
+#: Links, devices, directories, pipes: they have a size field at times, but never a payload.
+_WITHOUT_PAYLOAD = frozenset(b"123456")
+_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"xXgLKS"
+#: No sane extended header is larger; a larger one means damage, and must not be read into memory.
+_EXTENSION_LIMIT = 1 << 20
+#: Bytes behind the end marker that are looked at together.
+_TRAILER = 1 << 20
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 20
+
+#: A run of plain members of this length shows that plain ones are the rule.
+_WORTH_A_RUN = 64
+#: Members parsed one by one at most before the next attempt at a run.
+_ONE_BY_ONE = 1024
+
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
+}
+
+
+class TarHeaders:
+    """Iterate over the regular members of an open tar file; afterwards :attr:`end` and :attr:`notes` are set.
+
+    Args:
+        fd: descriptor of the open file. Its position is neither used nor changed.
+        size: bytes in the file.
+        path: named in errors.
+
+    Raises:
+        ShardFormatError: (while iterating) the file is truncated, damaged, compressed or sparse.
+
+    Example:
+        >>> with open("a.tar", "rb") as file:
+        ...     names = [m.name for m in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
+    """
+
+    def __init__(self, fd: int, size: int, path: str):
+        self._fd, self._size, self._path = fd, size, path
+        self._buffer, self._base = b"", 0
+        self._chunk, self._hits = 1 << 16, 4
+        #: What global extended headers say of all members that follow.
+        self._everywhere: dict[str, str] = {}
+        #: Byte after the last member, where the end marker stands.
+        self.end = 0
+        #: What looks odd but is no error, in words.
+        self.notes: list[str] = []
+
+    def __iter__(self) -> Iterator[Member]:
+        return self._members(0)
+
+    def _members(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position`` or behind it."""
+        first = position
+        name: str | None = None
+        long_size: int | None = None
+        while True:
+            block = self._read(position, BLOCK)
+            if block == _ZEROS or not block:
+                self._finish(position, first, bool(block))
+                return
+            self._check(block, position)
+            kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
+            if size < 0:
+                raise self._damaged(position, "its size is no number")
+            if kind in _REGULAR:
+                size = size if long_size is None else long_size
+                found = name if name is not None else self._everywhere.get("path") or _short_name(block)
+                after = self._after(payload, size, found, position)
+                if kind or not found.endswith("/"):  # a v7 tar marks a folder only by the slash
+                    yield Member(first, found, payload, size)
+                name = long_size = None
+                position = first = after
+            elif kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
+                text = self._extension(payload, size, position)
+                if kind == _GNU_NAME:
+                    name = name if name is not None else _text(text.partition(b"\0")[0])
+                elif kind != _GNU_LINK:
+                    records = self._pax_records(text, position)
+                    if kind == _PAX_GLOBAL:
+                        self._everywhere |= records
+                    else:  # of several extensions to one member the outermost, which comes first, wins
+                        name = name if name is not None else records.get("path")
+                        if long_size is None and "size" in records:
+                            long_size = int(records["size"])
+                position = self._after(payload, size, "an extended header", position)
+            elif kind == _GNU_SPARSE:
+                raise self._sparse(position)
+            else:
+                position = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
+                first, name, long_size = position, None, None
+
+    def columns(self) -> Iterator[MemberColumns]:
+        """The same members, in the same order and with the same errors, as arrays, and many times faster."""
+        plain = PlainHeaders(self._fd, self._size)
+        position, one_by_one = 0, 1
+        while True:
+            while not self._everywhere:
+                found, position = plain.run(position)
+                if found is None:
+                    break
+                yield found
+                one_by_one = 1 if len(found) >= _WORTH_A_RUN else one_by_one
+            members = list(islice(self._members(position), one_by_one))
+            if members:
+                yield MemberColumns.from_members(members)
+                position = members[-1].offset + _padded(members[-1].size)
+            if len(members) < one_by_one:
+                return
+            # Where most members are not plain, the attempts must not cost more than they save.
+            one_by_one = min(2 * one_by_one, _ONE_BY_ONE)
+
+    def _read(self, position: int, length: int) -> bytes:
+        """Bytes at ``position``, fewer at the end of the file."""
+        start = position - self._base
+        if start < 0 or start + length > len(self._buffer):
+            # Small members: read many headers at once. Large ones: read little more than the header.
+            if self._hits >= 8:
+                self._chunk = min(self._chunk * 2, _LARGEST_CHUNK)
+            elif self._hits <= 1:
+                self._chunk = max(self._chunk // 4, _SMALLEST_CHUNK)
+            self._hits = 0
+            self._buffer, self._base = os.pread(self._fd, max(self._chunk, length), position), position
+            start = 0
+        self._hits += 1
+        return self._buffer[start : start + length]
+
+    def _check(self, block: bytes, position: int) -> None:
+        if len(block) < BLOCK:
+            raise self._truncated(f"in the header at byte {position}")
+        field = block[148:156]
+        stored = _number(field)
+        # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
+        if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
+            return
+        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
+        if stored == signed:  # some old writers summed signed characters
+            return
+        if position == 0:
+            for magic, (format_name, tool) in _COMPRESSED.items():
+                if block.startswith(magic):
+                    raise ShardFormatError(
+                        f"the shard is compressed ({format_name}), so its samples cannot be read at random",
+                        where=self._path,
+                        fix=f"unpack it with `{tool}` (compressed images gain nothing from it) and prepare again",
+                    )
+            raise ShardFormatError(
+                "the file is not a tar file (no header at byte 0)",
+                where=self._path,
+                fix="write it again, remove it, or leave it out with --exclude",
+            )
+        raise self._damaged(position, "its checksum is wrong")
+
+    def _after(self, payload: int, size: int, name: str, position: int) -> int:
+        """Position after a padded payload, which must be inside the file."""
+        after = payload + _padded(size)
+        if after > self._size:
+            raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
+        return after
+
+    def _finish(self, position: int, first: int, marker: bool) -> None:
+        if position == 0 and not marker:
+            raise ShardFormatError(
+                "the shard is an empty file", where=self._path, fix="write it again, or remove it and prepare again"
+            )
+        if position != first:
+            raise self._truncated(f"after the extended header at byte {first}")
+        self.end = position
+        if not marker:
+            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
+        else:
+            self._check_trailer(position)
+
+    def _check_trailer(self, end: int) -> None:
+        """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
+        was overwritten by zeros looks like the end, and joined tars have an end in their middle."""
+        position = end
+        while chunk := os.pread(self._fd, _TRAILER, position):
+            rest = chunk.lstrip(b"\0")
+            if rest:
+                first = position + len(chunk) - len(rest)
+                raise ShardFormatError(
+                    f"the tar file goes on behind its end: blocks of zeros at byte {end} end it, but there are data at "
+                    f"byte {first} of {self._size}",
+                    where=self._path,
+                    fix="if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if "
+                    f"a header was lost, copy or write it again; to do without the rest, `truncate -s {end + BLOCK}`; "
+                    "then prepare again; or leave it out with --exclude",
+                )
+            position += len(chunk)
+
+    def _extension(self, payload: int, size: int, position: int) -> bytes:
+        if size > _EXTENSION_LIMIT:
+            raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
+        text = self._read(payload, size)
+        if len(text) < size:
+            raise self._truncated(f"in the extended header at byte {position}")
+        return text
+
+    def _pax_records(self, text: bytes, position: int) -> dict[str, str]:
+        try:
+            records = pax_records(text)
+        except ValueError as error:
+            raise self._damaged(position, str(error)) from None
+        if SPARSE in records:
+            raise self._sparse(position)
+        texts = {key: _text(value) for key, value in records.items()}
+        return texts | {"path": texts["path"].rstrip("/")} if "path" in texts else texts
+
+    def _truncated(self, place: str) -> ShardFormatError:
+        return ShardFormatError(
+            f"the tar file is truncated: its {self._size} bytes end {place}",
+            where=self._path,
+            fix="copy or write it again, then prepare again; or leave it out with --exclude",
+        )
+
+    def _damaged(self, position: int, reason: str) -> ShardFormatError:
+        return ShardFormatError(
+            f"the tar file is damaged: no valid header at byte {position} ({reason})",
+            where=self._path,
+            fix="copy or write it again, then prepare again; or leave it out with --exclude",
+        )
+
+    def _sparse(self, position: int) -> ShardFormatError:
+        return ShardFormatError(
+            f"the member at byte {position} is stored sparsely, so its bytes do not stand together",
+            where=self._path,
+            fix="write the shard without `tar --sparse`",
+        )
+
+
+def _padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def _number(field: bytes) -> int:
+    """A number field: octal text, or (GNU, large files) a big-endian integer marked by its first bit. -1 if neither."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def _short_name(block: bytes) -> str:
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        return _text(block[345:500].partition(b"\0")[0] + b"/" + name)
+    return _text(name)
+
+
+def _text(raw: bytes) -> str:
+    # Names need not be text; surrogateescape keeps foreign bytes so that they can be written back.
+    return raw.decode("utf-8", "surrogateescape")

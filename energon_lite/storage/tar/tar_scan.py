@@ -1,0 +1,151 @@
+"""What is in one shard: a header-only scan of a tar file into arrays.
+
+A pure function of one file, so shards can be scanned in any order, on any number of processes or machines.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.shortage import patiently
+from energon_lite.storage.tar.member_columns import Int64
+from energon_lite.storage.tar.sample_columns import SampleColumns
+from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
+
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "head_checksum", "scan_shard"]
+
+#: Version of the rules by which samples are found; raised when the same file would give another scan than before.
+SCAN_RULES = 2
+
+
+@dataclass(frozen=True)
+class ShardScan:
+    """The contents of one shard.
+
+    Attributes:
+        name: the shard's path relative to the data set, with forward slashes.
+        size: bytes in the file.
+        head: checksum of the first block (see :func:`head_checksum`).
+        end: byte after the last member.
+        headers: ``[samples]``, byte at which each sample's first header starts.
+        first_part: ``[samples + 1]``, row of each sample's first part in ``parts``.
+        parts: ``[parts, 3]``: payload offset, payload size, number of the part's name.
+        part_names: the names those numbers stand for.
+        key_offsets: ``[samples + 1]``, where each key starts in ``keys``.
+        keys: all keys in UTF-8, without separator.
+        notes: what looked odd, in words.
+        mtime_ns: time of the file's last change, 0 if unknown.
+    """
+
+    name: str
+    size: int
+    head: int
+    end: int
+    headers: Int64
+    first_part: Int64
+    parts: Int64
+    part_names: tuple[str, ...]
+    key_offsets: Int64
+    keys: bytes
+    notes: tuple[str, ...] = ()
+    mtime_ns: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.headers)
+
+    def key(self, index: int) -> str:
+        """The key of the ``index``-th sample."""
+        return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
+
+    def all_keys(self) -> list[str]:
+        """The keys of all samples, in order."""
+        keys, stops = self.keys, self.key_offsets.tolist()
+        pairs = pairwise(stops)
+        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
+
+
+def head_checksum(block: bytes) -> int:
+    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
+    that happen to have the same size."""
+    return zlib.crc32(block[:BLOCK])
+
+
+def check_is_file(path: str) -> None:
+    """Refuse a pipe, a socket or a device, which one would wait for, or read from without end.
+
+    Raises:
+        ShardFormatError: it is one. What is not there is for others to say.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ShardFormatError(
+            "the shard is not a file, but a pipe, a device or the like",
+            where=path,
+            fix="remove it, or leave it out with --exclude",
+        )
+
+
+def scan_shard(root: str, name: str) -> ShardScan:
+    """Scan the shard ``name`` in the folder ``root``.
+
+    Raises:
+        ShardFormatError: the file is truncated, damaged, compressed or sparse.
+        MissingShardError: there is no such file.
+        ShardChangedError: it was written to while it was scanned.
+    """
+    check_is_file(os.path.join(root, name))
+    path = os.path.join(root, name)
+    try:
+        fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)
+    except FileNotFoundError:
+        raise MissingShardError(
+            "the shard does not exist",
+            where=path,
+            fix="put it back, or leave it out with `energon-lite prepare --force-overwrite`",
+        ) from None
+    except OSError as error:
+        raise DatasetError(
+            f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
+        ) from error
+    try:
+        before = os.fstat(fd)
+        head = head_checksum(os.pread(fd, BLOCK, 0))
+        scan = _collect(TarHeaders(fd, before.st_size, path), name, before, head)
+        after = os.fstat(fd)
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise ShardChangedError(
+                "the shard was written to while it was read", where=path, fix="run again when its writer has finished"
+            )
+        return scan
+    finally:
+        os.close(fd)
+
+
+def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
+    samples = SampleColumns()
+    for members in headers.columns():
+        samples.add(members)
+    return ShardScan(
+        name=name,
+        size=status.st_size,
+        head=head,
+        end=headers.end,
+        headers=samples.headers(),
+        first_part=samples.first_part(),
+        parts=samples.parts(),
+        part_names=samples.part_names(),
+        key_offsets=samples.key_offsets(),
+        keys=samples.keys(),
+        notes=tuple(headers.notes),
+        mtime_ns=status.st_mtime_ns,
+    )

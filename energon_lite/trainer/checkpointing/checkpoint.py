@@ -1,0 +1,400 @@
+"""Checkpoints that any layout of ranks can read, that are whole or not there, and that training need not wait for.
+
+Each tensor is saved under its global name, and each rank writes what it has of it, as rectangles of the global tensor;
+``torch.distributed.checkpoint`` cuts them anew for the ranks that read it. Nothing is gathered. Everything else (step,
+loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
+an object. ``files.py`` says how a checkpoint is published.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, FileSum, SummingWriter
+from energon_lite.trainer.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader, read_content
+from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
+from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import layout_of
+from energon_lite.trainer.parallel.pieces import PartOfTensor, parts_of_whole
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which somebody who waits for a checkpoint is told so, each time.
+_TOLD = 60.0
+
+Place = Path | str
+
+
+class CheckpointSaver:
+    """Writes checkpoints while training goes on. Only copying what is to be saved holds it up.
+
+    The memory of the copy, as much as a rank saves, is kept for the next one: memory that is new costs several times
+    as long to write to. That of a GPU's state is pinned.
+
+    Args:
+        root: folder or URL of all checkpoints of the run, seen by all ranks.
+        mesh: the ranks. All of them must make a saver, and call its methods.
+        keep: finished checkpoints that are kept, the newest.
+        timeout: seconds that :meth:`close`, and the end of the process, wait for a checkpoint that is being written.
+
+    Attributes:
+        seconds_blocked: how long the last :meth:`save` held up its caller.
+
+    Example:
+        >>> saver = CheckpointSaver("s3://bucket/run", mesh)
+        >>> saver.save(100, model, optimizer, {"loader": loader.save_state_rank()})
+        >>> saver.finish()  # before the process ends
+    """
+
+    def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2, timeout: float = 300.0):
+        self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
+        self.timeout = timeout
+        # A group of its own: collectives of training must not come between those of saving.
+        self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
+        self._copies: dict[str, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._at_exit: weakref.finalize | None = None
+        self._errors: list[BaseException] = []  # of the last checkpoint: one, if any
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], *, prune: bool = True
+    ) -> Place:
+        """Begin to write a checkpoint, when the one before it is on disk. Arguments as :func:`save_checkpoint`.
+
+        Args:
+            prune: remove all but the newest ``keep`` when it is there; otherwise, none.
+
+        Returns:
+            The path or URL that it will have.
+        """
+        began = time.perf_counter()
+        self.finish()
+        tensors = _everything(step, model, optimizer, self.mesh, state)
+        self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
+        # A daemon: the end of the process waits for it, but not for ever, if a peer is stuck.
+        arguments = (step, self._copies, self.keep if prune else None)
+        name = f"the checkpoint of step {step}"
+        self._thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
+        self._thread.start()
+        self._at_exit = weakref.finalize(self, _join_at_exit, self._thread, self.timeout, self._errors)
+        self.seconds_blocked = time.perf_counter() - began
+        return self.files.place(f"step-{step:08d}")
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk.
+
+        Raises:
+            StateError: it could not be written.
+        """
+        if self._thread is not None:
+            _join(self._thread)
+            self._forget_thread()
+        if self._errors:
+            error = self._errors.pop()
+            raise StateError(
+                f"a checkpoint could not be written: {error}",
+                where=self.files.root,
+                fix="is there room, and may we write?",
+            ) from error
+
+    def close(self) -> None:
+        """:meth:`finish`, but give up after ``timeout`` seconds: a peer may be gone. Save no more after that.
+
+        Raises:
+            StateError: the last checkpoint could not be written, or not in time.
+        """
+        if self._thread is not None:
+            self._thread.join(self.timeout)
+            if self._thread.is_alive():
+                late = _too_late(self._thread, self.timeout)
+                self._forget_thread()
+                raise StateError(late, where=self.files.root, fix=_LATE_FIX)
+        self.finish()
+
+    def _forget_thread(self) -> None:
+        self._thread = None
+        if self._at_exit is not None:
+            self._at_exit.detach()
+
+    def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: int | None) -> None:
+        try:
+            _write(self.files, step, tensors, self.mesh, keep, self._group)
+        except BaseException as error:  # shown to the training thread
+            self._errors.append(error)
+
+
+_LATE_FIX = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
+
+
+def _too_late(thread: threading.Thread, timeout: float) -> str:
+    return f"{thread.name} was not finished within {timeout:g} s, and is given up"
+
+
+def _join(thread: threading.Thread) -> None:
+    """Wait for a thread, and say so now and then: its collectives have a time limit, its storage may have none."""
+    thread.join(_TOLD)
+    while thread.is_alive():
+        logger.warning("waiting for %s, which is still being written", thread.name)
+        thread.join(_TOLD)
+
+
+def _join_at_exit(thread: threading.Thread, timeout: float, errors: list[BaseException]) -> None:
+    """The process ends, and nobody has called ``finish``."""
+    thread.join(timeout)
+    if thread.is_alive():
+        logger.error("%s", _too_late(thread, timeout))
+    for error in errors:
+        logger.error("%s could not be written: %s", thread.name, error)
+
+
+def save_checkpoint(
+    root: str | os.PathLike[str],
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    mesh: ParallelMesh,
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+) -> Place:
+    """Write a checkpoint. Every rank must call it; when it returns, the checkpoint is on disk.
+
+    Args:
+        root: folder or URL of all checkpoints of the run, seen by all ranks.
+        step: number of steps done.
+        model, optimizer: their parameters, moments and number of updates are saved.
+        mesh: the ranks.
+        state: what else to keep, as JSON can hold it. Rank 0's counts.
+        keep: finished checkpoints that are kept, the newest.
+
+    Returns:
+        The path or URL of the checkpoint.
+    """
+    return _write(CheckpointFiles(root), step, _everything(step, model, optimizer, mesh, state), mesh, keep, None)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, mesh: ParallelMesh, optimizer: Optimizer | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Read a checkpoint of any layout into a model and an optimizer of this one. Every rank must call it.
+
+    With as many ranks as saved it, torch's random number generators are restored too.
+
+    Args:
+        path: the folder of the checkpoint.
+        model: filled in place.
+        mesh: the ranks.
+        optimizer: filled in place; None to read the model only.
+
+    Returns:
+        The number of steps done, and the ``state`` that was saved.
+
+    Raises:
+        StateError: not a checkpoint, or one of a later format.
+        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+    """
+    reader = CheckpointReader(path)
+    content = read_content(reader, path)
+    if optimizer is not None:
+        if content["world_size"] == 0:
+            raise StateError(
+                "the checkpoint has weights only: there is no run to go on with",
+                where=path,
+                fix="begin a new run with train.init_from",
+            )
+        optimizer.wait_parameters()
+        optimizer.set_order(content.get("order", optimizer.order))
+    tensors = dict(model_tensors(model, mesh))
+    if optimizer is not None:
+        state = dict(_optimizer_tensors(optimizer, mesh))
+        # A model that was saved in float32 has no master values beside its own.
+        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or reader.shape(n) is not None}
+    random_states = _random_states(mesh) if optimizer is not None else {}
+    if content["world_size"] == mesh.world_size and all(reader.shape(name) is not None for name in random_states):
+        tensors |= random_states
+    check_shapes(reader, tensors, path)
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    if optimizer is not None:
+        optimizer.set_updates(content["updates"])
+        for piece in optimizer.pieces():
+            if "master" in piece.tensors and f"optimizer.{piece.name}.master" not in tensors:
+                piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
+        _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
+    return content["step"], content["state"]
+
+
+def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Compare what is to be read with what was saved.
+
+    Raises:
+        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+    """
+    for name, tensor in tensors.items():
+        saved = reader.shape(name)
+        if saved != tuple(tensor.shape):
+            has = "nothing" if saved is None else f"shape {list(saved)}"
+            raise StateMismatchError(
+                f"the checkpoint has {has} for {name}, the model has shape {list(tensor.shape)}",
+                where=path,
+                fix="use the model configuration the checkpoint was made with",
+            )
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The ``state`` of a checkpoint alone, without its tensors. One process is enough.
+
+    Raises:
+        StateError: not a checkpoint, or one of a later format.
+    """
+    state: dict[str, Any] = read_content(CheckpointReader(path), path)["state"]
+    return state
+
+
+def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
+    """The newest checkpoint under ``root`` whose files are all there, or None. Contents are not read."""
+    files = CheckpointFiles(root)
+    return next(map(files.place, files.newest_first()), None)
+
+
+def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place | None:
+    """The newest checkpoint that is not damaged, or None. Every rank must call it, and reads a share of the files.
+
+    Each damaged one is reported as a warning; then the one before it is looked at.
+    """
+    files = CheckpointFiles(root)
+    names = [files.newest_first()]
+    if mesh.world_size > 1:
+        dist.broadcast_object_list(names, src=0)
+    for name in names[0]:
+        damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
+        if damage is not None:
+            logger.warning("%s; the checkpoint before it is used", damage)
+        if not mesh.any_rank(damage is not None):
+            return files.place(name)
+    return None
+
+
+def _write(
+    files: CheckpointFiles,
+    step: int,
+    tensors: dict[str, torch.Tensor],
+    mesh: ParallelMesh,
+    keep: int | None,
+    group: dist.ProcessGroup | None,
+) -> Place:
+    """Write what all ranks have; publish it when all of it is on disk."""
+    place: list[Place] = [files.begin(step)] if mesh.is_main else [""]
+    if mesh.world_size > 1:
+        dist.broadcast_object_list(place, src=0, group=group)
+    writer = SummingWriter(place[0])
+    save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
+    sums: list[dict[str, FileSum]] = [writer.sums] * mesh.world_size
+    if mesh.world_size > 1:
+        dist.all_gather_object(sums, writer.sums, group=group)
+    if mesh.is_main:
+        files.publish(step, {name: known for part in sums for name, known in part.items()})
+        if keep is not None:
+            files.prune(keep)
+    if mesh.world_size > 1:
+        dist.barrier(group=group)
+    return files.place(f"step-{step:08d}")
+
+
+# -- what is in a checkpoint ----------------------------------------------------------------------------------------
+
+
+def _everything(
+    step: int, model: nn.Module, optimizer: Optimizer, mesh: ParallelMesh, state: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """What this rank saves, by name, in the memory where it is."""
+    optimizer.wait_parameters()
+    tensors = dict(model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
+    for piece in optimizer.pieces():
+        # Of what has been dealt out, each rank saves its own values: the same rectangles, in the model's type.
+        values = piece.parameter.detach().flatten()[piece.start : piece.stop]
+        whole = parts_of_whole(piece._replace(tensors={"values": values}), layout_of(piece.parameter), mesh)
+        tensors[f"model.{piece.name}"] = whole["values"]
+    for name in set(optimizer.order) - {piece.name for piece in optimizer.pieces()}:
+        del tensors[f"model.{name}"]
+    order = _order_of_all_stages(optimizer, mesh)
+    # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
+    if mesh.is_main:
+        content: dict[str, Any] = {"format": FORMAT, "step": step, "updates": optimizer.updates}
+        content |= {"world_size": mesh.world_size, "order": order, "state": dict(state)}
+        text = json.dumps(content, allow_nan=False).encode()
+        tensors[JSON_NAME] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return tensors
+
+
+def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
+    """The order of an optimizer's parameters, stage by stage. Every rank must call it."""
+    orders = [optimizer.order]
+    if (group := mesh.group("pp")) is not None:
+        orders *= mesh.pp
+        dist.all_gather_object(orders, optimizer.order, group=group)
+    # What is on two stages has a bucket of its own on both, wherever its name comes.
+    return list(dict.fromkeys(name for order in orders for name in order))
+
+
+def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+    """The same on the CPU, in the memory of a former copy if that fits."""
+    if isinstance(tensor, PartOfTensor):
+        former = into.parts if isinstance(into, PartOfTensor) else {}
+        parts = {offset: _copy(part, former.get(offset)) for offset, part in tensor.parts.items()}
+        return PartOfTensor(tensor.shape, parts, tensor.dtype)
+    if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
+        into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return into.copy_(tensor.detach())
+
+
+def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's parameters by global name, each as what this rank has of the whole."""
+    for name, p in model.named_parameters():
+        yield f"model.{name}", _global_tensor(p.detach(), p, mesh)
+
+
+def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+    for piece in optimizer.pieces():
+        for kind, tensor in parts_of_whole(piece, layout_of(piece.parameter), mesh).items():
+            # A master value that is no more precise than the model's own is not worth a second copy.
+            if kind != "master" or piece.parameter.dtype.itemsize < 4:
+                yield f"optimizer.{piece.name}.{kind}", tensor
+
+
+def _global_tensor(local: torch.Tensor, parameter: nn.Parameter, mesh: ParallelMesh) -> torch.Tensor:
+    """This rank's part as a part of the whole, in the same memory. Copies of a part are written once."""
+    layout = layout_of(parameter)
+    first = [0] * local.dim()
+    if layout.sharded_dim is not None:
+        first[layout.sharded_dim] = mesh.rank("tp") * local.shape[layout.sharded_dim]
+    return PartOfTensor(layout.full_shape, {torch.Size(first): local}, local.dtype)
+
+
+def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:
+    """The states of torch's generators, one name per rank."""
+    states = {f"random.{mesh.global_rank}.cpu": torch.get_rng_state()}
+    if mesh.device.type == "cuda":
+        states[f"random.{mesh.global_rank}.cuda"] = torch.cuda.get_rng_state(mesh.device)
+    return states
+
+
+def _restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in states.items():
+        if name.endswith(".cuda"):
+            torch.cuda.set_rng_state(tensor)
+        else:
+            torch.set_rng_state(tensor)

@@ -1,0 +1,114 @@
+"""The weights of a checkpoint without its history: where another run begins."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from energon_lite.errors import StateError
+from energon_lite.trainer.checkpointing.checkpoint import Place, check_shapes, model_tensors
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.checkpointing.reader import CheckpointReader, read_content
+from energon_lite.trainer.checkpointing.tensors import load_tensors
+from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+logger = logging.getLogger(__name__)
+
+
+def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> Place:
+    """A checkpoint that is whole. Every rank must call it, and reads a share of the files.
+
+    Args:
+        place: a checkpoint, or a folder of checkpoints, of which the newest is meant.
+        mesh: the ranks; None for this process alone.
+
+    Raises:
+        StateError: there is none, or it is damaged. None before it is used: another model would be taken silently.
+    """
+    files, name = _choose(place, mesh)
+    share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
+    damage = files.damage(name, share=share)
+    if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
+        raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
+    return files.place(name)
+
+
+def name_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> Place:
+    """The same, but its contents are not read: what it says of itself can be looked at before hours of reading.
+
+    Raises:
+        StateError: there is none.
+    """
+    files, name = _choose(place, mesh)
+    return files.place(name)
+
+
+def _choose(place: str | os.PathLike[str], mesh: ParallelMesh | None) -> tuple[CheckpointFiles, str]:
+    """The folder of checkpoints, and the name of the one that is meant, on all ranks the same."""
+    named = os.fspath(place).rstrip("/")
+    root, _, name = named.rpartition("/")
+    files = CheckpointFiles(named)
+    if name.startswith("step-") or files.is_one():
+        files, chosen = CheckpointFiles(root or "."), [name]
+    else:
+        chosen = files.newest_first()[:1]
+    if mesh is not None and mesh.world_size > 1:
+        dist.broadcast_object_list(told := [chosen], src=0)
+        chosen = told[0]
+    if not chosen:
+        raise StateError("there is no finished checkpoint", where=named, fix="give a checkpoint, or its parent folder")
+    return files, chosen[0]
+
+
+def load_weights(
+    place: str | os.PathLike[str],
+    model: nn.Module,
+    mesh: ParallelMesh,
+    optimizer: Optimizer | None = None,
+    *,
+    may_lack: Sequence[str] = (),
+) -> Place:
+    """Fill a model with the weights of a checkpoint of any layout. Every rank must call it.
+
+    Args:
+        place: as :func:`find_weights`.
+        model: filled in place.
+        mesh: the ranks.
+        optimizer: one that was made for the model; its master values follow.
+        may_lack: patterns of names of parameters that stay as they are if the checkpoint has none of them.
+
+    Returns:
+        The checkpoint that was read.
+
+    Raises:
+        StateError: there is no whole checkpoint.
+        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+
+    Example:
+        >>> load_weights("checkpoints/llama-3-8b", model, mesh, optimizer, may_lack=["vision.*"])
+    """
+    found = find_weights(place, mesh)
+    reader = CheckpointReader(found)
+    read_content(reader, found)  # is it one of ours?
+    if optimizer is not None:
+        optimizer.wait_parameters()
+    tensors = dict(model_tensors(model, mesh))
+    saved = set(reader.read_metadata_once().state_dict_metadata)
+    for pattern in may_lack:
+        fitting = {name for name in tensors if fnmatch.fnmatchcase(name.removeprefix("model."), pattern)}
+        if fitting and not fitting & saved:
+            logger.info("%s has no %s: they begin as new", found, pattern)
+            for name in fitting:
+                del tensors[name]
+    check_shapes(reader, tensors, found)
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    for piece in optimizer.pieces() if optimizer is not None else ():
+        if "master" in piece.tensors:
+            piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
+    return found

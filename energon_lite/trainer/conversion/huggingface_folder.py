@@ -1,0 +1,212 @@
+"""A model's folder in the manner of Hugging Face: weights in some safetensors files, ``config.json``, a tokenizer.
+
+Beside a converted checkpoint, all that are not weights are kept in a folder ``huggingface``, with a list of which
+tensor was in which file. From that, the same files can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+
+from energon_lite.errors import ConfigError, StateError, UsageError
+from energon_lite.trainer.conversion.llama_tensors import COMPUTED
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+#: The list of which tensor was in which file.
+DIVISION = "energon_lite_files.json"
+#: The folder of what are no weights, beside checkpoints.
+COMPANION = "huggingface"
+
+#: What of a folder is copied: configurations, tokenizers, templates, texts. No code, and no weights of other formats.
+_COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How tensors are divided among files.
+
+    Args:
+        files: for each file its tensors, in the order of their bytes.
+        metadata: for each file the texts of its header.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    metadata: Mapping[str, Mapping[str, str] | None]
+
+    def as_json(self) -> str:
+        said = {name: {"tensors": list(self.files[name]), "metadata": self.metadata[name]} for name in self.files}
+        return json.dumps(said, indent=1)
+
+
+class HuggingFaceFolder:
+    """A folder of a model that is read.
+
+    Args:
+        path: the folder, on a local disk.
+
+    Attributes:
+        config: the content of ``config.json``.
+        tensors: the file of each tensor, by their name, without what can be computed.
+        division: how all of them are divided among files.
+
+    Raises:
+        UsageError: no such folder, or weights of another format only.
+        StateError: a file is missing, cut off or not in the index.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.config = read_json(self.path / CONFIG)
+        files = {name: SafetensorsFile(self.path / name) for name in self._names()}
+        self.tensors = {name: file for file in files.values() for name in file.entries if not name.endswith(COMPUTED)}
+        self.division = Division(
+            {name: tuple(file.entries) for name, file in files.items()},
+            {name: file.metadata for name, file in files.items()},
+        )
+        if (self.path / INDEX).is_file():
+            self._check_index()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: file.entries[name].shape for name, file in self.tensors.items()}
+
+    def companions(self) -> Iterator[Path]:
+        """What belongs to the model and is no weight."""
+        for file in sorted(self.path.iterdir()):
+            if file.is_file() and file.suffix in _COPIED and not file.name.startswith("."):
+                yield file
+
+    def _names(self) -> list[str]:
+        """The files of weights."""
+        index = self.path / INDEX
+        if index.is_file():
+            return sorted(set(_weight_map(index).values()))
+        if (self.path / WEIGHTS).is_file():
+            return [WEIGHTS]
+        others = sorted(file.name for file in self.path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
+        raise UsageError(
+            f"there is neither {WEIGHTS} nor {INDEX}" + (f", only {others[0]}" if others else ""),
+            where=self.path,
+            fix="save it as safetensors: model.save_pretrained(folder)" if others else "give a model's folder",
+        )
+
+    def _check_index(self) -> None:
+        """Each tensor must be in one file, and the index must name that."""
+        told = _weight_map(self.path / INDEX)
+        found: dict[str, str] = {}
+        for file, entries in self.division.files.items():
+            for name in entries:
+                found[name] = f"{found[name]} and {file}" if name in found else file
+        wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
+        if wrong:
+            name = wrong[0]
+            raise StateError(
+                f"the index has {name} in {told.get(name, 'no file')}, it is in {found.get(name, 'no file')}",
+                where=self.path / INDEX,
+                fix="fetch the folder again",
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read it: {error.strerror}", file=path, fix="give a model's folder") from error
+    except ValueError as error:
+        raise ConfigError(f"not valid JSON: {error}", file=path, fix="fetch it again") from error
+    if not isinstance(content, dict):
+        raise ConfigError("it is no JSON object", file=path, fix="fetch it again")
+    return content
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    said = read_json(index).get("weight_map")
+    if not isinstance(said, dict) or any(os.path.basename(str(file)) != file for file in said.values()):
+        raise StateError("its weight_map does not name files of this folder", where=index, fix="fetch it again")
+    return said
+
+
+def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str]) -> None:
+    """Copy what are no weights beside the checkpoints of ``root``, a folder or URL."""
+    fs, base = fsspec.core.url_to_fs(os.fspath(root))
+    fs.makedirs(f"{base}/{COMPANION}", exist_ok=True)
+    for file in folder.companions():
+        fs.pipe_file(f"{base}/{COMPANION}/{file.name}", file.read_bytes())
+    fs.pipe_file(f"{base}/{COMPANION}/{DIVISION}", folder.division.as_json().encode())
+
+
+def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
+    """What is kept beside a checkpoint, by name of the file, or what a model's folder has; nothing if it has nothing.
+
+    Args:
+        place: a folder of :func:`keep_companions`, or of a model.
+    """
+    fs, base = fsspec.core.url_to_fs(os.fspath(place))
+    if not fs.isdir(base):
+        return {}
+    paths = sorted(path for path in fs.ls(base, detail=False) if path.endswith(_COPIED))
+    return {os.path.basename(path): fs.cat_file(path) for path in paths if not os.path.basename(path).startswith(".")}
+
+
+def division_of(content: bytes, where: str) -> Division:
+    """A division as :meth:`Division.as_json` wrote it."""
+    try:
+        said = json.loads(content)
+        if any(os.path.basename(name) != name for name in said):
+            raise ValueError("it names files of other folders")
+        return Division(
+            {name: tuple(one["tensors"]) for name, one in said.items()},
+            {name: one["metadata"] for name, one in said.items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"the list of files cannot be read: {error}", where=where, fix="remove it") from error
+
+
+def divide(tensors: Mapping[str, tuple[torch.dtype, int]], most_bytes: int) -> Division:
+    """Files of at most so many bytes, or of one tensor, as transformers names them.
+
+    Args:
+        tensors: type and number of bytes of each, by name, in the order of the model.
+        most_bytes: of a file.
+    """
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, (_, nbytes) in tensors.items():
+        if groups[-1] and size + nbytes > most_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += nbytes
+    # Within a file as the safetensors library has it: wide types first, then by name.
+    ordered = [sorted(group, key=lambda name: (-tensors[name][0].itemsize, name)) for group in groups]
+    names = (
+        [WEIGHTS]
+        if len(ordered) == 1
+        else [f"model-{number:05d}-of-{len(ordered):05d}.safetensors" for number in range(1, len(ordered) + 1)]
+    )
+    files = {name: tuple(group) for name, group in zip(names, ordered, strict=True)}
+    return Division(files, {name: {"format": "pt"} for name in names})
+
+
+def index_json(where: Mapping[str, str], nbytes: int, parameters: int) -> bytes:
+    """The content of an index file.
+
+    Args:
+        where: the file of each tensor.
+        nbytes, parameters: of all of them.
+    """
+    metadata = {"total_parameters": parameters, "total_size": nbytes}
+    return (json.dumps({"metadata": metadata, "weight_map": dict(where)}, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,259 @@
+"""``config.json`` of Hugging Face's Llama as a :class:`ModelConfig`, and back.
+
+What our model cannot do is refused by name. So is a key that nobody here knows, unless it is off: a model that is
+silently another one is worse than a conversion that stops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from energon_lite.errors import ConfigError, StateError
+from energon_lite.trainer.training.config import DTYPES, ModelConfig, RopeScaling
+
+#: Keys that are about how a model is used or was trained, not about what it computes.
+HARMLESS = {
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "add_cross_attention",
+    "attention_dropout",
+    "auto_map",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "eos_token_id",
+    "id2label",
+    "is_decoder",
+    "is_encoder_decoder",
+    "label2id",
+    "max_position_embeddings",
+    "max_sequence_length",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "transformers_version",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+}
+#: Keys that are read, with their names in our configuration.
+_PLAIN = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_size",
+    "vocab_size": "vocab_size",
+}
+_READ = {
+    *_PLAIN,
+    "architectures",
+    "dtype",
+    "head_dim",
+    "hidden_act",
+    "initializer_range",
+    "model_type",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "torch_dtype",
+}
+_SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_frequency",
+    "high_freq_factor": "high_frequency",
+    "original_max_position_embeddings": "original_length",
+}
+
+
+def model_config(
+    values: Mapping[str, Any],
+    *,
+    where: str,
+    dtype: str | None = None,
+    vocab_multiple: int = 64,
+    ignore: Collection[str] = (),
+) -> ModelConfig:
+    """Our configuration of their model.
+
+    Args:
+        values: the content of ``config.json``, of transformers 4 or 5.
+        where: its path, for messages.
+        dtype: what to compute in; None for what it says, float32 if it says nothing.
+        vocab_multiple: see :class:`ModelConfig`.
+        ignore: keys that may have any value.
+
+    Raises:
+        ConfigError: another architecture, or something that ours cannot do; with the key.
+    """
+    _refuse(values, where, ignore)
+    missing = [key for key in (*_PLAIN, "rms_norm_eps") if key not in values]
+    if missing:
+        raise ConfigError(f"{missing[0]!r} is missing", file=where, fix="use the config.json that came with the model")
+    found: dict[str, Any] = {ours: values[theirs] for theirs, ours in _PLAIN.items()}
+    said = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    if said not in DTYPES:
+        raise ConfigError(
+            f"the trainer does not compute in {said}", file=where, at="dtype", fix="give --dtype bfloat16 or float32"
+        )
+    theta, scaling = _rope(values, where)
+    return ModelConfig(
+        **found,
+        num_kv_heads=values.get("num_key_value_heads"),
+        vocab_multiple=vocab_multiple,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=float(values["rms_norm_eps"]),
+        tie_embeddings=bool(values.get("tie_word_embeddings", False)),
+        init_std=float(values.get("initializer_range", 0.02)),
+        dtype=said,
+    )
+
+
+def check_is_llama(config: ModelConfig, *, where: str | None = None) -> None:
+    """Refuse a model that has parts which Llama has not.
+
+    Raises:
+        StateError: it has; with what of it can be exported.
+    """
+    if config.norm != "rms_norm":
+        what = f"Hugging Face's Llama has no model with norm={config.norm!r}"
+        raise StateError(what, where=where, fix="write a file of our names with to-file")
+    if config.image_size:
+        raise StateError(
+            f"a model with images (image_size={config.image_size}) cannot be exported: Llama has no image prefix",
+            where=where,
+            fix="export its language model alone with --text-only, or write a file of our names with to-file",
+        )
+
+
+def huggingface_config(
+    config: ModelConfig,
+    stored: torch.dtype,
+    base: Mapping[str, Any] | None = None,
+    *,
+    where: str = "config.json",
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Their configuration of our model, as transformers 4 and 5 both read it.
+
+    Args:
+        config: the model.
+        stored: type of the weights.
+        base: a ``config.json`` it was made from; keys that we do not know are kept, and if it describes this model,
+            it is the answer.
+        where: its path, for messages.
+        max_length: the longest row; None for what ``base`` says, or what follows from the rotary scaling, or 2048.
+
+    Raises:
+        StateError: Llama has no such model.
+    """
+    check_is_llama(config)
+    told = str(stored).removeprefix("torch.")
+    if base is not None and max_length is None and _describes(base, config, told, where):
+        return dict(base)
+    values: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+    values |= {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "use_cache": True}
+    values |= {"bos_token_id": None, "eos_token_id": None}
+    values |= {key: value for key, value in (base or {}).items() if key not in ("rope_parameters", "dtype")}
+    values |= {theirs: getattr(config, ours) for theirs, ours in _PLAIN.items()}
+    scaling = config.rope_scaling
+    values |= {
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
+        "tie_word_embeddings": config.tie_embeddings,
+        "initializer_range": config.init_std,
+        "torch_dtype": told,
+    }
+    if scaling is not None:
+        values["rope_scaling"]["rope_type"] = "llama3"
+    follows = 2048 if scaling is None else int(scaling.factor * scaling.original_length)
+    values["max_position_embeddings"] = max_length or values.get("max_position_embeddings") or follows
+    return values
+
+
+def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
+    """True if a ``config.json`` is one of this model, with weights of this type."""
+    said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
+    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys())
+    # What a checkpoint's own run has set, and what is the same with other words.
+    same = dataclasses.replace(
+        config,
+        vocab_multiple=theirs.vocab_multiple,
+        num_kv_heads=theirs.num_kv_heads if theirs.kv_heads == config.kv_heads else config.num_kv_heads,
+        init_std=theirs.init_std,
+        patch_size=theirs.patch_size,
+        attention=theirs.attention,
+        recompute=theirs.recompute,
+        compile=theirs.compile,
+    )
+    return same == theirs and said == stored
+
+
+def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> None:
+    """Raise for what is no Llama of ours."""
+
+    def refuse(key: str, what: str, fix: str = "such a model cannot be converted") -> None:
+        if key not in ignore:
+            raise ConfigError(what, file=where, at=key, fix=fix)
+
+    kinds = values.get("architectures") or []
+    if values.get("model_type") != "llama" or any(kind != "LlamaForCausalLM" for kind in kinds):
+        named = ", ".join(map(str, kinds)) or values.get("model_type")
+        raise ConfigError(
+            f"the architecture is {named}", file=where, at="architectures", fix="only LlamaForCausalLM can be converted"
+        )
+    if values.get("hidden_act", "silu") != "silu":
+        refuse("hidden_act", f"the activation is {values['hidden_act']!r}; ours is 'silu'")
+    for key in ("attention_bias", "mlp_bias"):
+        if values.get(key):
+            refuse(key, f"{key} is set: there are biases, and ours has none")
+    heads, width = values.get("num_attention_heads"), values.get("head_dim")
+    if width is not None and heads and width * heads != values.get("hidden_size"):
+        refuse("head_dim", f"{heads} heads of width {width} are not the hidden size, {values.get('hidden_size')}")
+    known = _READ | HARMLESS | {"attention_bias", "mlp_bias"} | set(ignore)
+    for key, value in values.items():
+        if key not in known and value and not (isinstance(value, float) and value == 1.0):
+            refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)
+
+
+def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
+    """Base of the rotary frequencies and their scaling."""
+    said = dict(values.get("rope_parameters") or {})
+    theta = said.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
+    said |= values.get("rope_scaling") or {}
+    kind = said.pop("rope_type", None) or said.pop("type", None) or "default"
+    said.pop("type", None)
+    said.pop("rope_theta", None)
+    at = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
+    if kind == "default":
+        return float(theta), None
+    if kind != "llama3":
+        raise ConfigError(
+            f"the rotary scaling is {kind!r}", file=where, at=at, fix="only 'llama3' and none can be converted"
+        )
+    if said.keys() != _SCALING.keys():
+        wrong = ", ".join(sorted(said.keys() ^ _SCALING.keys()))
+        raise ConfigError(f"missing or unknown: {wrong}", file=where, at=at, fix=f"use {', '.join(_SCALING)}")
+    numbers = {ours: float(said[theirs]) for theirs, ours in _SCALING.items()}
+    original = int(numbers.pop("original_length"))
+    return float(theta), RopeScaling(**numbers, original_length=original)

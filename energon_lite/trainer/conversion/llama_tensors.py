@@ -1,0 +1,77 @@
+"""The tensors of a Llama: their names here and there, and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from energon_lite.errors import StateMismatchError
+from energon_lite.trainer.training.config import ModelConfig
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+#: Rows of these are tokens, and ours have some more, so that they can be cut evenly.
+PADDED = (EMBEDDING, HEAD)
+#: In old files, and computed from the configuration: nobody reads it.
+COMPUTED = "rotary_emb.inv_freq"
+
+_MOST_SHOWN = 5
+
+
+def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all weights by our names, in their order, the vocabulary without padding."""
+    hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
+    keys = config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, hidden)}
+    for number in range(config.num_layers):
+        block = {
+            "self_attn.q_proj.weight": (hidden, hidden),
+            "self_attn.k_proj.weight": (keys, hidden),
+            "self_attn.v_proj.weight": (keys, hidden),
+            "self_attn.o_proj.weight": (hidden, hidden),
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        shapes |= {f"layers.{number}.{name}": shape for name, shape in block.items()}
+    shapes["norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        shapes[HEAD] = (rows, hidden)
+    return shapes
+
+
+def native_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The same in our checkpoints, the vocabulary padded."""
+    rows = config.padded_vocab_size
+    return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in llama_shapes(config).items()}
+
+
+def huggingface_name(name: str) -> str:
+    """Their name for a weight of ours."""
+    return name if name == HEAD else f"model.{name}"
+
+
+def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Compare names and shapes.
+
+    Raises:
+        StateMismatchError: some are missing, unexpected, or of another shape; with their names.
+    """
+    fix = "is config.json that of these weights?"
+    missing, surplus = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
+    for what, names in (("missing", missing), ("not part of the model", surplus)):
+        if names:
+            raise StateMismatchError(f"{_number(names)} {what}: {_some(names)}", where=where, fix=fix)
+    wrong = [f"{n} is {list(found[n])} instead of {list(wanted[n])}" for n in wanted if tuple(found[n]) != wanted[n]]
+    if wrong:
+        raise StateMismatchError(f"{_number(wrong)} of another shape: {_some(wrong, '; ')}", where=where, fix=fix)
+
+
+def _number(names: list[str]) -> str:
+    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
+
+
+def _some(names: Iterable[str], between: str = ", ") -> str:
+    shown = list(names)
+    more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
+    return between.join(shown[:_MOST_SHOWN] + more)

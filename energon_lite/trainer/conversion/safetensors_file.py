@@ -1,0 +1,223 @@
+"""Files of the safetensors format, read and written in any part and order.
+
+The library of that name maps a file into memory or writes one from tensors that are all in memory. A conversion wants
+neither: it reads some rows, and writes some columns of a tensor whose others come later. The format
+(https://github.com/huggingface/safetensors) is eight bytes with the length of a JSON header, the header, and the bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_lite.errors import StateError, UsageError
+from energon_lite.trainer.parallel.pieces import Box
+
+#: The names of types in the format.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: A header beyond this is no header (the library's own bound).
+_MOST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """What a header says of a tensor.
+
+    Args:
+        dtype, shape: its own.
+        start: where its bytes begin, counted from the end of the header.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class SafetensorsFile:
+    """A file that is read in parts.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        entries: its tensors by name, in the order of their bytes.
+        metadata: the texts of its header.
+
+    Raises:
+        StateError: not such a file, or one that is cut off.
+
+    Example:
+        >>> file = SafetensorsFile("model.safetensors")
+        >>> file.read_rows("model.norm.weight", 0, 8)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        size = self.path.stat().st_size
+        with open(self.path, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, _MOST_HEADER):
+                raise self._broken("it is too short for its header")
+            try:
+                header: dict[str, Any] = json.loads(stream.read(length))
+                self.metadata: dict[str, str] | None = header.pop("__metadata__", None)
+                found = [_entry(name, said, self) for name, said in header.items()]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise self._broken(f"its header cannot be read: {error}") from error
+        self.entries = dict(sorted(found, key=lambda item: item[1].start))
+        self._first = 8 + length
+        end = 0
+        for name, entry in self.entries.items():
+            if entry.start != end:
+                raise self._broken(f"the bytes of {name} do not follow those before")
+            end += entry.nbytes
+        if self._first + end != size:
+            raise self._broken(f"it has {size} bytes instead of {self._first + end}")
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Entries ``[start, stop)`` along a tensor's first dimension, in memory of their own. A scalar has one row."""
+        entry = self.entries[name]
+        row = entry.nbytes // max(entry.shape[0], 1) if entry.shape else entry.nbytes
+        shape = (stop - start, *entry.shape[1:]) if entry.shape else ()
+        values = torch.empty(shape, dtype=entry.dtype)
+        with open(self.path, "rb", buffering=0) as stream:
+            stream.seek(self._first + entry.start + start * row)
+            rest = _bytes_of(values)
+            while rest.nbytes:
+                read = stream.readinto(rest)
+                if not read:
+                    raise self._broken("it ends too early")
+                rest = rest[read:]
+        return values
+
+    def _broken(self, why: str) -> StateError:
+        return StateError(f"not a whole safetensors file: {why}", where=self.path, fix="fetch or write it again")
+
+
+def _entry(name: str, said: dict[str, Any], file: SafetensorsFile) -> tuple[str, TensorEntry]:
+    if said["dtype"] not in DTYPES:
+        raise UsageError(
+            f"{name} is of type {said['dtype']}", where=file.path, fix=f"only these are known: {', '.join(DTYPES)}"
+        )
+    start, stop = said["data_offsets"]
+    entry = TensorEntry(DTYPES[said["dtype"]], tuple(said["shape"]), start)
+    if stop - start != entry.nbytes:
+        raise ValueError(f"{name} has {stop - start} bytes instead of {entry.nbytes}")
+    return name, entry
+
+
+class SafetensorsWriter:
+    """A file that is written in rectangles of its tensors, in any order. It has its name when it is whole.
+
+    Args:
+        path: the file to be.
+        tensors: type and shape of each, by name, in the order in which their bytes are to follow.
+        metadata: texts for the header.
+
+    Example:
+        >>> writer = SafetensorsWriter("model.safetensors", {"w": (torch.float32, (2, 2))}, {"format": "pt"})
+        >>> writer.put("w", Box((0, 0), (2, 2)), torch.eye(2))
+        >>> writer.finish()
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        metadata: Mapping[str, str] | None,
+    ):
+        self.path = Path(path)
+        self.partial = self.path.with_name(f".{self.path.name}.partial")
+        header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        self.entries: dict[str, TensorEntry] = {}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            entry = self.entries[name] = TensorEntry(dtype, shape, end)
+            end += entry.nbytes
+            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [entry.start, end]}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)  # so that tensors are aligned
+        self._first, self._missing = 8 + len(text), {name: entry.nbytes for name, entry in self.entries.items()}
+        self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        _write_all(self._file, memoryview(len(text).to_bytes(8, "little") + text), 0)
+        os.ftruncate(self._file, self._first + end)
+
+    def put(self, name: str, box: Box, values: torch.Tensor) -> None:
+        """Write a rectangle of a tensor. Each element must come once."""
+        entry = self.entries[name]
+        view, size = _bytes_of(values.to(entry.dtype).contiguous()), entry.dtype.itemsize
+        done = 0
+        for first, count in _runs(entry.shape, box):
+            _write_all(self._file, view[done : done + count * size], self._first + entry.start + first * size)
+            done += count * size
+        self._missing[name] -= done
+
+    def finish(self) -> None:
+        """Give the file its name.
+
+        Raises:
+            StateError: something was not written, or twice.
+        """
+        wrong = [name for name, missing in self._missing.items() if missing]
+        if wrong:
+            raise StateError(
+                f"{len(wrong)} tensors were not written whole, the first is {wrong[0]}",
+                where=self.path,
+                fix="report it",
+            )
+        os.fsync(self._file)
+        self.close()
+        self.partial.rename(self.path)
+
+    def close(self) -> None:
+        """Close the file; what was not finished keeps its partial name."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
+    """The rectangle as runs of the flattened tensor: the first element and how many follow, in order."""
+    whole = len(shape)  # dimensions from here on are whole
+    while whole and box.sizes[whole - 1] == shape[whole - 1]:
+        whole -= 1
+    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    inner = max(whole - 1, 0)
+    count = math.prod(box.sizes[inner:])
+    base = sum(offset * stride for offset, stride in zip(box.offsets[inner:], strides[inner:], strict=True))
+    for place in itertools.product(*(range(box.offsets[d], box.offsets[d] + box.sizes[d]) for d in range(inner))):
+        yield base + sum(index * stride for index, stride in zip(place, strides[:inner], strict=True)), count
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    return memoryview(values.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _write_all(file: int, view: memoryview, offset: int) -> None:
+    while view.nbytes:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

@@ -1,0 +1,49 @@
+"""From a checkpoint of ours, of any layout, to one file of our own names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.huggingface_folder import Division
+from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
+
+
+def native_to_file(source: str | os.PathLike[str], target: str | os.PathLike[str], *, optimizer: bool = False) -> Path:
+    """Write the weights of a checkpoint of any layout to one safetensors file, by the names of the parameters.
+
+    Args:
+        source: a checkpoint, or a folder of checkpoints, of which the newest is meant.
+        target: the file, on a local disk; it must not be there yet.
+        optimizer: also what the optimizer has, as ``optimizer.<parameter>.exp_avg``.
+
+    Returns:
+        The file. The text ``energon_lite`` of its header is JSON with ``step`` and the ``model``'s configuration.
+
+    Raises:
+        StateError: no whole checkpoint.
+        UsageError: the file is there already.
+
+    Example:
+        >>> native_to_file("output/run/checkpoints", "weights.safetensors")
+    """
+    place, path = find_weights(source), Path(target)
+    if path.exists():
+        raise UsageError("there is a file already", where=path, fix="remove it, or give another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    step = re.search(r"step-(\d+)$", str(place).rstrip("/"))
+    about = {"step": int(step[1]) if step else 0, "model": dataclasses.asdict(model_config_at(place))}
+    with SavedTensors(place) as saved:
+        kinds = ("model.", "optimizer.") if optimizer else ("model.",)
+        names = [name for name in saved.names() if name.startswith(kinds)]
+        targets = {n.removeprefix("model."): TargetTensor(n, saved.dtype(n), saved.shape(n)) for n in names}
+        ordered = tuple(sorted(targets, key=lambda name: (-targets[name].dtype.itemsize, name)))
+        metadata = {"format": "pt", "energon_lite": json.dumps(about)}
+        write_files(saved, path.parent, Division({path.name: ordered}, {path.name: metadata}), targets)
+    return path

@@ -1,0 +1,199 @@
+"""From a checkpoint of ours, of any layout, to a Hugging Face Llama."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
+from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.weights import find_weights, name_weights
+from energon_lite.trainer.conversion.huggingface_folder import (
+    COMPANION,
+    CONFIG,
+    DIVISION,
+    INDEX,
+    WEIGHTS,
+    Division,
+    HuggingFaceFolder,
+    companions_of,
+    divide,
+    division_of,
+    index_json,
+)
+from energon_lite.trainer.conversion.llama_config import check_is_llama, huggingface_config
+from energon_lite.trainer.conversion.llama_tensors import (
+    COMPUTED,
+    EMBEDDING,
+    HEAD,
+    check_tensors,
+    huggingface_name,
+    llama_shapes,
+    native_shapes,
+)
+from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
+from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
+from energon_lite.trainer.training.config import DTYPES, ModelConfig
+
+#: Bytes of a file of weights, as transformers divides them.
+SHARD_BYTES = 50 * 10**9
+
+logger = logging.getLogger(__name__)
+
+
+def native_to_huggingface(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str] | None = None,
+    shard_bytes: int | None = None,
+    dtype: str | None = None,
+    max_length: int | None = None,
+    text_only: bool = False,
+) -> Path:
+    """Convert a checkpoint to a folder for ``LlamaForCausalLM.from_pretrained``. Memory is that of a part of a tensor.
+
+    Without a former model's tokenizer, that of the run comes along, for ``AutoTokenizer.from_pretrained``.
+
+    Args:
+        source: a checkpoint, or a folder of checkpoints, of which the newest is meant.
+        target: a folder that is empty or not there yet, on a local disk.
+        like: a model's folder whose tokenizer, configuration and division into files are taken; None for what is kept
+            beside the checkpoint, if it was converted.
+        shard_bytes: bytes of a file; None for the division of the former model, or 50 GB.
+        dtype: of the weights, by name; None for what they have.
+        max_length: ``max_position_embeddings``; None for that of the former model.
+        text_only: of a model with images, write the language model alone; Llama has no image prefix.
+
+    Returns:
+        The folder.
+
+    Raises:
+        StateError: no whole checkpoint, or a model that Llama has not.
+        StateMismatchError: tensors are missing, unexpected, or of another shape.
+        UsageError: the folder is not empty.
+
+    Example:
+        >>> native_to_huggingface("output/run/checkpoints", "models/mine", like="models/llama-3-8b")
+    """
+    named = name_weights(source)
+    config = model_config_at(named)
+    if text_only:
+        config = dataclasses.replace(config, image_size=0)
+    check_is_llama(config, where=str(named))  # before all of it is read
+    place = find_weights(named)
+    folder = _empty_folder(target)
+    former = str(_beside(place) if like is None else like)
+    others = companions_of(former)
+    base = json.loads(others[CONFIG]) if CONFIG in others else None
+    if not has_tokenizer(others):
+        others = _tokenizer_of_run(place) | others
+    with SavedTensors(place) as saved:
+        _check(saved, config, str(place), text_only=text_only)
+        targets = _targets(saved, config, dtype)
+        stored = Counter(one.dtype for one in targets.values()).most_common(1)[0][0]
+        values = huggingface_config(config, stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
+        if base is None and GENERATION in others:
+            said = json.loads(others[GENERATION])
+            values |= {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
+        division = None if shard_bytes is not None else _former_division(others, like, targets, former)
+        if division is None:
+            sizes = {name: (one.dtype, one.nbytes) for name, one in targets.items()}
+            division = divide(sizes, shard_bytes or SHARD_BYTES)
+        write_files(saved, folder, division, targets)
+    _write_texts(folder, values, others, division, targets)
+    logger.info("%d tensors of %s are in %s", len(targets), place, folder)
+    return folder
+
+
+def _empty_folder(target: str | os.PathLike[str]) -> Path:
+    folder = Path(target)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError("the folder is not empty", where=folder, fix="give another one, or remove what is in it")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _beside(place: Place) -> str:
+    """Where what was kept of a converted model is."""
+    return f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
+
+
+def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
+    """The files of the tokenizer that a checkpoint's run had; none if it was no run, or that is gone."""
+    data = read_state(place)["config"].get("data")
+    if data is None:
+        return {}
+    try:
+        return run_tokenizer_files(data)
+    except EnergonLiteError as error:
+        logger.warning("the tokenizer of the run is not written: %s", error)
+        return {}
+
+
+def _check(saved: SavedTensors, config: ModelConfig, where: str, *, text_only: bool) -> None:
+    """Is all there that the model has, and nothing else?"""
+    found = {n.removeprefix("model."): saved.shape(n) for n in saved.names() if n.startswith("model.")}
+    if text_only:
+        found = {name: shape for name, shape in found.items() if not name.startswith("vision.")}
+    check_tensors(found, native_shapes(config), where)
+
+
+def _targets(saved: SavedTensors, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
+    """The tensors of the new model by their names, in the order of the model."""
+    targets = {}
+    for name, shape in llama_shapes(config).items():
+        stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
+        targets[huggingface_name(name)] = TargetTensor(f"model.{name}", stored, shape)
+    return targets
+
+
+def _former_division(
+    others: Mapping[str, bytes], like: str | os.PathLike[str] | None, targets: dict[str, TargetTensor], where: str
+) -> Division | None:
+    """How the former model was divided; None if there was none, or it had other tensors."""
+    if like is not None and DIVISION not in others:
+        former = HuggingFaceFolder(like).division
+    elif DIVISION in others:
+        former = division_of(others[DIVISION], where)
+    else:
+        return None
+    files = {file: tuple(name for name in names if not name.endswith(COMPUTED)) for file, names in former.files.items()}
+    names = {name for group in files.values() for name in group}
+    if HEAD in names and HEAD not in targets:  # a copy beside tied embeddings
+        targets[HEAD] = targets[huggingface_name(EMBEDDING)]
+    if names != targets.keys():
+        logger.warning("%s has other tensors: its division into files is not taken", where)
+        return None
+    return Division(files, former.metadata)
+
+
+def _write_texts(
+    folder: Path,
+    values: Mapping[str, Any],
+    others: dict[str, bytes],
+    division: Division,
+    targets: Mapping[str, TargetTensor],
+) -> None:
+    """Write all that are no weights; the configuration last."""
+    config, index = others.pop(CONFIG, b""), others.pop(INDEX, b"")
+    others.pop(DIVISION, None)
+    for name, content in others.items():
+        (folder / name).write_bytes(content)
+    if list(division.files) != [WEIGHTS]:
+        where = {name: file for file, names in division.files.items() for name in names}
+        if not index or json.loads(index).get("weight_map") != where:
+            parameters = sum(math.prod(target.shape) for target in targets.values())
+            index = index_json(where, sum(target.nbytes for target in targets.values()), parameters)
+        (folder / INDEX).write_bytes(index)
+    if not config or json.loads(config) != values:
+        config = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+    (folder / CONFIG).write_bytes(config)

@@ -1,0 +1,138 @@
+"""From a Hugging Face Llama to a checkpoint of ours, which any layout of ranks can read."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Collection
+
+import torch
+
+from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.trainer.checkpointing.checkpoint import Place
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.checkpointing.streaming import UnreadTensor, write_unread
+from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
+from energon_lite.trainer.conversion.llama_config import model_config
+from energon_lite.trainer.conversion.llama_tensors import (
+    EMBEDDING,
+    HEAD,
+    check_tensors,
+    huggingface_name,
+    llama_shapes,
+    native_shapes,
+)
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
+from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.training.config import DTYPES
+
+#: Bytes of a tensor that are read, and written, at a time.
+PIECE_BYTES = 64 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def huggingface_to_native(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    vocab_multiple: int = 64,
+    ignore: Collection[str] = (),
+    piece_bytes: int = PIECE_BYTES,
+) -> Place:
+    """Convert a model. Memory is that of one piece of a tensor.
+
+    Args:
+        source: a folder with ``config.json`` and safetensors files.
+        target: folder or URL of the checkpoint to be; give it to the trainer as ``train.init_from``. Tokenizer and
+            configuration files are kept in its folder ``huggingface``.
+        dtype: of the model and its weights, by name; None for what they have.
+        vocab_multiple: the vocabulary is padded to a multiple of this, with zeros.
+        ignore: keys of ``config.json`` that may have any value.
+        piece_bytes: bytes of a tensor that are read at a time.
+
+    Returns:
+        The path or URL of the checkpoint.
+
+    Raises:
+        ConfigError: not a Llama, or one with parts that ours has not.
+        StateError: a file is missing or damaged.
+        StateMismatchError: tensors are missing, unexpected, or of another shape.
+        UsageError: the target has checkpoints already, or the source no safetensors files.
+
+    Example:
+        >>> huggingface_to_native("models/llama-3-8b", "checkpoints/llama-3-8b")
+    """
+    if CheckpointFiles(target).names():
+        raise UsageError(
+            "there are checkpoints already", where=target, fix="give another folder: this would become the latest one"
+        )
+    folder = HuggingFaceFolder(source)
+    where = str(folder.path / CONFIG)
+    config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    found, wanted = folder.shapes(), llama_shapes(config)
+    if config.tie_embeddings and HEAD in found:
+        _check_copy(folder)
+        del found[HEAD]
+    check_tensors(found, {huggingface_name(name): shape for name, shape in wanted.items()}, str(folder.path))
+    tensors = {}
+    for name, shape in native_shapes(config).items():
+        theirs = huggingface_name(name)
+        tensors[f"model.{name}"] = _unread(
+            folder.tensors[theirs], theirs, shape, DTYPES[dtype] if dtype else None, piece_bytes
+        )
+    keep_companions(folder, target)
+    place = write_unread(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
+    logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
+    return place
+
+
+def _unread(
+    file: SafetensorsFile, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, piece_bytes: int
+) -> UnreadTensor:
+    """A tensor of a file, in pieces of whole rows, and zeros behind its end."""
+    entry = file.entries[name]
+    wanted, rows = dtype or entry.dtype, entry.shape[0]
+    row_bytes = max(1, math.prod(shape[1:]) * max(wanted.itemsize, entry.dtype.itemsize))
+    step = max(1, piece_bytes // row_bytes)
+    # Padding has a rectangle of its own: then the others are rows of the file, and nothing else.
+    starts = [*range(0, rows, step), *range(rows, shape[0], step)]
+    stops = [*starts[1:], shape[0]]
+    boxes = [
+        Box((start,) + (0,) * (len(shape) - 1), (stop - start, *shape[1:]))
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+
+    def read(box: Box) -> torch.Tensor:
+        if box.offsets[0] >= rows:
+            return torch.zeros(box.sizes, dtype=wanted)
+        return file.read_rows(name, box.offsets[0], box.offsets[0] + box.sizes[0]).to(wanted)
+
+    return UnreadTensor(shape, wanted, boxes, read)
+
+
+def _check_copy(folder: HuggingFaceFolder) -> None:
+    """A head beside tied embeddings must be the same table.
+
+    Raises:
+        StateMismatchError: it is another one.
+    """
+    table = huggingface_name(EMBEDDING)
+    first, second = folder.tensors.get(table), folder.tensors[HEAD]
+    same = first is not None and first.entries[table].shape == second.entries[HEAD].shape
+    if first is not None and same:
+        entry = first.entries[table]
+        step = max(1, PIECE_BYTES * entry.shape[0] // max(1, entry.nbytes))
+        same = all(
+            torch.equal(first.read_rows(table, start, stop), second.read_rows(HEAD, start, stop))
+            for start, stop in ((s, min(s + step, entry.shape[0])) for s in range(0, entry.shape[0], step))
+        )
+    if not same:
+        raise StateMismatchError(
+            f"embeddings are tied, but {HEAD} is not {table}",
+            where=folder.path,
+            fix='set "tie_word_embeddings": false in config.json if both are meant',
+        )

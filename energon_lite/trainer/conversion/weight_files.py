@@ -1,0 +1,74 @@
+"""From the tensors of a checkpoint, saved in rectangles, to safetensors files."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from energon_lite.errors import StateError
+from energon_lite.trainer.checkpointing.checkpoint import read_state
+from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.conversion.huggingface_folder import Division
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
+from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.training.config_file import model_config_of
+
+
+@dataclass(frozen=True)
+class TargetTensor:
+    """A tensor of a file, and where its values come from.
+
+    Args:
+        source: its name in the checkpoint.
+        dtype, shape: in the file; rows that the source has behind these are padding, and left out.
+    """
+
+    source: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_files(saved: SavedTensors, folder: Path, division: Division, targets: Mapping[str, TargetTensor]) -> None:
+    """Write each file of a division. In memory is one rectangle at a time."""
+    for file, names in division.files.items():
+        tensors = {name: (targets[name].dtype, targets[name].shape) for name in names}
+        with closing(SafetensorsWriter(folder / file, tensors, division.metadata[file])) as writer:
+            for name in names:
+                target = targets[name]
+                for box in saved.boxes(target.source):
+                    if (kept := _without_padding(box, target.shape)) is not None:
+                        values = saved.read(target.source, box)
+                        writer.put(name, kept, values[: kept.sizes[0]] if kept.sizes else values)
+                        del values  # before the next one is read
+            writer.finish()
+
+
+def model_config_at(place: str | os.PathLike[str]) -> ModelConfig:
+    """The configuration of a checkpoint's model.
+
+    Raises:
+        StateError: it has none.
+    """
+    state = read_state(place)
+    if "config" not in state:
+        raise StateError("the checkpoint does not say what model it is of", where=place, fix="use one of the Trainer's")
+    return model_config_of(state["config"])
+
+
+def _without_padding(box: Box, shape: tuple[int, ...]) -> Box | None:
+    """The part of a rectangle that is inside of a shape with fewer rows; None if nothing is."""
+    if not shape:
+        return box
+    rows = min(box.sizes[0], shape[0] - box.offsets[0])
+    return Box(box.offsets, (rows, *box.sizes[1:])) if rows > 0 else None

@@ -1,0 +1,170 @@
+"""What ranks can only find out together: are they alike, do their clocks agree, how fast do they talk?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.trainer.doctor.finding import Finding
+
+#: Clocks that differ by more make elastic rendezvous lose machines: it compares times of different machines.
+MOST_SECONDS = 2.0
+#: Below this a link is no link for training; a network of 1 Gbit/s has 0.125 GB/s.
+LEAST_GIGABYTES = 0.15
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank tells the others about itself.
+
+    Args:
+        host: its machine.
+        device: the GPU it uses, or "cpu".
+        versions: of what should be equal everywhere, by name.
+    """
+
+    host: str
+    device: str
+    versions: tuple[tuple[str, str], ...]
+
+
+def own_facts() -> RankFacts:
+    """The facts of this process."""
+    try:
+        own = version("energon-lite")
+    except PackageNotFoundError:
+        own = "not installed"
+    versions = (
+        ("torch", torch.__version__),
+        ("energon-lite", own),
+        ("Python", ".".join(map(str, sys.version_info[:2]))),
+        ("CUDA", str(torch.version.cuda)),
+    )
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    return RankFacts(socket.gethostname() or platform.node(), device, versions)
+
+
+def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """Do the ranks have the same software, and each a GPU of its own?"""
+    hosts = {fact.host for fact in facts}
+    yield Finding("machines", f"{len(hosts)} for {len(facts)} ranks")
+    for name in dict(facts[0].versions):
+        found = sorted({dict(fact.versions)[name] for fact in facts})
+        if len(found) > 1:
+            fix = "use one image, or one environment, on all machines"
+            yield Finding("software", f"ranks have different versions of {name}: {', '.join(found)}", "wrong", fix)
+    users: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, fact in enumerate(facts):
+        if fact.device != "cpu":
+            users[fact.host, fact.device].append(rank)
+    for (host, device), ranks in users.items():
+        if len(ranks) > 1:
+            what = f"ranks {', '.join(map(str, ranks))} all use {device} of {host}"
+            yield Finding("GPU", what, "wrong", "start with torchrun, one rank for each GPU")
+
+
+def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: float | None = None) -> list[Finding]:
+    """How far the clocks of other machines are from rank 0's. Every rank must call it; rank 0 has the answer.
+
+    Rank 0 asks one rank of each machine for its time, as NTP does: of some questions, the one with the quickest answer
+    counts, and what the clock said then is compared with the middle of that question.
+
+    Args:
+        facts: of all ranks.
+        group: of all ranks, on the CPU.
+        now: what this rank's clock is to be said to show, for tests; None for what it shows.
+    """
+    rank = dist.get_rank()
+    others = {fact.host: number for number, fact in reversed(list(enumerate(facts)))}
+    others.pop(facts[0].host)
+    asked = sorted(others.values())
+    offsets = {}
+    for other in asked if rank == 0 else [rank] * (rank in asked):
+        best = (float("inf"), 0.0)
+        for _ in range(8):
+            told = torch.zeros(1, dtype=torch.float64)
+            if rank == 0:
+                began = time.time()
+                dist.send(told, other, group=group)
+                dist.recv(told, other, group=group)
+                ended = time.time()
+                best = min(best, (ended - began, told.item() - (began + ended) / 2))
+            else:
+                dist.recv(told, 0, group=group)
+                dist.send(told.fill_(time.time() if now is None else now), 0, group=group)
+        offsets[other] = best
+    if rank != 0 or not asked:
+        return []
+    worst = max(offsets, key=lambda other: abs(offsets[other][1]))
+    trip, offset = offsets[worst]
+    text = (
+        f"that of {facts[worst].host} is {abs(offset):.3f} s {'ahead' if offset > 0 else 'behind'}, +- {trip / 2:.3f} s"
+    )
+    if abs(offset) - trip / 2 > MOST_SECONDS:
+        fix = "run chrony or ntpd on all machines; elastic rendezvous compares their times"
+        return [Finding("clocks", text, "wrong", fix)]
+    return [Finding("clocks", text)]
+
+
+def link_speed(device: torch.device, megabytes: int, least: float = LEAST_GIGABYTES) -> list[Finding]:
+    """Time some all-reduces. Every rank must call it; all have the same answer.
+
+    The speed is that of the slowest link on the way: of n ranks, each sends and receives 2 (n - 1) / n of the bytes
+    (the "bus bandwidth" of nccl-tests).
+
+    Args:
+        device: where the numbers are.
+        megabytes: size of what is summed.
+        least: gigabytes per second below which the link is called slow.
+    """
+    world = dist.get_world_size()
+    backend = dist.get_backend()
+    values = torch.ones(megabytes * 250_000, dtype=torch.float32, device=device)
+    dist.all_reduce(values)
+    if not bool((values == world).all()):
+        what = f"a sum over {world} ranks of ones is {values.min().item():g} to {values.max().item():g}"
+        fix = "a link or a GPU is broken: leave machines out until it is right"
+        return [Finding("links", what, "wrong", fix)]
+    seconds = min(_timed(values, device) for _ in range(3))
+    delay = min(_timed(values[:1], device) for _ in range(10))
+    speed = 2 * (world - 1) / world * values.nbytes / seconds / 1e9
+    # Ranks time it differently; all go by rank 0's.
+    told = torch.tensor([speed, delay], dtype=torch.float64, device=device)
+    dist.broadcast(told, 0)
+    speed, delay = told.tolist()
+    text = (
+        f"{speed:.2f} GB/s by {backend}, {megabytes} MB summed over {world} ranks; {delay * 1e6:.0f} us for one number"
+    )
+    if speed < least:
+        fix = "is it the right interface? NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; NCCL_DEBUG=INFO shows what is used"
+        return [Finding("links", text, "warning", fix)]
+    return [Finding("links", text)]
+
+
+def _timed(values: torch.Tensor, device: torch.device) -> float:
+    values = torch.zeros_like(values)
+    dist.barrier()
+    began = time.perf_counter()
+    dist.all_reduce(values)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def local_device() -> torch.device:
+    """The device of this rank, made the current one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device

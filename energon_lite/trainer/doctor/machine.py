@@ -1,0 +1,156 @@
+"""What one process can see of its machine: software, memory, limits, disk. Nothing here talks to other ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from energon_lite.trainer.doctor.finding import Finding
+
+GIB = 2**30
+#: Optional packages: what they are for, and the extra that brings them.
+OPTIONAL = {
+    "pillow": ("images", "image"),
+    "simplejpeg": ("fast JPEG", "image"),
+    "av": ("video and sound", "av"),
+    "s3fs": ("s3:// URLs", "s3"),
+    "transformers": ("chat templates", "hf"),
+    "tokenizers": ("tokenizers", "hf"),
+    "pyarrow": ("Parquet", "parquet"),
+    "matplotlib": ("plots", "plot"),
+    "tensorboard": ("train.tensorboard", ""),
+}
+
+
+def software() -> Iterator[Finding]:
+    """Versions of what is needed, and which optional packages there are."""
+    import torch
+
+    cuda, python = torch.version.cuda or "none", ".".join(map(str, sys.version_info[:3]))
+    nccl = "none"
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    yield Finding("software", f"Python {python}, torch {torch.__version__}, CUDA {cuda}, NCCL {nccl}")
+    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 6):
+        yield Finding("software", f"torch {torch.__version__} is too old", "wrong", "install torch >= 2.6")
+    there, missing = [], []
+    for name, (purpose, extra) in OPTIONAL.items():
+        try:
+            there.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            how = f"energon-lite[{extra}]" if extra else name
+            missing.append(f"{name} ({purpose}: pip install '{how}')")
+    yield Finding("optional", ", ".join(there) or "no optional packages")
+    if missing:
+        yield Finding("optional", "not installed: " + ", ".join(missing))
+
+
+def accelerators(
+    environment: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/version")
+) -> Iterator[Finding]:
+    """The GPUs, and whether each local rank has one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if not driver.exists():
+            yield Finding("GPU", "none; ranks compute on the CPU and talk over gloo")
+        elif torch.version.cuda is None:
+            what = f"there is an NVIDIA driver, but torch {torch.__version__} was built without CUDA"
+            yield Finding("GPU", what, "wrong", "install a CUDA build of torch: https://pytorch.org/get-started")
+        else:
+            hidden = environment.get("CUDA_VISIBLE_DEVICES")
+            why = (
+                f"CUDA_VISIBLE_DEVICES={hidden!r}"
+                if hidden is not None
+                else f"the driver may be too old for CUDA {torch.version.cuda}"
+            )
+            yield Finding("GPU", f"there is an NVIDIA driver, but torch sees no GPU: {why}", "wrong", "see nvidia-smi")
+        return
+    number = torch.cuda.device_count()
+    yield Finding("GPU", f"{number} x {torch.cuda.get_device_name(0)}")
+    if not torch.distributed.is_nccl_available():
+        yield Finding("GPU", "torch was built without NCCL", "wrong", "install a build of torch with NCCL")
+    local = environment.get("LOCAL_RANK", "0")
+    if local.isdigit() and int(local) >= number:
+        what = f"local rank {local} has no GPU: there are {number}"
+        yield Finding("GPU", what, "wrong", f"start at most {number} ranks here: --nproc-per-node {number}")
+        return
+    free, total = torch.cuda.mem_get_info(int(local) if local.isdigit() else 0)
+    if free < 0.9 * total:
+        used = f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB of the GPU's memory are taken"
+        yield Finding("GPU", used, "warning", "see nvidia-smi for another process")
+
+
+def shared_memory(environment: Mapping[str, str], path: str = "/dev/shm") -> Iterator[Finding]:
+    """Room for NCCL's buffers between GPUs of a machine. Batches of loader processes do not go through it."""
+    import torch
+
+    try:
+        total, _, free = shutil.disk_usage(path)
+        text = f"{free / GIB:.2f} of {total / GIB:.2f} GiB free in {path}"
+    except OSError as error:
+        free, text = 0, f"{path}: {error.strerror}"
+    if free < GIB and torch.cuda.is_available() and environment.get("LOCAL_WORLD_SIZE", "1") != "1":
+        fix = "docker run --shm-size=1g; in Kubernetes, an emptyDir with medium: Memory at /dev/shm"
+        yield Finding("shared memory", f"{text}: NCCL may need more between GPUs", "warning", fix)
+    else:
+        yield Finding("shared memory", text)
+
+
+def limits() -> Iterator[Finding]:
+    """How many files a process may open, and how much memory it may pin."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text, fix = f"{_shown(soft)} (at most {_shown(hard)})", f"ulimit -n {_shown(hard)}; or LimitNOFILE= of the service"
+    if _below(soft, 1024):
+        yield Finding("open files", f"{text}: workers and shards need more", "wrong", fix)
+    elif _below(soft, 4096):
+        yield Finding("open files", f"{text}: many workers and shards need more", "warning", fix)
+    else:
+        yield Finding("open files", text)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if Path("/dev/infiniband").exists() and locked != resource.RLIM_INFINITY:
+        what = f"only {locked / 2**20:.0f} MiB may be pinned; InfiniBand pins its buffers"
+        yield Finding("locked memory", what, "warning", "ulimit -l unlimited; docker run --ulimit memlock=-1")
+
+
+def disk(path: str) -> Iterator[Finding]:
+    """Room for checkpoints below a folder that may not be there yet."""
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        yield Finding("disk", f"{folder} cannot be written to", "wrong", "give another output, or its rights")
+        return
+    total, _, free = shutil.disk_usage(folder)
+    text = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free at {folder}"
+    if free < GIB:
+        yield Finding("disk", f"{text}: no room for a checkpoint", "wrong", "remove something, or give another output")
+    elif free < 10 * GIB:
+        yield Finding("disk", text, "warning", "a checkpoint has 12 to 16 bytes for each parameter")
+    else:
+        yield Finding("disk", text)
+
+
+def processors(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Cores for the ranks of this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local = environment.get("LOCAL_WORLD_SIZE", "1")
+    ranks = int(local) if local.isdigit() else 1
+    if cores < ranks:
+        fix = "start fewer ranks, or give them more cores (--cpus-per-task of sbatch)"
+        yield Finding("cores", f"{cores} for {ranks} ranks", "warning", fix)
+    else:
+        yield Finding("cores", f"{cores} for {ranks} rank{'s' if ranks > 1 else ''}")
+
+
+def _below(limit: int, number: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < number
+
+
+def _shown(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

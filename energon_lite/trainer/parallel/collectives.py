@@ -1,0 +1,165 @@
+"""The collectives of tensor parallelism as autograd functions: what happens forward, and its mirror image backward.
+
+A tensor-parallel block is two matrix products around something element-wise. The first weight is cut by columns (each
+rank makes some of the features from all of the input), the second by rows (each rank makes a share of the sum for all
+outputs). Between ranks that needs two things only:
+
+    enter   forward: nothing, all ranks hold the same input     backward: sum the input's gradient over ranks
+    leave   forward: sum the shares over ranks                  backward: nothing, all ranks hold the same gradient
+
+The two are each other's transpose (Shoeybi et al., Megatron-LM, arXiv:1909.08053, call them f and g).
+
+Under sequence parallelism (Korthikanti et al., arXiv:2205.05198) a rank keeps a part of the sequence between blocks,
+instead of all of it. The same bytes are sent, in two halves, and norms and residuals take 1/tp of the memory:
+
+    enter   forward: gather the parts of the sequence           backward: sum the gradient, keep one's part of it
+    leave   forward: sum the shares, keep one's part of it      backward: gather the parts of the gradient
+
+The sequence is the dimension before the last, as in ``[rows, length, features]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.trainer.parallel import single_tensor
+
+Group = dist.ProcessGroup | None
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # A copy, because autograd may hand the very same tensor to another branch.
+        grad = grads[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _joined(x, group, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # All ranks computed the same thing from the gathered tensor, so each keeps its own columns and sums nothing.
+        return _own_part(grads[0], ctx.group, dim=-1), None
+
+
+class _SplitSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _own_part(x, group, dim=-2).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _joined(grads[0], ctx.group, dim=-2), None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _joined(x, group, dim=-2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed_part(grads[0], ctx.group), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _summed_part(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _joined(grads[0], ctx.group, dim=-2), None
+
+
+def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """All-gather: the ranks' tensors one after the other along ``dim``."""
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim=dim)
+
+
+def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """This rank's part of a tensor that all ranks hold."""
+    length = x.shape[dim] // group.size()
+    return x.narrow(dim, group.rank() * length, length)
+
+
+def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Reduce-scatter: this rank's part, along the sequence, of the sum over ranks."""
+    parts = x.chunk(group.size(), dim=-2)
+    shares, part = torch.cat(parts), torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    single_tensor.reduce_scatter(part, shares, group=group)
+    return part
+
+
+def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
+    """Hand a tensor that all ranks hold to a product whose weight is cut by columns.
+
+    Several products may share one ``enter_parallel``: their gradients are added locally and sent once.
+
+    Args:
+        x: the same on all ranks; with ``sequence``, each rank's part of the sequence ``[..., length / n, features]``.
+        group: the tensor-parallel ranks; None for one alone.
+        sequence: the input is cut along the sequence.
+    """
+    if group is None:
+        return x
+    return gather_sequence(x, group) if sequence else _Enter.apply(x, group)
+
+
+def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
+    """Sum the shares that a product with a weight cut by rows has left on each rank.
+
+    With ``sequence``, each rank keeps its part of the sequence; its length must divide by the number of ranks.
+    """
+    if group is None:
+        return x
+    return _ScatterSequence.apply(x, group) if sequence else _Leave.apply(x, group)
+
+
+def gather_parallel(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Put the ranks' columns (last dimension) side by side on every rank."""
+    return x if group is None else _Gather.apply(x, group)
+
+
+def split_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Keep this rank's part of the sequence of a tensor that all ranks hold; its gradient is whole on all of them."""
+    return x if group is None else _SplitSequence.apply(x, group)
+
+
+def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The ranks' parts of the sequence, one after the other.
+
+    Each rank computes something else from them, so backward sums the gradients.
+    """
+    return x if group is None else _GatherSequence.apply(x, group)

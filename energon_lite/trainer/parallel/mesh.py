@@ -1,0 +1,270 @@
+"""Who works with whom: the ranks of a run as a grid with the axes pp, dp, cp and tp.
+
+Tensor-parallel peers talk most, so they are neighbours: ``tp`` varies fastest, then ``cp``, ``dp`` and ``pp``. Sixteen
+ranks with ``tp=2, pp=4`` have ``dp=2``: ranks 0 and 1 are tensor-parallel peers, 0 and 2 are data-parallel peers, and
+0, 4, 8 and 12 are the four stages of one pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from energon_lite.errors import TopologyError
+from energon_lite.trainer.parallel.process_group import end_process_group
+from energon_lite.trainer.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
+
+#: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
+#: stages), gradients the other way round. NCCL serves the messages of a group between two ranks one after the other, in
+#: both directions, so two ranks that both send first would wait for each other for ever; each street is its own group.
+CHANNELS = ("down", "down_wrap", "up", "up_wrap")
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """The grid of ranks, and this process' place in it.
+
+    Args:
+        pp, dp, cp, tp: number of ranks along each axis: pipeline, data, context and tensor parallel.
+        device: where this process keeps its tensors.
+        device_mesh: torch's mesh with the same axes; None in a single process without ``torch.distributed``.
+        owns_group: :func:`build_mesh` has started the process group, so :meth:`close` ends it.
+        sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
+            (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
+        virtual: chunks of layers that each pipeline stage has.
+        order: the axes, the fastest varying first.
+        extra_groups: process groups besides those of the axes, by name.
+        timeout: how long a collective may take before it is an error; None for torch's default.
+
+    Example:
+        >>> mesh = build_mesh(tp=2)  # under torchrun with four processes
+        >>> mesh.dp, mesh.rank("tp")
+        (2, 0)
+    """
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+    device: torch.device
+    device_mesh: DeviceMesh | None = None
+    owns_group: bool = False
+    sequence_parallel: bool = False
+    virtual: int = 1
+    order: str = DEFAULT_ORDER
+    extra_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    timeout: timedelta | None = None
+
+    @property
+    def grid(self) -> RankGrid:
+        """The same without this process' place in it."""
+        return RankGrid(self.pp, self.dp, self.cp, self.tp, self.order)
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along ``axis``."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}[axis]
+
+    def rank(self, axis: str) -> int:
+        """This process' coordinate along ``axis``."""
+        return 0 if self.device_mesh is None else self.device_mesh.get_local_rank(axis)
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The process group along ``axis``, or None where it has one member and nothing needs to be said.
+
+        ``"ends"`` is the group of the first and the last pipeline stage, who both hold a tied embedding; None on the
+        stages between them, too.
+        """
+        if axis == "ends":
+            return self.extra_groups.get("ends")
+        if self.device_mesh is None or self.size(axis) == 1:
+            return None
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold different tokens of a step, over which losses and gradients are summed: dp x cp."""
+        groups = (self.extra_groups.get("data"), self.group("dp"), self.group("cp"))
+        return next((group for group in groups if group is not None), None)
+
+    @property
+    def sequence_cut(self) -> bool:
+        """True if activations between blocks are cut along the sequence over the tensor-parallel ranks."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """Over which axes to sum the gradient of a parameter that each rank applies to its part of the sequence."""
+        return ("tp",) if self.sequence_cut else ()
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.rank("pp") == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.rank("pp") == self.pp - 1
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def global_rank(self) -> int:
+        return 0 if self.device_mesh is None else dist.get_rank()
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one rank that writes files and shows progress."""
+        return self.global_rank == 0
+
+    def stage_rank(self, stage: int) -> int:
+        """The global rank of a stage of this rank's pipeline; stages are counted round, so -1 is the last."""
+        place = self.grid.coordinates(self.global_rank)
+        return self.grid.rank_at(place | {"pp": stage % self.pp})
+
+    def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum ``tensor`` in place over :attr:`data_group`, and return it."""
+        if self.data_group is not None:
+            dist.all_reduce(tensor, group=self.data_group)
+        return tensor
+
+    def any_rank(self, flag: bool) -> bool:
+        """True on every rank if ``flag`` is true on any. Every rank must call it."""
+        return self.any_rank_each(flag)[0]
+
+    def any_rank_each(self, *flags: bool) -> list[bool]:
+        """:meth:`any_rank` of several flags, in one collective."""
+        if self.world_size == 1:
+            return list(flags)
+        told = torch.tensor(flags, dtype=torch.int64, device=self.device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in told.tolist()]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.any_rank(False)
+
+    def close(self) -> None:
+        """Leave the process group, if it was made for this mesh."""
+        if self.owns_group:
+            end_process_group()
+
+    def __str__(self) -> str:
+        return f"{self.world_size} ranks: " + ", ".join(f"{axis} {self.size(axis)}" for axis in AXES)
+
+
+def build_mesh(
+    pp: int = 1,
+    dp: int | None = None,
+    cp: int = 1,
+    tp: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    virtual: int = 1,
+    order: str = DEFAULT_ORDER,
+    timeout: float | None = None,
+) -> ParallelMesh:
+    """The mesh of this run, from its sizes. Every rank must call it.
+
+    Under ``torchrun`` the process group is made here if nobody has (NCCL with a GPU, gloo without). A process alone
+    needs no process group and gets none.
+
+    Args:
+        pp: pipeline stages.
+        dp: data-parallel replicas; None takes all ranks that the other axes leave.
+        cp: parts of a sequence.
+        tp: parts of a weight matrix.
+        sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
+        virtual: chunks of layers of each pipeline stage; more than one makes the schedule interleaved.
+        order: the axes, the fastest varying first; those of size 1 may be left out.
+        timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word;
+            None for torch's default, which is half an hour for gloo and ten minutes for NCCL. The gloo of torch 2.6
+            does not heed it.
+
+    Raises:
+        TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
+    """
+    device, started = _start_process_group()
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    replicas = fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp)
+    if virtual < 1 or (virtual > 1 and pp == 1):
+        raise TopologyError(
+            f"virtual={virtual} chunks for each of {pp} pipeline stages",
+            fix="use virtual=1 without a pipeline, a whole number >= 1 with one",
+        )
+    grid = RankGrid(pp, replicas, cp, tp, order)
+    if not dist.is_initialized():
+        return ParallelMesh(pp, replicas, cp, tp, device, None, False, sequence_parallel, virtual, order)
+    sizes = tuple(grid.size(axis) for axis in grid.slow_to_fast)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=grid.slow_to_fast)
+    extra = _extra_groups(grid, virtual)
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    if limit is not None:
+        # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
+        for group in (None, *map(device_mesh.get_group, grid.slow_to_fast), *extra.values()):
+            _set_pg_timeout(limit, group)
+    return ParallelMesh(
+        pp, replicas, cp, tp, device, device_mesh, started, sequence_parallel, virtual, order, extra, limit
+    )
+
+
+def _extra_groups(grid: RankGrid, virtual: int) -> dict[str, dist.ProcessGroup]:
+    """The groups that are not those of one axis."""
+    wanted: dict[str, list[list[int]]] = {}
+    if grid.dp > 1 and grid.cp > 1:
+        wanted["data"] = grid.groups("dp", "cp")
+    if grid.pp > 1:
+        wanted["ends"] = grid.end_groups()
+        for channel in CHANNELS:
+            if virtual > 1 or not channel.endswith("wrap"):
+                wanted[channel] = grid.groups("pp")
+    found = {}
+    for name, ranks in wanted.items():
+        mine, _ = dist.new_subgroups_by_enumeration(ranks)
+        if mine is not None:
+            found[name] = mine
+    return found
+
+
+def _start_process_group() -> tuple[torch.device, bool]:
+    """Make the process group if torchrun wants one and nobody has; return this process' device, and whether it did."""
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and dist.is_initialized():
+        on_gpu = "nccl" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl", torch's default
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if on_gpu else 0
+    if on_gpu and number >= there:
+        raise TopologyError(
+            f"rank {number} of this machine has no GPU: there are {there}",
+            fix=f"start at most {there} (--nproc-per-node), or set CUDA_VISIBLE_DEVICES= to train on the CPU",
+        )
+    device = torch.device("cuda", number) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    start = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if start:
+        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ))
+    return device, start
+
+
+def _meeting_place(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Where the ranks meet: arguments of ``init_process_group``.
+
+    After a restart, torchrun's own store still has the addresses of the ranks that died, and new ones would look for
+    each other there (pytorch/pytorch#135712). So each attempt gets names of its own. Torchrun counts attempts for each
+    node by itself; with several nodes ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
+    """
+    attempt, world = environment.get("TORCHELASTIC_RESTART_COUNT", "0"), int(environment["WORLD_SIZE"])
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if attempt == "0" or not shared or environment.get("LOCAL_WORLD_SIZE") != str(world):
+        return {}
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = dist.PrefixStore(f"attempt-{attempt}", dist.TCPStore(host, port, world, is_master=False))
+    return {"store": store, "rank": int(environment["RANK"]), "world_size": world}

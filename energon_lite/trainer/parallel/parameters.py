@@ -1,0 +1,145 @@
+"""What a parameter is in the whole model, wherever a part of it lives.
+
+Each rank holds a slice of each tensor-parallel weight. What the slice is a slice *of* is written on the parameter as a
+:class:`ParameterLayout`, and everything that must know reads it there: initialisation, the gradient norm (a slice
+counts once, a replica not again) and checkpoints (global shapes, global names).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from energon_lite.errors import TopologyError, UsageError
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The whole of which a rank's parameter is a part.
+
+    Args:
+        full_shape: shape of the parameter in a model on one rank.
+        sharded_dim: the dimension that is cut along the tensor-parallel axis; None if every rank has all of it.
+        std: standard deviation of the initial values.
+        mean: mean of the initial values; with ``std=0`` their value.
+        sum_over: axes of the mesh over which each rank's gradient is a part of a sum, besides the data group:
+            ``("tp",)`` for what sees a part of the sequence under sequence parallelism, ``("ends",)`` for an embedding
+            that the first and the last pipeline stage share.
+    """
+
+    full_shape: tuple[int, ...]
+    sharded_dim: int | None = None
+    std: float = 0.0
+    mean: float = 0.0
+    sum_over: tuple[str, ...] = ()
+
+    def counts_here(self, mesh: ParallelMesh) -> bool:
+        """False where this rank's part is a second copy that the whole model does not have, as in gradient norms.
+
+        Copies on data- and tensor-parallel ranks are another matter: those are left out by not summing over them.
+        """
+        return not ("ends" in self.sum_over and mesh.pp > 1 and mesh.is_last_stage)
+
+    def local_shape(self, mesh: ParallelMesh) -> tuple[int, ...]:
+        """Shape of one rank's part.
+
+        Raises:
+            TopologyError: the sharded dimension cannot be cut into equal parts.
+        """
+        if self.sharded_dim is None:
+            return self.full_shape
+        full = self.full_shape[self.sharded_dim]
+        if full % mesh.tp:
+            raise indivisible(f"a dimension of {full}", full, mesh)
+        shape = list(self.full_shape)
+        shape[self.sharded_dim] = full // mesh.tp
+        return tuple(shape)
+
+    def local_part(self, full: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+        """This rank's slice (a view) of the whole tensor ``full``."""
+        if self.sharded_dim is None:
+            return full
+        length = self.full_shape[self.sharded_dim] // mesh.tp
+        return full.narrow(self.sharded_dim, mesh.rank("tp") * length, length)
+
+
+def indivisible(what: str, number: int, mesh: ParallelMesh) -> TopologyError:
+    """The error for something that cannot be shared evenly by the tensor-parallel ranks."""
+    sizes = ", ".join(str(size) for size in range(1, min(number, 128) + 1) if number % size == 0)
+    return TopologyError(f"{what} cannot be cut into tp={mesh.tp} equal parts", fix=f"use tp of {sizes}")
+
+
+def new_parameter(layout: ParameterLayout, mesh: ParallelMesh, dtype: torch.dtype) -> nn.Parameter:
+    """An uninitialised parameter that holds this rank's part; see :func:`initialize_parameters`."""
+    parameter = nn.Parameter(torch.empty(layout.local_shape(mesh), dtype=dtype, device=mesh.device))
+    parameter.parallel_layout = layout  # type: ignore[attr-defined]
+    return parameter
+
+
+def layout_of(parameter: nn.Parameter) -> ParameterLayout:
+    """The layout of a parameter.
+
+    Raises:
+        UsageError: it has none. Guessing would count it wrongly in the gradient norm, and nobody would see it.
+    """
+    layout = getattr(parameter, "parallel_layout", None)
+    if not isinstance(layout, ParameterLayout):
+        raise UsageError(
+            f"a parameter of shape {tuple(parameter.shape)} does not say what it is a part of",
+            fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
+        )
+    return layout
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> None:
+    """Leave some parameters as they are in training. Every rank must call it, before the optimizer is made.
+
+    Args:
+        model: the model, or this pipeline stage's part of it.
+        patterns: of names, with ``*``, ``?`` and ``[...]`` as in a shell.
+        mesh: the ranks.
+
+    Raises:
+        UsageError: a pattern fits no parameter on any rank.
+
+    Example:
+        >>> freeze(model, ["embed_tokens.*"], mesh)
+    """
+    for pattern in patterns:
+        fitting = [p for name, p in model.named_parameters() if fnmatch.fnmatchcase(name, pattern)]
+        for parameter in fitting:
+            parameter.requires_grad_(False)
+        if not mesh.any_rank(bool(fitting)):
+            raise UsageError(
+                f"no parameter is named like {pattern!r}", fix="see the names in dict(model.named_parameters())"
+            )
+
+
+def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) -> None:
+    """Fill all parameters with their initial values, the same in every layout of ranks.
+
+    Each parameter is drawn whole, from a generator of its own that is seeded by (seed, name), and then sliced. So the
+    values depend neither on the layout nor on the order in which modules are made. Tied weights are drawn once.
+
+    Args:
+        model: a model whose parameters have layouts.
+        seed: the run's seed.
+        mesh: the mesh the model was made for.
+    """
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            layout = layout_of(parameter)
+            if layout.std == 0.0:
+                parameter.fill_(layout.mean)
+                continue
+            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+            # Always in float32 on the CPU: a model in another precision or on a GPU starts from the same numbers.
+            full = torch.empty(layout.full_shape).normal_(layout.mean, layout.std, generator=generator)
+            parameter.copy_(layout.local_part(full, mesh))

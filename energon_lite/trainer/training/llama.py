@@ -1,0 +1,320 @@
+"""A Llama decoder (Touvron et al., arXiv:2302.13971) with an optional image prefix, cut over the ranks of a mesh.
+
+Modules and parameters have the names of Hugging Face's Llama (without its leading ``model.``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, split_sequence
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
+from energon_lite.trainer.parallel.rank_grid import layers_of_stages
+from energon_lite.trainer.training.attention import Attention, sequence_part
+from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
+from energon_lite.trainer.training.output_layer import OutputLayer
+from energon_lite.trainer.training.registry import make_norm, register_norm
+from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
+from energon_lite.trainer.training.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    project,
+)
+from energon_lite.trainer.training.vision import PatchEmbedding, place_images, put_prefix, shift_text, take_text
+
+
+class ModelInput(Protocol):
+    """What a loss reads of a batch; :class:`MultimodalBatch` has it.
+
+    ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
+    counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
+    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins, if tokens keep its place
+    there. None: it comes before its row, of which there is none with two images. ``documents``: int64
+    ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token sees those of its own
+    document only. None: of its row.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    image: torch.Tensor
+    image_rows: torch.Tensor
+    image_starts: torch.Tensor | None
+    documents: torch.Tensor | None
+
+    def to(self, device: torch.device) -> ModelInput:
+        """The same on another device."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What goes from one chunk of layers to the next.
+
+    Args:
+        hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
+        documents: int64 ``[rows, length]`` of whole rows, or None.
+    """
+
+    hidden: torch.Tensor
+    documents: torch.Tensor | None = None
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) * weight`` (Zhang and Sennrich, arXiv:1910.07467). Every rank has the whole weight."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
+        super().__init__()
+        self.eps = config.norm_eps
+        layout = ParameterLayout((config.hidden_size,), mean=1.0, sum_over=mesh.sequence_axes)
+        self.weight = new_parameter(layout, mesh, config.torch_dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+register_norm("rms_norm", RMSNorm)
+
+
+class FeedForward(nn.Module):
+    """``down(silu(gate(x)) * up(x))`` (SwiGLU; Shazeer, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
+        super().__init__()
+        hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.reads_children = config.fuse_projections
+        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
+        self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = enter_parallel(x, self.group, sequence=self.sequence)
+        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
+        out: torch.Tensor = self.down_proj(F.silu(gate) * up)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each on a normed input and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
+        super().__init__()
+        # Each block adds twice to the residual stream; smaller output weights keep its size (GPT-2's rule).
+        output_std = config.init_std / (2 * config.num_layers) ** 0.5
+        self.input_layernorm = make_norm(config, mesh)
+        self.self_attn = Attention(config, mesh, output_std=output_std)
+        self.post_attention_layernorm = make_norm(config, mesh)
+        self.mlp = FeedForward(config, mesh, output_std=output_std)
+
+    def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), part)
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class LlamaModel(nn.Module):
+    """The decoder, this rank's part of it. Its initial weights depend on (config, seed) only, not on the layout.
+
+    A pipeline stage has one or more chunks of layers. The first chunk of the first stage begins with the embedding, the
+    last of the last ends with the loss; a tied embedding is on both stages.
+
+    Args:
+        config: its shape.
+        mesh: the ranks it is cut over.
+        seed: of the initial weights.
+
+    Raises:
+        TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.
+
+    Example:
+        >>> model = LlamaModel(ModelConfig(hidden_size=64, num_layers=2), build_mesh())
+        >>> model.loss_sum(batch).backward()
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0):
+        super().__init__()
+        self.config, self.mesh = config, mesh
+        self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
+        first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
+        rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
+        shared = ("ends",) if tied and mesh.pp > 1 else ()
+        self.embed_tokens: VocabParallelEmbedding | None = None
+        if first or (last and tied):
+            self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
+        self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
+        # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
+        numbers = [number for chunk in self.chunks for number in chunk]
+        self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
+        self.norm = make_norm(config, mesh) if last else None
+        self.lm_head: OutputLayer | None = None
+        if last:
+            sizes = {"vocab_size": config.vocab_size, "chunk": config.loss_chunk}
+            self.lm_head = OutputLayer(hidden, rows, mesh, **sizes, compiled=config.compile, std=std, dtype=dtype)
+            if tied and self.embed_tokens is not None:
+                self.lm_head.weight = self.embed_tokens.weight
+        initialize_parameters(self, seed=seed, mesh=mesh)
+        if config.compile:
+            for layer in self.layers.values():
+                layer.compile()
+
+    def starts(self, chunk: int) -> bool:
+        """True if a chunk of this stage begins with the embedding."""
+        return self.mesh.is_first_stage and chunk == 0
+
+    def ends(self, chunk: int) -> bool:
+        """True if a chunk of this stage ends with the loss."""
+        return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
+
+    def parameters_of_chunk(self, chunk: int) -> list[nn.Parameter]:
+        """Those that get gradients when a micro-batch comes back through a chunk of this stage."""
+        modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
+        if self.starts(chunk):
+            modules += [self.embed_tokens, self.vision]
+        if self.ends(chunk):
+            modules += [self.norm, self.lm_head]
+        return [p for module in modules if module is not None for p in module.parameters()]
+
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        image: torch.Tensor,
+        image_rows: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        image_starts: torch.Tensor | None = None,
+    ) -> Stream:
+        """This rank's positions of the rows, images first; see :class:`ModelInput` for the arguments.
+
+        Raises:
+            UsageError: there are images and the model takes none.
+        """
+        assert self.embed_tokens is not None  # only where a chunk starts
+        mesh, prefix = self.mesh, self.config.prefix_length
+        if not image.shape[0]:
+            length = padded_length(tokens.shape[1], mesh)
+            mine = own_positions(pad_rows(tokens, length), mesh)
+            hidden = self.embed_tokens(mine, sequence=mesh.sequence_cut)
+        else:
+            if self.vision is None:
+                raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
+            text, images = self.embed_tokens(tokens), self.vision(image)
+            if image_starts is None:
+                whole, _ = put_prefix(text, images, image_rows)
+                if documents is not None:
+                    documents = shift_text(documents, image_rows, prefix, before=documents[:, :1], behind=-1)
+            else:
+                whole = place_images(text, images, image_rows, image_starts)
+            length = padded_length(whole.shape[1], mesh)
+            hidden = own_positions(pad_rows(whole, length), mesh)
+            if mesh.sequence_cut:
+                hidden = split_sequence(hidden, mesh.group("tp"))
+        return Stream(hidden, None if documents is None else pad_rows(documents, length, -1))
+
+    def blocks(self, chunk: int, stream: Stream) -> Stream:
+        """The layers of one of this stage's chunks."""
+        x, documents = stream.hidden, stream.documents
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents)
+        for number in self.chunks[chunk]:
+            layer = self.layers[str(number)]
+            if self.config.recompute == "full" and torch.is_grad_enabled():
+                x = checkpoint(layer, x, part, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, part)
+        return Stream(x, documents)
+
+    def logits(self, stream: Stream) -> torch.Tensor:
+        """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
+        assert self.lm_head is not None  # only where a chunk ends
+        logits: torch.Tensor = self.lm_head(self._normed(stream))
+        return logits
+
+    def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
+        """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
+        assert self.lm_head is not None  # only where a chunk ends
+        x = self._normed(stream)
+        labels, counted = batch.labels, batch.loss_mask
+        if batch.image.shape[0] and batch.image_starts is None:
+            prefix, rows = self.config.prefix_length, batch.image_rows
+            labels, counted = (shift_text(x, rows, prefix, before=0, behind=0) for x in (labels, counted))
+        length = x.shape[1] * self.mesh.cp
+        labels, counted = (own_positions(pad_rows(x, length), self.mesh) for x in (labels, counted))
+        if self.config.loss_chunk:
+            loss: torch.Tensor = self.lm_head(x, labels, counted)
+            return loss
+        logits = self.lm_head(x)
+        losses = vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.config.vocab_size)
+        return (losses * counted).sum()
+
+    def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
+        """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
+
+        Args:
+            chunk: which of this stage's.
+            batch: the micro-batch; needed where a chunk starts or ends.
+            received: what the chunk before has made; None where a chunk starts.
+
+        Returns:
+            What the next chunk receives; the sum of the losses where a chunk ends.
+        """
+        if self.starts(chunk):
+            assert batch is not None
+            received = self.embed(batch.tokens, batch.image, batch.image_rows, batch.documents, batch.image_starts)
+        assert received is not None
+        made = self.blocks(chunk, received)
+        if not self.ends(chunk):
+            return made
+        assert batch is not None
+        return self.head_loss(made, batch)
+
+    def loss_sum(self, batch: ModelInput) -> torch.Tensor:
+        """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
+        self._whole_pipeline()
+        loss = self.run_chunk(0, batch, None)
+        assert isinstance(loss, torch.Tensor)
+        return loss
+
+    def forward(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
+        """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
+
+        Args:
+            tokens: int64 ``[rows, length]``, padded at the end with anything.
+            image: ``[images, 3, height, width]`` in [0, 1]; ``images`` may be 0.
+            image_rows: int64 ``[images]``, the row of each image, each row at most once.
+
+        Returns:
+            This rank's columns: ``[rows, length, padded vocabulary / tp]``.
+
+        Raises:
+            UsageError: there are images and the model takes none; or the layers or rows are cut over ranks.
+        """
+        self._whole_pipeline()
+        if self.mesh.cp > 1:
+            raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
+        logits = self.logits(self.blocks(0, self.embed(tokens, image, image_rows)))
+        if not image.shape[0]:
+            return logits[:, : tokens.shape[1]]
+        prefix = self.config.prefix_length
+        has_image = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device).index_fill(0, image_rows, True)
+        return take_text(logits[:, : tokens.shape[1] + prefix], has_image, prefix)
+
+    def all_logits(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
+        """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
+        logits = gather_parallel(self(tokens, image, image_rows), self.mesh.group("tp"))
+        return logits[..., : self.config.vocab_size]
+
+    def _normed(self, stream: Stream) -> torch.Tensor:
+        assert self.norm is not None  # only where a chunk ends
+        return enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
+
+    def _whole_pipeline(self) -> None:
+        if self.mesh.pp > 1:
+            raise UsageError("the layers are on several pipeline stages", fix="use run_pipeline, or load with pp=1")

@@ -1,0 +1,143 @@
+"""What a run does about NaN and infinity: it leaves out single updates, says so, and ends before more is lost."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from energon_lite.errors import NonFiniteError
+from energon_lite.trainer.checkpointing.checkpoint import Place
+from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 4
+
+
+class StepData(NamedTuple):
+    """Where the data of a step comes from.
+
+    Args:
+        numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
+        restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
+    """
+
+    numbers: list[int]
+    restore_keys: list[tuple[Any, ...]]
+
+
+class NonFiniteGuard:
+    """Counts steps whose loss or gradient is not finite, and ends a run that has too many of them in a row.
+
+    A gradient that is not finite changes nothing: the optimizer leaves the update out. So a few such steps do no harm.
+    Weights or moments that are not finite cannot recover: they end the run at once, and are never saved.
+
+    Args:
+        model, optimizer: what is trained.
+        mesh: the ranks. All of them must make a guard, and call its methods.
+        limit: steps in a row after which the run ends.
+        skip_steps: what the run passes over already.
+
+    Attributes:
+        in_a_row: steps until now that were not finite, without one between them that was.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        optimizer: Optimizer,
+        mesh: ParallelMesh,
+        *,
+        limit: int,
+        skip_steps: Collection[int] = (),
+    ):
+        self.model, self.optimizer, self.mesh, self.limit, self.skip_steps = model, optimizer, mesh, limit, skip_steps
+        self.in_a_row = 0
+        self._numbers: list[int] = []
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a restart does not begin to count anew."""
+        return {"in_a_row": self.in_a_row, "numbers": self._numbers}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`; from an empty one, from nothing."""
+        self.in_a_row, self._numbers = state.get("in_a_row", 0), list(state.get("numbers", ()))
+
+    def saw(self, step: int, values: Mapping[str, Any], data: StepData | None) -> None:
+        """Count a step.
+
+        Args:
+            step: its number.
+            values: its line of metrics.
+            data: its data, if anything was not finite on any rank; None: all was finite.
+
+        Raises:
+            NonFiniteError: on all ranks: too many steps in a row, or weights that are not finite.
+        """
+        if data is None:
+            self.in_a_row, self._numbers = 0, []
+            return
+        self.in_a_row += 1
+        self._numbers += [number for number in data.numbers if number not in self._numbers]
+        self.check_state(step)
+        found = f"loss {values['loss']:g}, gradient norm {values['grad_norm']:g}"
+        logger.warning(
+            "step %d is not finite (%s): %d of %d in a row, %d updates left out so far; its micro-batches here: %s",
+            *(step, found, self.in_a_row, self.limit, values.get("skipped_updates", 0)),
+            _some(data.restore_keys),
+        )
+        if self.in_a_row >= self.limit:
+            steps = f"steps {step - self.in_a_row + 1} to {step}" if self.in_a_row > 1 else f"step {step}"
+            raise NonFiniteError(
+                f"{self.in_a_row} steps in a row were not finite, up to step {step}: {found}",
+                where=f"{steps}; micro-batches of the last one on this rank: {_some(data.restore_keys)}",
+                fix=f"{self._fix()}; or allow for more of them with train.nonfinite_limit",
+            )
+
+    def check_state(self, step: int, *, read: Place | None = None) -> None:
+        """Look at all weights and moments.
+
+        Args:
+            step: the last one.
+            read: the checkpoint that they were just read from.
+
+        Raises:
+            NonFiniteError: on all ranks: some are not finite on one of them.
+        """
+        self.optimizer.wait_parameters()
+        tensors = [(name, p.detach()) for name, p in self.model.named_parameters()]
+        tensors += [(f"{piece.name} ({k})", t) for piece in self.optimizer.pieces() for k, t in piece.tensors.items()]
+        good = torch.stack([tensor.isfinite().all() for _, tensor in tensors]).tolist()
+        wrong = [name for (name, _), fine in zip(tensors, good, strict=True) if not fine]
+        if self.mesh.any_rank(bool(wrong)):
+            where = f"on this rank: {_some(wrong)}" if wrong else "on another rank"
+            what = f"weights or moments are not finite after step {step}: the run cannot go on with them"
+            fix = self._fix()
+            if read is not None:
+                where, fix = f"{read}, {where}", "use another checkpoint: without this one, the run takes the former"
+            raise NonFiniteError(what, where=where, fix=fix)
+
+    def _fix(self) -> str:
+        steps = sorted({*self.skip_steps, *self._numbers})
+        passed = f", or pass over this data with data.skip_steps={steps}" if self._numbers else ""
+        return (
+            "start the run again: it goes on from its newest checkpoint, which has none of this; lower optimizer.lr or "
+            f"optimizer.clip{passed}"
+        )
+
+
+def is_finite(values: Mapping[str, Any]) -> bool:
+    """Whether a step's loss and gradient norm are."""
+    return math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+
+
+def _some(things: Iterable[object]) -> str:
+    shown = list(map(str, things))
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    return (", ".join(shown[:_MOST_SHOWN]) or "none") + more

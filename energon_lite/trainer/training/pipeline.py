@@ -1,0 +1,231 @@
+"""Running a step's micro-batches through the stages of a pipeline: who computes what when, and what is sent to whom.
+
+A stage goes through its :func:`pipeline_schedule`. Before an action it waits for what the action needs, and it never
+waits for what it sends, so no order of messages can block it. A micro-batch may have any shape: it travels with a
+header, and stages between the first and the last need no data of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.training.llama import LlamaModel, ModelInput, Stream
+from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
+from energon_lite.trainer.training.sequence import whole_length
+
+#: Told of each pass: what it was, and the seconds at which it began and ended.
+Record = Callable[[Action, float, float], None]
+#: Rows, positions, width, whether documents follow, and the fingerprint of the tokens.
+_HEADER = 5
+
+
+class Wire:
+    """Messages to and from the neighbouring stages.
+
+    Args:
+        mesh: the ranks; with ``virtual`` chunks, the last stage's next is the first.
+        config: the model's shape.
+    """
+
+    def __init__(self, mesh: ParallelMesh, config: ModelConfig):
+        self.mesh, self.dtype = mesh, config.torch_dtype
+        self._sending: list[tuple[dist.Work | None, torch.Tensor]] = []
+
+    def send_stream(self, stream: Stream, fingerprint: torch.Tensor) -> None:
+        """To the next stage. A stream without elements is a header only."""
+        hidden, documents = stream.hidden.detach(), stream.documents
+        header = torch.tensor([*hidden.shape, int(documents is not None), 0], device=hidden.device)
+        header[-1] = fingerprint
+        self._send(header, 1)
+        if hidden.numel():
+            self._send(hidden, 1)
+            if documents is not None:
+                self._send(documents, 1)
+
+    def receive_stream(self) -> tuple[Stream, torch.Tensor]:
+        """From the stage before: what it has made, and the fingerprint of the tokens it began with."""
+        header = self._receive((_HEADER,), torch.int64, -1)
+        rows, positions, width, has_documents, _ = header.tolist()
+        hidden = torch.empty(rows, positions, width, dtype=self.dtype, device=self.mesh.device)
+        documents = None
+        if hidden.numel():
+            hidden = self._receive(hidden.shape, self.dtype, -1)
+            if has_documents:
+                documents = self._receive((rows, whole_length(positions, self.mesh)), torch.int64, -1)
+        return Stream(hidden, documents), header[-1]
+
+    def send_gradient(self, gradient: torch.Tensor) -> None:
+        """To the stage before."""
+        self._send(gradient, -1)
+
+    def receive_gradient(self, like: torch.Tensor) -> torch.Tensor:
+        """From the next stage, of what was sent to it."""
+        return self._receive(like.shape, like.dtype, 1)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived."""
+        for work, _ in self._sending:
+            if work is not None:
+                work.wait()
+        self._sending.clear()
+
+    def _send(self, tensor: torch.Tensor, step: int) -> None:
+        # What is on its way must neither be changed nor freed.
+        self._sending = [(work, kept) for work, kept in self._sending if work is not None and not work.is_completed()]
+        tensor = tensor.contiguous()
+        stage = self.mesh.rank("pp")
+        group = self._channel(step, wraps=not 0 <= stage + step < self.mesh.pp)
+        self._sending.append((dist.isend(tensor, self.mesh.stage_rank(stage + step), group=group), tensor))
+
+    def _receive(self, shape: Sequence[int], dtype: torch.dtype, step: int) -> torch.Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.mesh.device)
+        stage = self.mesh.rank("pp")
+        group = self._channel(-step, wraps=not 0 <= stage + step < self.mesh.pp)
+        dist.recv(tensor, self.mesh.stage_rank(stage + step), group=group)
+        return tensor
+
+    def _channel(self, direction: int, *, wraps: bool) -> dist.ProcessGroup:
+        return self.mesh.extra_groups[("down" if direction > 0 else "up") + ("_wrap" if wraps else "")]
+
+
+def run_pipeline(
+    model: LlamaModel,
+    micro_batches: Sequence[ModelInput | None],
+    *,
+    divisor: torch.Tensor | float = 1.0,
+    backward: bool = True,
+    after_backward: Callable[[int], None] | None = None,
+    record: Record | None = None,
+) -> torch.Tensor:
+    """Forward and, if wanted, backward passes of a step; gradients are added to ``parameter.grad``.
+
+    Every rank of the pipeline must call it, with equally many micro-batches. With one stage it is plain accumulation.
+
+    Args:
+        model: this stage's part.
+        micro_batches: of the first and of the last stage the same ones; on stages between them None for each. A
+            micro-batch without tokens goes through for nothing.
+        divisor: what the sum of losses is divided by.
+        backward: False to evaluate; call it under ``torch.no_grad()`` then.
+        after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, an empty
+            one too.
+        record: called after each action with the seconds at which it began and ended; waiting for what it needs is part
+            of neither.
+
+    Returns:
+        The sum of the losses of this rank's tokens over ``divisor``, in float64; zero but on the last stage.
+
+    Raises:
+        UsageError: the first and the last stage have different micro-batches.
+    """
+    mesh = model.mesh
+    stage = _Stage(model, micro_batches, divisor, record)
+    schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
+    for action in schedule:
+        if not action.backward:
+            stage.forward(action, keep=backward)
+            continue
+        stage.backward(action)
+        if after_backward is not None:
+            after_backward(action.chunk)
+    stage.wire.finish()
+    return stage.loss
+
+
+class _Stage:
+    """One stage's side of a step."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        micro_batches: Sequence[ModelInput | None],
+        divisor: torch.Tensor | float,
+        record: Record | None,
+    ):
+        self.model, self.micro_batches, self.record = model, micro_batches, record
+        self.divisor = torch.as_tensor(divisor, device=model.mesh.device)
+        self.wire = Wire(model.mesh, model.config)
+        self.loss = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
+        #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
+        self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
+
+    def forward(self, action: Action, *, keep: bool) -> None:
+        """Receive, compute, send; ``keep`` what the backward pass will need."""
+        model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
+        received = None
+        if model.starts(chunk):
+            assert batch is not None, "the first stage needs its micro-batches"
+            fingerprint = _fingerprint(batch.tokens)
+            empty = batch.tokens.numel() == 0
+        else:
+            received, fingerprint = self.wire.receive_stream()
+            empty = received.hidden.numel() == 0
+            if model.ends(chunk):
+                self._check(action, fingerprint)
+        if empty:
+            if not model.ends(chunk):
+                self.wire.send_stream(Stream(self.loss.new_empty(0, 0, 0)), fingerprint)
+            return
+        if received is not None:
+            received.hidden.requires_grad_(keep)
+        began = self._now()
+        made = model.run_chunk(chunk, batch, received)
+        if isinstance(made, Stream):
+            self._note(action, began)
+            self.wire.send_stream(made, fingerprint)
+            made = made.hidden
+        else:
+            made = made / self.divisor.to(made.dtype)
+            self.loss += made.detach()
+            self._note(action, began)
+        if keep:
+            self._held[chunk, action.micro_batch] = received, made
+
+    def backward(self, action: Action) -> None:
+        """Receive the gradient, compute, send on."""
+        held = self._held.pop((action.chunk, action.micro_batch), None)
+        if held is None:
+            return  # it was empty
+        received, made = held
+        gradient = None if self.model.ends(action.chunk) else self.wire.receive_gradient(made)
+        began = self._now()
+        # With frozen parameters it may be that nothing before here learns.
+        if made.requires_grad:
+            made.backward(gradient)
+        self._note(action, began)
+        if received is not None:
+            grad = received.hidden.grad
+            self.wire.send_gradient(torch.zeros_like(received.hidden) if grad is None else grad)
+
+    def _check(self, action: Action, fingerprint: torch.Tensor) -> None:
+        """The first and the last stage read their data each for itself, and must have read the same."""
+        batch = self.micro_batches[action.micro_batch]
+        assert batch is not None, "the last stage needs its micro-batches"
+        if int(fingerprint) != int(_fingerprint(batch.tokens)):
+            raise UsageError(
+                f"micro-batch {action.micro_batch} of the step is not the same on the first and the last stage",
+                fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
+            )
+
+    def _note(self, action: Action, began: float) -> None:
+        if self.record is not None:
+            self.record(action, began, self._now())
+
+    def _now(self) -> float:
+        """Seconds; if somebody wants to know them, those at which all of the work so far is done."""
+        if self.record is not None and self.model.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self.model.mesh.device)
+        return time.perf_counter()
+
+
+def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:
+    """A number that differs if tokens or their order do, nearly always."""
+    flat = tokens.flatten()
+    return ((flat + 1) * torch.arange(1, 2 * len(flat) + 1, 2, device=flat.device)).sum()

@@ -1,0 +1,93 @@
+"""A window of steps that is looked at closely: what each kernel and each pass through the pipeline took, and when."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.pipeline import Record
+from energon_lite.trainer.training.pipeline_schedule import Action
+
+
+class ProfileWindow:
+    """Profiles the steps ``first`` to ``last``, and writes two Chrome traces for each rank.
+
+    ``kernels-rank000.json`` is torch's profiler's. ``passes-rank000.json`` has the forward and backward passes of
+    micro-batches, without the waiting between them; ``tools/draw_schedule.py`` puts those of all stages into one trace
+    and one picture. Both open in ``chrome://tracing`` or ui.perfetto.dev. While passes are timed on a GPU, each is
+    waited for, so the steps of the window are slower than others.
+
+    Args:
+        window: first and last step, counted from 1; None for none.
+        folder: where the traces go.
+        mesh: the ranks.
+
+    Example:
+        >>> window = ProfileWindow((5, 6), "output/profile", mesh)
+        >>> with window.step(5) as record:
+        ...     train_step(..., record=record)
+    """
+
+    def __init__(self, window: tuple[int, int] | None, folder: str | Path, mesh: ParallelMesh):
+        self.window, self.folder, self.mesh = window, Path(folder), mesh
+        self._events: list[dict[str, Any]] = []
+        self._profiler: torch.profiler.profile | None = None
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[Record | None]:
+        """Around a step; gives what :func:`run_pipeline` shall report its passes to, inside the window."""
+        if self.window is None or not self.window[0] <= number <= self.window[1]:
+            yield None
+            return
+        if self._profiler is None:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if self.mesh.device.type == "cuda":
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profiler = torch.profiler.profile(activities=kinds)
+            self._profiler.start()
+        # Passes are timed by a clock that only this machine has; traces of several want one that all share.
+        offset = time.time() - time.perf_counter()
+        with torch.profiler.record_function(f"step {number}"):
+            yield lambda action, began, ended: self._note(number, action, began + offset, ended + offset)
+        if number == self.window[1]:
+            self._write()
+
+    def close(self) -> None:
+        """Write what there is, if the run has ended inside the window."""
+        if self._profiler is not None:
+            self._write()
+
+    def _note(self, step: int, action: Action, began: float, ended: float) -> None:
+        stage = self.mesh.rank("pp")
+        self._events.append(
+            {
+                "name": str(action),
+                "cat": "backward" if action.backward else "forward",
+                "ph": "X",
+                "ts": began * 1e6,
+                "dur": (ended - began) * 1e6,
+                "pid": self.mesh.global_rank,
+                "tid": stage,
+                "args": {"step": step, "stage": stage, "micro_batch": action.micro_batch, "chunk": action.chunk},
+            }
+        )
+
+    def _write(self) -> None:
+        assert self._profiler is not None
+        self._profiler.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rank = f"rank{self.mesh.global_rank:03d}"
+        self._profiler.export_chrome_trace(str(self.folder / f"kernels-{rank}.json"))
+        self._profiler = None
+        place = {axis: self.mesh.rank(axis) for axis in ("dp", "cp", "tp", "pp")}
+        name = {"name": "process_name", "ph": "M", "pid": self.mesh.global_rank, "args": {"name": f"{rank} {place}"}}
+        document = {"traceEvents": [name, *self._events], "place": place}
+        (self.folder / f"passes-{rank}.json").write_text(json.dumps(document), encoding="utf-8")
+        self._events = []

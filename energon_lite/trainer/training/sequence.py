@@ -1,0 +1,124 @@
+"""Which positions of a row are here: how a sequence is cut over context- and tensor-parallel ranks, and who sees whom.
+
+A causal row costs more towards its end, where a token sees more others. So with context parallelism a row is cut into
+``2 * cp`` chunks and rank r takes the chunks r and ``2 * cp - 1 - r``, a cheap and a dear one: equal work for all ranks
+(the zigzag of Zhu's ring-flash-attention; Megatron-Core and torchtitan cut rows the same way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from energon_lite.trainer.parallel.collectives import gather_sequence
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import ModelConfig, RopeScaling
+
+#: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring queries of a row, and which keys they see.
+
+    Args:
+        start, length: their positions in the row; they see no key at or behind ``start + length``.
+        mask: None for all keys up to the query's own position; else what the attention function makes of documents.
+    """
+
+    start: int
+    length: int
+    mask: Any = None
+
+
+@dataclass(frozen=True)
+class SequencePart:
+    """This rank's part of the rows of a micro-batch, the same for all layers.
+
+    Args:
+        rotation: for this rank's positions.
+        runs: of this rank's positions, in the order in which it holds them.
+        mesh: the ranks.
+        documents: int64 ``[rows, length]`` of whole rows, if tokens see their own document only.
+    """
+
+    rotation: Rotation
+    runs: tuple[Run, ...]
+    mesh: ParallelMesh
+    documents: torch.Tensor | None = None
+
+
+def padded_length(length: int, mesh: ParallelMesh) -> int:
+    """The next length that can be cut over the ranks."""
+    parts = 2 * mesh.cp if mesh.cp > 1 else 1
+    if mesh.sequence_cut:
+        parts *= mesh.tp
+    return -(-length // parts) * parts
+
+
+def whole_length(local: int, mesh: ParallelMesh) -> int:
+    """Length of a row of which a rank holds ``local`` positions between blocks."""
+    return local * mesh.cp * (mesh.tp if mesh.sequence_cut else 1)
+
+
+def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
+    """Start and length of the runs of positions of this rank."""
+    if mesh.cp == 1:
+        return [(0, length)]
+    rank, chunk = mesh.rank("cp"), length // (2 * mesh.cp)
+    return [(rank * chunk, chunk), ((2 * mesh.cp - 1 - rank) * chunk, chunk)]
+
+
+def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, length / cp, ...]``."""
+    if mesh.cp == 1:
+        return x
+    return torch.cat([x.narrow(1, start, length) for start, length in runs_of_rank(x.shape[1], mesh)], dim=1)
+
+
+def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+    """Whole rows, in order, of each context-parallel rank's: ``[..., length / cp, width]`` -> ``[..., length, width]``.
+
+    Each rank goes on differently from here, so backward sums the gradients over ranks.
+    """
+    if mesh.cp == 1:
+        return x
+    chunks = gather_sequence(x, mesh.group("cp")).chunk(2 * mesh.cp, dim=-2)
+    return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=-2)
+
+
+def pad_rows(x: torch.Tensor, length: int, value: float = 0.0) -> torch.Tensor:
+    """Rows ``[rows, length, ...]`` made longer at their end."""
+    more = length - x.shape[1]
+    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
+
+
+def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
+    """Angles of rotary position embedding (Su et al., RoFormer, arXiv:2104.09864).
+
+    A packed row counts its positions through: only differences matter, and those are right within each document.
+    """
+    width = config.head_dim
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    frequencies = config.rope_theta**-exponents
+    if config.rope_scaling is not None:
+        frequencies = scaled_frequencies(frequencies, config.rope_scaling)
+    angles = positions.to(torch.float64)[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(config.torch_dtype), angles.sin().to(config.torch_dtype)
+
+
+def scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Rotary frequencies for rows longer than those trained on, as Llama 3.1 has them (Meta, 2024).
+
+    Waves that fit often into the old context are kept, those longer than it are stretched by ``factor``, and between
+    the two bounds the frequency goes over smoothly.
+    """
+    turns = scaling.original_length * frequencies / (2 * torch.pi)
+    kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+    kept = kept.clamp(0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / scaling.factor)

@@ -1,0 +1,158 @@
+"""Linear layers and an embedding whose weights are cut over the tensor-parallel ranks.
+
+Weights have the shapes of ``torch.nn``: ``[out, in]`` for a linear layer, ``[vocabulary, hidden]`` for an embedding.
+If the mesh says so (:attr:`ParallelMesh.sequence_cut`), what comes in and goes out is cut along the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, leave_parallel
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parameter
+
+
+class ColumnParallelLinear(nn.Module):
+    """``y = x W^T + b`` with W cut along its outputs: each rank makes ``out_features / tp`` of the features.
+
+    Args:
+        in_features, out_features: sizes of the whole layer.
+        mesh: the ranks.
+        bias: add a bias (cut like the outputs).
+        gather_output: return all features on every rank; otherwise this rank's, for a :class:`RowParallelLinear`.
+        input_entered: the caller has passed the input through :func:`enter_parallel`, which lets several layers with
+            one input share its communication.
+        std: standard deviation of the initial weights.
+        dtype: type of the weights.
+
+    Raises:
+        TopologyError: ``out_features`` is not a multiple of ``mesh.tp``.
+
+    Example:
+        >>> ColumnParallelLinear(8, 16, mesh)(torch.ones(2, 8)).shape  # with tp=2
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        mesh: ParallelMesh,
+        *,
+        bias: bool = False,
+        gather_output: bool = False,
+        input_entered: bool = False,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.gather_output = gather_output
+        self.input_entered = input_entered
+        self.weight = new_parameter(ParameterLayout((out_features, in_features), 0, std), mesh, dtype)
+        self.bias = new_parameter(ParameterLayout((out_features,), 0), mesh, dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features]`` -> ``[..., out_features / tp]``, or all of them with ``gather_output``."""
+        if not self.input_entered:
+            x = enter_parallel(x, self.group, sequence=self.sequence)
+        y = F.linear(x, self.weight, self.bias)
+        return gather_parallel(y, self.group) if self.gather_output else y
+
+
+def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: bool) -> Sequence[torch.Tensor]:
+    """Several layers of one input that has been entered; ``fused``: as one matrix product.
+
+    The weights are put together for each call, which costs a copy of them and saves launches and passes over ``x``.
+    They stay parameters of their own, with names and checkpoints as ever. The calling module sets ``reads_children``,
+    so that whoever replaces weights behind the computation has done so before it is called.
+    """
+    if not fused:
+        return [layer(x) for layer in layers]
+    weights: list[torch.Tensor] = [layer.weight for layer in layers]
+    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
+
+
+class RowParallelLinear(nn.Module):
+    """``y = x W^T + b`` with W cut along its inputs: each rank has a part of the features, and all get the sum.
+
+    Args:
+        in_features, out_features: sizes of the whole layer.
+        mesh: the ranks.
+        bias: add a bias (whole on every rank, added once).
+        std: standard deviation of the initial weights.
+        dtype: type of the weights.
+
+    Raises:
+        TopologyError: ``in_features`` is not a multiple of ``mesh.tp``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        mesh: ParallelMesh,
+        *,
+        bias: bool = False,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.weight = new_parameter(ParameterLayout((out_features, in_features), 1, std), mesh, dtype)
+        whole = ParameterLayout((out_features,), sum_over=mesh.sequence_axes)
+        self.bias = new_parameter(whole, mesh, dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features / tp]`` -> ``[..., out_features]``, equal on all ranks, or its part on each."""
+        y = leave_parallel(F.linear(x, self.weight), self.group, sequence=self.sequence)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """A table of token embeddings, cut along the vocabulary.
+
+    Args:
+        rows: size of the table (the padded vocabulary, :attr:`ModelConfig.padded_vocab_size`).
+        hidden: width of an embedding.
+        mesh: the ranks.
+        std: standard deviation of the initial weights.
+        dtype: type of the weights.
+        sum_over: see :class:`ParameterLayout`.
+
+    Raises:
+        TopologyError: ``rows`` is not a multiple of ``mesh.tp``.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        hidden: int,
+        mesh: ParallelMesh,
+        *,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        sum_over: tuple[str, ...] = (),
+    ):
+        super().__init__()
+        self.group = mesh.group("tp")
+        self.weight = new_parameter(ParameterLayout((rows, hidden), 0, std, sum_over=sum_over), mesh, dtype)
+        self.first = mesh.rank("tp") * (rows // mesh.tp)
+
+    def forward(self, tokens: torch.Tensor, *, sequence: bool = False) -> torch.Tensor:
+        """Tokens ``[...]`` -> embeddings ``[..., hidden]``, equal on all ranks.
+
+        With ``sequence``, each rank gets its part: ``[rows, length]`` -> ``[rows, length / tp, hidden]``.
+        """
+        if self.group is None:
+            return F.embedding(tokens, self.weight)
+        # A rank looks up the tokens it owns and adds zeros for the rest; the sum over ranks is the embedding.
+        row = tokens - self.first
+        mine = (row >= 0) & (row < self.weight.shape[0])
+        found = F.embedding(row.masked_fill(~mine, 0), self.weight)
+        return leave_parallel(found.masked_fill(~mine.unsqueeze(-1), 0.0), self.group, sequence=sequence)

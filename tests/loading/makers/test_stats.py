@@ -1,0 +1,245 @@
+"""What a loader can say about itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    BestFit,
+    Capacity,
+    SavableDataLoader,
+    SkipSample,
+    TaskEncoder,
+    TokenSequence,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    pack_sequences,
+)
+from energon_lite.loading.progress import tokens_of
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+
+def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    names = ("batch_size", "packing_buffer_size")
+    given = {"batch_size": 4} | {name: kwargs.pop(name) for name in names if name in kwargs}
+    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=config, **given), **kwargs)
+
+
+def _blend(leaf_of: Any, **weights: float) -> dict[str, Any]:
+    leaves = [{"path": str(leaf_of(30, tag)), "weight": weight} for tag, weight in weights.items()]
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": leaves}},
+    }
+
+
+class Picky(TaskEncoder):
+    """Skips every third sample of b, fails on every fifth one of a, and sees each one."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.text[2:])
+        if sample.text[0] == "b" and number % 3 == 0:
+            raise SkipSample("a multiple of three")
+        if sample.text[0] == "a" and number % 5 == 0:
+            raise ValueError("a multiple of five")
+        return sample
+
+
+class Packs(Picky):
+    """Packs pairs of those samples."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 2] for at in range(0, len(samples) - 1, 2)]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"texts": [sample.text for sample in samples]}
+
+
+def _by_leaf(stats: dict[str, Any], kind: str) -> dict[str, int]:
+    return {one["dataset"][0]: one[kind] for one in stats["datasets"]}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_counts_by_data_set(leaf_of: Any, workers: int) -> None:
+    with _loader(_blend(leaf_of, a=0.7, b=0.3), Picky(), workers) as loader:
+        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch.text]
+        stats = loader.stats()
+    assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
+    assert stats["samples"] == len(texts) == 160 and stats["batches"] == 40
+    reasons = Counter({(one["dataset"][0], one["skipped"]): one["count"] for one in stats["reasons"]})
+    assert _by_leaf(stats, "skipped") == {"a": 0, "b": reasons["b", True]} and stats["skipped"] > 5
+    assert _by_leaf(stats, "failed") == {"a": reasons["a", False], "b": 0} and stats["failed"] > 5
+    assert {one["path"] for one in stats["datasets"]} == {str(leaf_of(30, tag)) for tag in "ab"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int) -> None:
+    packing = {"batch_size": 1, "packing_buffer_size": 5}
+    with _loader(_blend(leaf_of, a=0.5, b=0.5), Packs(), workers, **packing) as loader:
+        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch["texts"][0]]
+        stats = loader.stats()
+    assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
+    assert sum(_by_leaf(stats, "dropped").values()) == stats["dropped"] > 10
+    assert stats["skipped"] == _by_leaf(stats, "skipped")["b"] > 3
+    assert stats["failed"] == _by_leaf(stats, "failed")["a"] > 3
+
+
+def test_the_default_hooks_count_alike(leaf_of: Any) -> None:
+    """Whole batches by columns, too."""
+    with _loader(_blend(leaf_of, a=0.5, b=0.5)) as loader:
+        texts = [text for _, batch in zip(range(20), loader, strict=False) for text in batch.text]
+        assert _by_leaf(loader.stats(), "samples") == Counter(text[0] for text in texts)
+
+
+def test_a_batch_that_fails_is_charged_to_its_samples(leaf_of: Any) -> None:
+    class Uneven(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            if sum(int(sample.text[2:]) for sample in samples) % 4 == 0:
+                raise ValueError("divisible by four")
+            return super().batch(samples)
+
+    with _loader(_blend(leaf_of, a=0.75, b=0.25), Uneven(), batch_size=2) as loader:
+        for _ in zip(range(40), loader, strict=False):
+            pass
+        stats = loader.stats()
+    failed = _by_leaf(stats, "failed")
+    assert stats["failed"] == failed["a"] + failed["b"] and stats["failed"] % 2 == 0
+    assert failed["a"] > failed["b"] > 0
+
+
+class Tokens(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return {"tokens": torch.zeros(4), "num_tokens": len(sample.text)}
+
+
+def test_tokens_where_a_batch_says_them(leaf_of: Any) -> None:
+    with _loader(leaf_of(30, "a"), Tokens()) as loader:
+        tokens = sum(sum(batch["num_tokens"]) for _, batch in zip(range(5), loader, strict=False))
+        assert loader.stats()["tokens"] == tokens >= 60
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        ({"num_tokens": 3}, 3),
+        ({"num_tokens": torch.tensor([3, 4])}, 7),
+        ({"num_tokens": [3, 4]}, 7),
+        ({"num_tokens": np.int64(5)}, 5),
+        ({"num_tokens": "many"}, 0),
+        ({}, 0),
+        (None, 0),
+        ([1, 2], 0),
+    ],
+)
+def test_tokens_of_a_batch(batch: Any, tokens: int) -> None:
+    assert tokens_of(batch) == tokens
+
+
+@pytest.mark.parametrize("says_tokens", [True, False])
+def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sequences(TaskEncoder):
+        def encode_sample(self, sample: Any) -> TokenSequence:
+            index = sample.__restore_key__[2]
+            if index == 7:
+                raise SkipSample("seven")
+            tokens = torch.arange(1 + index % 5)
+            return TokenSequence.derive_from(sample, tokens=tokens, labels=tokens)
+
+        def batch(self, samples: list[Any]) -> Any:
+            packed = pack_sequences(samples, pad=-1)
+            return packed if says_tokens else {"count": packed.num_tokens}
+
+    lengths = np.array([1 + index % 5 for index in range(30)])
+    monkeypatch.setattr(WebdatasetSource, "column", lambda *_: lengths)
+    dataset = get_train_dataset(
+        leaf_of(30, "a"),
+        batch_size=None,
+        batching=BestFit(Capacity(16)),
+        task_encoder=Sequences(),
+        worker_config=WorkerConfig(rank=0, world_size=1),
+    )
+    with get_savable_loader(dataset) as loader:
+        batches = [batch for _, batch in zip(range(10), loader, strict=False)]
+        found = sum(batch.num_tokens if says_tokens else batch["count"] for batch in batches)
+        assert loader.stats()["tokens"] == found > 100 and loader.stats()["skipped"] > 0
+
+
+def test_waiting_is_measured(leaf_of: Any) -> None:
+    class Slow(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            time.sleep(0.005)
+            return sample
+
+    with _loader(leaf_of(30, "a"), Slow()) as loader:
+        began = time.monotonic()
+        for _ in zip(range(5), loader, strict=False):
+            time.sleep(0.05)  # the trainer's own time does not count
+        elapsed = time.monotonic() - began
+        assert 5 * 4 * 0.005 <= loader.stats()["wait_seconds"] <= elapsed - 5 * 0.05
+
+
+def test_the_queue_is_seen(leaf_of: Any) -> None:
+    class Big(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            return {"x": torch.zeros(1000)}
+
+    with _loader(leaf_of(30, "a"), Big(), 1, prefetch_factor=3) as loader:
+        assert loader.stats()["queue"] == {"ready": 0, "pending": 0, "bytes_in_flight": 0}
+        next(iter(loader))
+        deadline = time.monotonic() + 20
+        while (queue := loader.stats()["queue"])["ready"] < 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert queue["ready"] >= 1 and queue["ready"] + queue["pending"] == 3
+        assert queue["bytes_in_flight"] >= queue["ready"] * 4 * 4000
+
+
+def test_deaths_survive_the_close(leaf_of: Any) -> None:
+    loader = _loader(leaf_of(30, "a"), workers=1)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+        os.kill(loader._crew.executor()._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        for _ in range(5):
+            next(iterator)
+        loader.close()
+    assert loader.stats()["worker_deaths"] == 2
+
+
+def test_a_line_every_so_many_batches(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with _loader(_blend(leaf_of, a=0.5, b=0.5), Picky(), log_every=3) as loader:
+        for _ in zip(range(10), loader, strict=False):
+            pass
+    lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
+    assert [line.split(":")[0] for line in lines] == ["batch 3", "batch 6", "batch 9"]
+    assert "waited" in lines[0] and "MiB in flight" in lines[0] and "skipped" in lines[-1]
+
+
+def test_a_negative_interval_is_refused(leaf_of: Any) -> None:
+    with pytest.raises(UsageError, match="log_every is -1"):
+        _loader(leaf_of(30, "a"), log_every=-1)
+
+
+def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_val_dataset(leaf_of(30, "a"), batch_size=4, task_encoder=Picky(), worker_config=config)
+    loader = get_savable_loader(dataset)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert (stats["samples"], stats["failed"], stats["batches"]) == (24, 6, 8)
+    loader.close()

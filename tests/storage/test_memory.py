@@ -1,0 +1,136 @@
+"""What a worker costs in memory: next to nothing for a sample, because indexes and columns are read block by block."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_lite.storage.index.checked_file import ALIGN, BLOCK
+from energon_lite.storage.index.column_file import write_column_file
+from energon_lite.storage.index.columns import column_path
+from energon_lite.storage.index.nv_meta import write_info
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar.tar_scan import scan_shard
+
+Growth = Callable[..., list[int]]
+
+
+@pytest.mark.parametrize("shards", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_four_workers_read_everything(
+    shards: int, tmp_path: Path, make_tar: Callable[..., Path], private_growth: Growth
+) -> None:
+    """Links to one shard of a thousand samples stand in for many; the nightly run reads 10^6 samples."""
+    one = make_tar("one.tar", [(f"{i:03d}.txt", b"x" * 100) for i in range(1000)])
+    scan = scan_shard(str(tmp_path), "one.tar")
+    names = [f"{number:04d}.tar" for number in range(shards)]
+    (tmp_path / "d/.nv-meta").mkdir(parents=True)
+    for name in names:
+        os.link(one, tmp_path / "d" / name)
+    scans = [dataclasses.replace(scan, name=name) for name in names]
+    PackedIndex.from_scans(scans).write(str(tmp_path / "d/.nv-meta/energon_lite.idx"))
+    write_info(str(tmp_path / "d"), dict.fromkeys(names, 1000))
+    excluded = [(name, "007") for name in names]
+    source = WebdatasetSource.open(tmp_path / "d", excluded_samples=excluded)
+
+    def read() -> bool:
+        return all(len(source.read(number).parts) == 1 for number in range(len(source)))
+
+    assert len(source) == 999 * shards
+    growth = private_growth(read)
+    print(f"\n{len(source)} samples: {max(growth) / 2**20:.1f} MiB a worker")
+    assert max(growth) < 20 << 20
+
+
+SHARDS, PER_SHARD = 10_000, 10_000
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Path:
+    """An index of 10^8 samples without parts, and a column of skips: one file with holes, and one with zeros."""
+    sections = {
+        "shard_names": ("|u1", [6 * SHARDS - 1]),
+        "shards": ("<i8", [SHARDS + 1, 5]),
+        "samples": ("<i8", [SHARDS * PER_SHARD + 1, 3]),
+        "parts": ("<i8", [0, 3]),
+        "keys": ("|u1", [0]),
+        "shard_times": ("<i8", [SHARDS]),
+    }
+    places, end = {}, ALIGN
+    for name, (dtype, shape) in sections.items():
+        places[name] = [dtype, shape, end]
+        end += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
+    contents = {"uuid": "u", "digest": "d", "part_names": [], "scan": 1, "notes": {}, "sections": places}
+    table = json.dumps(contents).encode()
+    shards = np.zeros((SHARDS + 1, 5), dtype="<i8")
+    shards[:, 3] = np.arange(SHARDS + 1) * PER_SHARD
+    path = tmp_path / ".nv-meta/energon_lite.idx"
+    path.parent.mkdir()
+    filled = places["samples"][2]
+    with open(path, "w+b") as file:
+        file.seek(places["shard_names"][2])
+        file.write("\0".join(f"{number:05d}" for number in range(SHARDS)).encode())
+        file.seek(places["shards"][2])
+        file.write(shards.tobytes())
+        sums = np.full(-(-end // BLOCK), zlib.crc32(bytes(BLOCK)), dtype="<u4")
+        for block in (*range(filled // BLOCK + 1), len(sums) - 1):
+            start = max(block * BLOCK, ALIGN)
+            size = min((block + 1) * BLOCK, end) - start
+            file.seek(start)
+            sums[block] = zlib.crc32(file.read(size).ljust(size, b"\0"))
+        file.seek(end)
+        file.write(sums.tobytes() + table)
+        head = struct.pack("<IQQI28x", 2, end, len(table), zlib.crc32(sums.tobytes() + table))
+        file.seek(0)
+        file.write(struct.pack("<8sI", b"ENRGLIDX", zlib.crc32(head)) + head)
+    return tmp_path
+
+
+def test_an_index_of_a_hundred_million_samples(
+    huge: Path, private_growth: Growth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    path = str(huge / ".nv-meta/energon_lite.idx")
+    index = PackedIndex.open(path)
+    (huge / ".nv-meta/energon_lite.columns").mkdir()
+    block = np.zeros(PER_SHARD, dtype=np.uint8)
+    block[::3] = 1
+    column = column_path(str(huge / ".nv-meta/energon_lite.columns"), "skip")
+    write_column_file(column, "skip", index, (block for _ in range(SHARDS)), dtype="|u1", maker={})
+    numbers = np.random.default_rng(0).integers(0, 66_660_000, 300)
+    times = []
+
+    def use() -> bool:
+        for skips, length in ((None, 100_000_000), ("skip", 66_660_000)):
+            start = time.process_time()
+            opened = PackedIndex.open(path)
+            source = WebdatasetSource(
+                opened,
+                path=str(huge),
+                index_path=path,
+                shards=opened.shard_names,
+                excluded=np.zeros(0, dtype=np.int64),
+                split_part="",
+                skips=skips,
+            )
+            times.append(time.process_time() - start)
+            flags = source.column("skip")
+            if len(source) != length or any(source.key(int(number)) for number in numbers):
+                return False
+            if skips and flags[numbers].any():
+                return False
+        return True
+
+    growth = private_growth(use, workers=2)
+    assert max(growth) < 50 << 20
+    assert use() and times[0] < 0.5  # a tenth of that; with skips each sample's flag is looked at once
+    print(f"\nopened in {times[0]:.3f} s, with skips in {times[1]:.3f} s; {max(growth) / 2**20:.1f} MiB a worker")

@@ -1,0 +1,186 @@
+"""Opening and reading large data sets: what must not grow with their size."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_time import in_time
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import MissingShardError
+from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.index import checked_file
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.tar.tar_scan import ShardScan
+
+SCRIPT = Path(__file__).parents[2] / "tools/bench/open_at_scale.py"
+
+
+def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are opened, in order."""
+    names: list[str] = []
+
+    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(path: Any, *arguments: Any, **options: Any) -> Any:
+            if str(path).startswith(str(folder)):
+                names.append(Path(str(path)).name)
+            return function(path, *arguments, **options)
+
+        return recorded
+
+    stats = 0
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal stats
+            stats += str(path).endswith(".tar")
+            return function(path, *arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", counting(os.stat))
+        patch.setattr(builtins, "open", recording(builtins.open))
+        patch.setattr(os, "open", recording(os.open))
+        dataset = get_train_dataset(
+            folder,
+            batch_size=1,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        )
+        with get_savable_loader(dataset) as loader:
+            next(iter(loader))
+    assert stats <= 1000
+    return names
+
+
+def test_opening_touches_few_shards_of_two_thousand(
+    make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    opened = {}
+    for shards in (5, 2000):
+        folder = tmp_path / f"d{shards}"
+        whole = make_tar("one.tar", [("0.txt", b"text")]).read_bytes()[:2048]
+        folder.mkdir()
+        for shard in range(shards):
+            (folder / f"{shard:04d}.tar").write_bytes(whole)
+        prepare_dataset(
+            folder,
+            split_parts={"train": ".*"},
+            sample_type="TextSample",
+            field_map={"text": "txt"},
+            sqlite=False,
+            workers=1,
+        )
+        opened[shards] = opened_until_the_first_batch(folder, monkeypatch)
+    shards_read = [name for name in opened[2000] if name.endswith(".tar")]
+    assert len(shards_read) <= 9  # one for the batch, and eight that tell the data set from others
+    # Everything else is opened as often as for a small data set.
+    few, many = ([name for name in opened[shards] if not name.endswith(".tar")] for shards in (5, 2000))
+    assert few == many and ".info.json" in many and "energon_lite.idx" in many
+    # One whose size is not looked at.
+    (folder / "0333.tar").unlink()
+    with pytest.raises(MissingShardError, match=r"0333\.tar"):
+        opened_until_the_first_batch(folder, monkeypatch)
+
+
+def private_memory() -> int:
+    """Bytes of memory that no other process shares."""
+    with open("/proc/self/smaps_rollup") as file:
+        return 1024 * sum(int(line.split()[1]) for line in file if line.startswith("Private_"))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_file, "_KEPT", 512)  # of a block, and so 4 MiB: this index stands for one above 64 MiB
+    monkeypatch.setattr(checked_file, "_OWN", 1)
+    samples = 200_000
+    numbers = np.arange(samples, dtype=np.int64)
+    keys = [f"{number:08d}".encode() for number in range(samples)]
+    scan = ShardScan(
+        name="a.tar",
+        size=1,
+        head=2,
+        end=3,
+        headers=1024 * numbers,
+        first_part=np.arange(samples + 1),
+        parts=np.stack([1024 * numbers + 512, numbers % 512, 0 * numbers], 1),
+        part_names=("txt",),
+        key_offsets=8 * np.arange(samples + 1),
+        keys=b"".join(keys),
+    )
+    path = str(tmp_path / "i.idx")
+    PackedIndex.from_scans([scan]).write(path)
+    index = PackedIndex.open(path)
+    checked_file._kept.clear()  # blocks that a child would let go, and so copy
+    grown = []
+    for mapped in (False, True):
+        read_end, write_end = os.pipe()
+        if not os.fork():
+            gc.disable()  # it would touch, and so copy, all that this child shares with the test process
+            choose, before = random.Random(0), 0
+            for number in range(3100):
+                if number == 100:  # from here on all code and its objects have been used
+                    before = private_memory()
+                sample = 0 if number < 100 else choose.randrange(samples)
+                right = index.key(sample) == f"{sample:08d}" and index.part_rows(sample)[1] == sample % 512
+                assert right or os._exit(1)
+            if mapped:
+                with open(path, "rb") as file:
+                    view = map_file(file.fileno())
+                sum(view[::4096])
+            os.write(write_end, str(private_memory() - before).encode())
+            os._exit(0)
+        grown.append(int(os.read(read_end, 20)))
+        os.close(read_end)
+        os.close(write_end)
+        os.wait()
+    # The blocks that a process keeps, 4 MiB; and, to show that the measurement sees pages, what mapping would cost.
+    assert grown[0] < 6 << 20 and grown[1] - grown[0] > os.path.getsize(path) // 2
+
+
+def measured(*options: str) -> dict[str, float]:
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--json", *options], capture_output=True, text=True, env=environment, check=False
+    )
+    assert not done.returncode, done.stderr
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+def test_workers_do_not_grow_over_a_hundred_thousand_samples() -> None:
+    assert measured("--only", "workers")["growth per worker"] < 20
+
+
+@pytest.mark.nightly
+def test_the_marks_at_full_size() -> None:
+    """10,000 shards, an index of 10**8 samples, an epoch of 10**6; 8 GB of disk."""
+    found = measured("--full")
+    assert found["first batch"] <= 2 and found["opened"] <= 0.5
+    assert found["private memory per worker"] <= 50 and found["growth per worker"] < 20
+
+
+def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has no result to give, and the others' do not stand for it."""
+    prepare_dataset(ten, split_ratio="1,0,0", crude=True)  # its keys are not those of the benchmark
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    measure = importlib.import_module("open_at_scale").measure_index
+    with pytest.raises(SystemExit, match="look-up"):
+        in_time(lambda: measure(str(ten / ".nv-meta/energon_lite.idx")), 30)

@@ -1,0 +1,96 @@
+"""A pipe has no size and no end: who opens it waits for its writer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from in_time import in_time
+
+from energon_lite.errors import DatasetError, MissingShardError
+from energon_lite.extras.packed_list import PackedList
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.index.columns import column_path, stored_columns, write_column
+from energon_lite.storage.index.measure_journal import Chunks, JournalReader
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare.scan_cache import has_failed, piece_path, read_piece, write_failure
+from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+
+@pytest.fixture
+def prepared(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    prepare_dataset(ten, split_ratio="1,0,0", crude=True)
+    return ten
+
+
+def into_pipe(path: Path | str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path):
+        os.unlink(path)
+    os.mkfifo(path)
+
+
+def test_files_and_folders_open_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for path in (tmp_path / "file", tmp_path):
+        handle = open_file(str(path), os.O_RDONLY)
+        assert os.get_blocking(handle)
+        os.close(handle)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/null"])
+def test_what_is_no_file_is_not_there(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError, match="pipe, a device"):
+        in_time(lambda: open_file(str(tmp_path / name), os.O_RDONLY))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_index_that_is_a_pipe_is_made_again(prepared: Path) -> None:
+    into_pipe(prepared / ".nv-meta/energon_lite.idx")
+    assert len(in_time(lambda: WebdatasetSource.open(prepared))) == 10
+    assert (prepared / ".nv-meta/energon_lite.idx").is_file()
+
+
+def test_a_column_that_is_a_pipe_is_none(prepared: Path) -> None:
+    write_column(prepared, "length", range(10))
+    (column,) = stored_columns(str(prepared), "length")
+    assert column.path == column_path(os.path.dirname(column.path), "length")
+    into_pipe(column.path)
+    assert in_time(lambda: stored_columns(str(prepared), "length")) == []
+
+
+def test_a_piece_that_is_a_pipe_is_none(prepared: Path) -> None:
+    into_pipe(piece_path(str(prepared), "a.tar"))
+    assert in_time(lambda: read_piece(str(prepared), "a.tar")) is None
+
+
+def test_a_note_of_a_failure_that_is_a_pipe_is_none(prepared: Path) -> None:
+    write_failure(str(prepared), "a.tar")
+    assert has_failed(str(prepared), "a.tar")
+    (note,) = (prepared / ".nv-meta").rglob("*.failed")
+    into_pipe(note)
+    assert not in_time(lambda: has_failed(str(prepared), "a.tar"))
+
+
+def test_a_shard_that_became_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(MissingShardError):
+        in_time(lambda: ShardStore().read(str(tmp_path / "a.tar"), ShardIdentity(10, 0), 0, 1))
+
+
+def test_a_list_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "names.pack")
+    with pytest.raises((FileNotFoundError, DatasetError)):
+        in_time(lambda: PackedList.open(tmp_path / "names.pack"))
+
+
+def test_a_journal_that_is_a_pipe_is_passed_over(prepared: Path, tmp_path: Path) -> None:
+    into_pipe(tmp_path / "journals/0-1-ab.journal")
+    chunks = Chunks(WebdatasetSource.open(prepared).index)
+    reader = JournalReader(str(tmp_path / "journals"), chunks, lambda maker: True)
+    assert in_time(reader.look) == 0

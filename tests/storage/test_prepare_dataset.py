@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from energon_lite.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    NotPreparedError,
+    ShardChangedError,
+    ShardFormatError,
+    UsageError,
+)
+from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.prepare import prepare
+from energon_lite.storage.prepare.dataset_scan import find_shards
+from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar.tar_scan import scan_shard
+
+TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
+
+
+def meta(folder: Path) -> set[str]:
+    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
+    return {path.name for path in (folder / ".nv-meta").glob("*")} - {"energon_lite.shards"}
+
+
+def test_writes_everything(ten: Path) -> None:
+    report = prepare_dataset(ten, split_ratio="1,1,1", **TEXT)
+    assert (report.shards, report.samples, report.parts) == (3, 10, {"txt": 10, "cls": 10})
+    assert report.splits == {"train": (1, 4), "val": (1, 3), "test": (1, 3)} and report.warnings == ()
+    names = {".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"}
+    assert meta(ten) == names == {os.path.basename(path) for path in report.written}
+    assert read_info(str(ten)) == {"a.tar": 4, "b.tar": 3, "sub/c.tar": 3}
+    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text()) == {
+        "split_parts": {"train": ["a.tar"], "val": ["b.tar"], "test": ["sub/c.tar"]},
+        "exclude": [],
+    }
+    assert yaml.safe_load((ten / ".nv-meta/dataset.yaml").read_text()) == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+        "field_map": {"text": "txt"},
+    }
+    assert sorted(path.name for path in ten.rglob("*.idx")) == [
+        "a.tar.idx",
+        "b.tar.idx",
+        "c.tar.idx",
+        "energon_lite.idx",
+    ]
+    assert not (ten / ".nv-meta/energon_lite.shards").exists()
+
+
+def test_the_list_of_shards_is_written_last(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.nv_meta, "write_info", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+    assert meta(ten) == {"split.yaml", "dataset.yaml", "index.uuid", "energon_lite.idx"}
+    with pytest.raises(NotPreparedError, match="not prepared to the end"):
+        WebdatasetSource.open(ten)
+    monkeypatch.undo()
+    prepare_dataset(ten, split_ratio="1,0,0", **TEXT)  # without force_overwrite: nothing looks prepared
+    assert len(WebdatasetSource.open(ten)) == 10
+
+
+def test_an_interrupted_second_preparation_does_not_leave_a_mixture(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.nv_meta, "write_split", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
+    # Neither we nor Energon (which asks for index.sqlite without .info.json) take it for anything but unprepared.
+    assert not meta(ten) & {".info.json", "index.sqlite"}
+
+
+def test_killed_at_any_time_running_again_is_enough(ten: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, os; from unittest import mock; from energon_lite.storage.index import nv_meta\n"
+        "from energon_lite.storage.prepare import prepare as p\n"
+        "step = [int(sys.argv[2])]\n"
+        "def guarded(real):\n"
+        "    def call(*args, **kwargs):\n"
+        "        step[0] -= 1\n"
+        "        if step[0] < 0: os.kill(os.getpid(), 9)\n"
+        "        return real(*args, **kwargs)\n"
+        "    return call\n"
+        "import energon_lite.storage.files.atomic_file as a\n"
+        "a.os.replace = guarded(os.replace)\n"
+        "p.prepare_dataset(sys.argv[1], split_ratio='1,0,0', sample_type='TextSample', field_map={'text': 'txt'})\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    for renamed in itertools.count():  # each run goes on where the last, killed after so many renames, stopped
+        done = subprocess.run(
+            [sys.executable, tmp_path / "script.py", ten, str(renamed)], capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if ".info.json" in meta(ten):  # what looks prepared is prepared
+            assert len(WebdatasetSource.open(ten)) == 10
+    assert renamed >= 5
+    assert not [name for name in meta(ten) if name.endswith(".tmp")]
+    assert len(WebdatasetSource.open(ten)) == 10
+
+
+class TestBrokenShards:
+    def test_all_are_reported_and_nothing_looks_prepared(self, ten: Path) -> None:
+        os.truncate(ten / "a.tar", 2500)
+        (ten / "sub/c.tar").write_bytes(b"<html>404</html>".ljust(600))
+        with pytest.raises(ShardFormatError) as caught:
+            prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+        message = str(caught.value)
+        assert "2 of 3 shards" in message and "--exclude" in message
+        assert (
+            "a.tar: the tar file is truncated: its 2500 bytes" in message and "sub/c.tar: the file is not a" in message
+        )
+        assert (ten / "b.tar.idx").exists() and meta(ten) == set()
+
+    def test_one_is_reported_with_its_path(self, ten: Path) -> None:
+        os.truncate(ten / "b.tar", 2500)
+        with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*header at byte 2048[\s\S]*ten/b.tar"):
+            prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+
+    def test_they_can_be_left_out(self, ten: Path) -> None:
+        os.truncate(ten / "b.tar", 2500)
+        assert prepare_dataset(ten, split_ratio="1,0,0", exclude="^b").samples == 7
+
+    def test_an_earlier_preparation_stays(self, ten: Path) -> None:
+        prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+        os.truncate(ten / "b.tar", 2500)
+        with pytest.raises(ShardFormatError):
+            prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
+        assert len(WebdatasetSource.open(ten, shards=["a.tar"])) == 4
+
+
+class TestRefusals:
+    def test_prepared_already(self, ten: Path) -> None:
+        prepare_dataset(ten, split_ratio="1,0,0")
+        with pytest.raises(UsageError, match=r"already been prepared[\s\S]*nv-meta[\s\S]*--force-overwrite"):
+            prepare_dataset(ten, split_ratio="1,0,0")
+
+    def test_no_such_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"no such folder[\s\S]*/nowhere"):
+            prepare_dataset(tmp_path / "nowhere", split_ratio="1,0,0")
+
+    def test_no_tars(self, tmp_path: Path) -> None:
+        with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
+            prepare_dataset(tmp_path, split_ratio="1,0,0")
+
+    def test_only_compressed_ones(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tar.gz").write_bytes(b"")
+        with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
+            prepare_dataset(tmp_path, split_ratio="1,0,0")
+
+    def test_all_excluded(self, ten: Path) -> None:
+        with pytest.raises(EmptyDatasetError, match=r"--exclude leaves in \(3 were found\)"):
+            prepare_dataset(ten, split_ratio="1,0,0", exclude=".")
+
+    def test_a_wrong_exclude(self, ten: Path) -> None:
+        with pytest.raises(UsageError, match=r"--exclude '\(' is not a regular expression"):
+            prepare_dataset(ten, split_ratio="1,0,0", exclude="(")
+
+    def test_a_brace_in_a_name(self, ten: Path) -> None:
+        (ten / "a.tar").rename(ten / "a{1}.tar")
+        with pytest.raises(UsageError, match="brace in its name"):
+            prepare_dataset(ten, split_ratio="1,0,0")
+
+    def test_no_samples(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
+        make_tar("d/a.tar", [("README", b"")])
+        with pytest.raises(EmptyDatasetError, match="none of the 1 shards holds a sample"):
+            prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+
+    @pytest.mark.parametrize("options", [{}, {"split_ratio": "1,0,0", "split_parts": {"train": ".*"}}])
+    def test_either_ratio_or_patterns(self, ten: Path, options: dict[str, object]) -> None:
+        with pytest.raises(UsageError, match="either split_ratio or split_parts"):
+            prepare_dataset(ten, **options)  # type: ignore[arg-type]
+
+
+class TestSampleDocument:
+    @pytest.mark.parametrize(
+        ("sample_type", "field_map", "message"),
+        [
+            ("TextSampel", {"text": "txt"}, r"'TextSampel' is unknown[\s\S]*did you mean 'TextSample'"),
+            ("TextSample", {"txet": "txt"}, r"no field 'txet'[\s\S]*did you mean 'text'"),
+            ("TextSample", {}, r"TextSample needs 'text'; found only nothing"),
+            ("TextSample", {"text": "tx"}, r"no sample has a part 'tx'[\s\S]*did you mean 'txt'"),
+            ("TextSample", {"text": "txt["}, r"not a field access[\s\S]*field_map.text"),
+            ("TextSample", {"text": "txt[0]"}, r"fits none of the tried samples[\s\S]*txt is of type str"),
+            ("TextSample", None, r"needs a field map[\s\S]*\{\"text\": \"...\"\}' with parts out of: txt, cls"),
+            (None, {"text": "txt"}, "a field map needs a sample type"),
+            ("CrudeWebdataset", {"text": "txt"}, "neither a sample type nor a field map"),
+        ],
+    )
+    def test_mistakes_are_found_before_anything_is_written(
+        self, ten: Path, sample_type: str | None, field_map: dict[str, str] | None, message: str
+    ) -> None:
+        with pytest.raises((ConfigError, UsageError), match=message):
+            prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
+        assert meta(ten) == set()
+
+    def test_crude(self, ten: Path) -> None:
+        prepare_dataset(ten, split_ratio="1,0,0", crude=True)
+        document = yaml.safe_load((ten / ".nv-meta/dataset.yaml").read_text())
+        assert document == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+    def test_none(self, ten: Path) -> None:
+        report = prepare_dataset(ten, split_ratio="1,0,0")
+        assert not report.has_dataset_yaml and "dataset.yaml" not in meta(ten)
+
+    def test_broken_samples_do_not_speak_against_a_map(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
+        make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
+        prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
+
+
+class TestWarnings:
+    def test_keys_that_appear_twice(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
+        make_tar("d/a.tar", [("0.txt", b"in a"), ("1.txt", b"")])
+        make_tar("d/b.tar", [("0.txt", b"in b")])
+        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+        assert "no index.sqlite: key '0' appears twice, in a.tar and b.tar" in report.warnings[-1]
+        assert "index.sqlite" not in meta(tmp_path / "d")
+        source = WebdatasetSource.open(tmp_path / "d")
+        assert [source.read(i).parts["txt"] for i in (0, 2)] == [b"in a", b"in b"]
+
+    def test_parts_that_do_not_stand_together(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
+        make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
+        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+        assert report.samples == 4 and "a.tar (its parts do not stand together?)" in report.warnings[-1]
+
+    def test_shards_without_samples_are_left_out(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        make_tar("ten/empty.tar", [])
+        report = prepare_dataset(ten, split_ratio="1,0,0")
+        assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
+        assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
+
+    def test_keys_with_dots(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
+        make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
+        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+        assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
+
+    def test_splits_without_shards(self, ten: Path) -> None:
+        report = prepare_dataset(ten, split_ratio="8,1,1")
+        assert report.splits == {"train": (2, 7), "val": (0, 0), "test": (1, 3)}
+        assert "split 'val' got no shard" in report.warnings[0]
+
+
+def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
+    prepare_dataset(ten, split_ratio="1,0,0")
+    (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: [a.tar]}\nexclude: [a.tar/0]\n")
+    report = prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
+    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"] == ["a.tar/0"]
+    assert "kept the 1 exclusion(s)" in report.warnings[-1]
+
+
+def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path) -> None:
+    (ten / ".cache").mkdir()
+    (ten / "a.tar").rename(ten / ".cache/a.tar")
+    (ten / "notes.txt").write_text("")
+    assert find_shards(str(ten)) == ["b.tar", "sub/c.tar"]
+
+
+class TestOddFiles:
+    """What lies about in a folder, or is put there by somebody who means harm."""
+
+    @pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
+    def test_links_to_folders_of_its_own(self, ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+        """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
+        for place in ("again", "sub/again"):
+            (ten / place).symlink_to(target, target_is_directory=True)
+        found = find_shards(str(ten))
+        assert found == ["a.tar", "b.tar", "sub/c.tar"]
+        assert target == "missing" or "leads to a folder that is searched already" in caplog.text
+
+    def test_links_to_folders_elsewhere(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        make_tar("disk/deep/d.tar", [("x.txt", b"x")])
+        make_tar("ten/.store/e.tar", [("y.txt", b"y")])
+        (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
+        (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
+        (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
+        (ten / "store").symlink_to(".store", target_is_directory=True)
+        found = find_shards(str(ten))
+        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "store/e.tar", "sub/c.tar"]
+        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 12
+
+    def test_shards_may_be_links(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        (ten / "l.tar").symlink_to(make_tar("disk/d.tar", [("x.txt", b"x")]))
+        assert prepare_dataset(ten, split_ratio="1,0,0").shards == 4
+
+    @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+    def test_what_is_no_file(self, ten: Path, kind: str) -> None:
+        """Opening a pipe waits for somebody who writes into it."""
+        path = ten / "x.tar"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "socket":
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(str(path))
+            server.close()
+        else:
+            path.symlink_to("/dev/zero")
+        for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
+            with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
+                run()
+        with pytest.raises(ShardFormatError, match="not a file"):
+            scan_shard(str(ten), "x.tar")
+        assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
+
+    @pytest.mark.parametrize(
+        "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
+    )
+    @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+    def test_descriptions_that_are_no_files(self, ten: Path, name: str, kind: Callable[[Path], None]) -> None:
+        """Nothing waits for a pipe to be written to; what is no file counts as missing."""
+        prepare_dataset(ten, split_ratio="1,0,0")
+        path = ten / ".nv-meta" / name
+        path.unlink(missing_ok=True)
+        kind(path)
+        if name == ".info.json":
+            with pytest.raises(NotPreparedError):
+                read_info(str(ten))
+        else:
+            assert len(WebdatasetSource.open(ten)) == 10
+        if kind is os.mkfifo:
+            assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+
+    def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
+        make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
+        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
+
+    @pytest.mark.parametrize(
+        "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
+    )
+    def test_an_earlier_list_of_splits_that_cannot_be_read(self, ten: Path, text: bytes) -> None:
+        (ten / ".nv-meta").mkdir()
+        (ten / ".nv-meta/split.yaml").write_bytes(text)
+        report = prepare_dataset(ten, split_ratio="1,0,0")
+        assert report.samples == 10
+        kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
+        assert kept == (["a.tar"] if b"a.tar" in text else [])
+        assert any("split.yaml" in warning for warning in report.warnings)
+
+
+def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
+    prepare_dataset(ten, split_ratio="1,1,1", **TEXT)
+    kept = {name: (ten / ".nv-meta" / name).read_bytes() for name in (".info.json", "split.yaml", "dataset.yaml")}
+    make_tar("ten/b.tar", [("x.txt", b"x" * 20_000), ("y.txt", b""), ("z.txt", b"")])
+    with pytest.raises(ShardChangedError):
+        WebdatasetSource.open(ten)
+    index_again(str(ten))
+    source = WebdatasetSource.open(ten)
+    assert [source.key(i) for i in range(10)] == list("0123xyz789")
+    assert kept == {name: (ten / ".nv-meta" / name).read_bytes() for name in kept}
+    make_tar("ten/b.tar", [("x.txt", b"")])
+    with pytest.raises(ShardChangedError, match=r"has 1 samples, but 3[\s\S]*--force-overwrite"):
+        index_again(str(ten))
+
+
+def test_patterns_by_name(ten: Path) -> None:
+    report = prepare_dataset(ten, split_parts={"train": "[ab]", "held_out": "sub/"})
+    assert report.splits == {"train": (2, 7), "held_out": (1, 3)}
+    assert json.loads((ten / ".nv-meta/.info.json").read_text())["shard_counts"] == {
+        "a.tar": 4,
+        "b.tar": 3,
+        "sub/c.tar": 3,
+    }

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
+from energon_lite.storage.read import shard_store
+from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore, shared_store
+from energon_lite.storage.tar.tar_scan import head_checksum
+
+
+def shard(path: Path, data: bytes) -> tuple[str, ShardIdentity]:
+    path.write_bytes(data)
+    return str(path), ShardIdentity(len(data), head_checksum(data))
+
+
+def test_reads_by_position(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    assert [ShardStore().read(path, identity, offset, 3) for offset in (0, 7)] == [b"012", b"789"]
+
+
+def test_keeps_a_bounded_number_of_files_open(tmp_path: Path) -> None:
+    shards = [shard(tmp_path / str(i), bytes([i])) for i in range(10)]
+    before = len(os.listdir("/proc/self/fd"))
+    store = ShardStore(capacity=3)
+    for number in [*range(10), 7, 0, 7]:
+        assert store.read(*shards[number], 0, 1) == bytes([number])
+        assert len(store) <= 3 and len(os.listdir("/proc/self/fd")) <= before + 3
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert store.read(*shards[4], 0, 1) == b"\x04"
+
+
+def test_the_file_unused_for_longest_goes_first(tmp_path: Path) -> None:
+    (one, id1), (two, id2), (three, id3) = (shard(tmp_path / n, n.encode()) for n in "123")
+    store = ShardStore(capacity=2)
+    for path, identity in ((one, id1), (two, id2), (one, id1), (three, id3)):
+        store.read(path, identity, 0, 1)
+    os.unlink(one)
+    assert store.read(one, id1, 0, 1) == b"1"  # still open
+    os.unlink(two)
+    with pytest.raises(MissingShardError, match="/2"):
+        store.read(two, id2, 0, 1)
+
+
+def test_another_file_under_the_same_name(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"old text")
+    shard(tmp_path / "a", b"longer text")
+    with pytest.raises(ShardChangedError, match="11 bytes instead of 8"):
+        ShardStore().read(path, identity, 0, 3)
+    shard(tmp_path / "a", b"new text")
+    with pytest.raises(ShardChangedError, match="same size, other contents"):
+        ShardStore().read(path, identity, 0, 3)
+
+
+def test_a_file_that_was_replaced_while_open(tmp_path: Path) -> None:
+    store = ShardStore()
+    path, identity = shard(tmp_path / "a", b"old text")
+    assert store.read(path, identity, 0, 3) == b"old"
+    os.unlink(path)
+    path, other = shard(tmp_path / "a", b"new text")
+    assert store.read(path, other, 0, 3) == b"new"  # as someone sees it who opened the data set just now
+    assert store.read(path, identity, 0, 3) == b"old"  # and as someone who has read it from the start
+
+
+def test_a_file_that_shrinks_while_open(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+    os.truncate(path, 5)
+    assert store.read(path, identity, 0, 5) == b"01234"
+    with pytest.raises(ShardChangedError, match="5 bytes instead of 10"):
+        store.read(path, identity, 3, 4)
+
+
+def test_storage_errors_name_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+
+    def fails(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(DatasetError, match=r"Input/output error[\s\S]*/a"):
+        store.read(path, identity, 0, 1)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[int]:
+    """Let so many reads fail; returns the sizes of all that were tried."""
+    tried: list[int] = []
+    pread = os.pread
+
+    def fails(fd: int, size: int, offset: int) -> bytes:
+        tried.append(size)
+        if len(tried) <= times:
+            raise OSError(number, os.strerror(number))
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", fails)
+    return tried
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_a_failure_that_passes_goes_unnoticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, times: int
+) -> None:
+    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001, 0.001))
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    assert store.read(path, identity, 0, 1) == b"0"
+    failing(monkeypatch, number, times)
+    assert store.read(path, identity, 3, 4) == b"3456"
+
+
+def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(shard_store.time, "sleep", waits.append)
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    for number, most in ((errno.EACCES, 0), (errno.EIO, 4), (errno.EIO, 1)):
+        waits.clear()
+        failing(monkeypatch, number, 1000)
+        with pytest.raises(DatasetError, match=os.strerror(number)):
+            store.read(path, identity, 3, 4)
+        assert len(waits) == most
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_shortage_is_waited_for_and_is_no_samples_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001))
+    (path, identity), (other, its) = shard(tmp_path / "a", b"0123456789"), shard(tmp_path / "b", b"b")
+    store, real, left = ShardStore(), getattr(os, call), [3]
+    store.read(other, its, 0, 1)
+
+    def short(*arguments: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, short)
+    assert store.read(path, identity, 3, 4) == b"3456"
+    assert len(store) == 1  # it gave back what it had
+    for _ in range(2):
+        store.close()
+        left[0] = 4
+        with pytest.raises(FatalStorageError, match="ulimit -n" if number != errno.ENOMEM else "more memory") as caught:
+            store.read(path, identity, 3, 4)
+        assert isinstance(caught.value, FatalSampleError) and path in str(caught.value)
+
+
+def test_real_descriptors_that_are_short_for_a_moment(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    held = [os.open(path, os.O_RDONLY) for _ in range(3)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    timer = threading.Timer(0.2, lambda: [os.close(fd) for fd in held])
+    timer.start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
+    try:
+        assert ShardStore().read(path, identity, 3, 4) == b"3456"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        timer.join()
+
+
+def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_lite.storage.read.shard_store._LARGEST_READ", 4)
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    assert ShardStore().read(path, identity, 1, 9) == b"123456789"
+
+
+def test_threads_that_evict_each_others_files(tmp_path: Path) -> None:
+    shards = [shard(tmp_path / str(i), bytes([i]) * 100) for i in range(8)]
+    store = ShardStore(capacity=1)
+    wrong: list[object] = []
+
+    def run(seed: int) -> None:
+        try:
+            for step in range(400):
+                number = (seed + step * 3) % 8
+                if store.read(*shards[number], step % 90, 10) != bytes([number]) * 10:
+                    wrong.append(number)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> None:
+    path, identity = shard(tmp_path / "a", bytes(range(256)) * 40)
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+    child = os.fork()
+    good = all(store.read(path, identity, i, 1)[0] == i % 256 for i in range(2000))
+    if child == 0:
+        os._exit(0 if good else 1)
+    assert good and os.waitpid(child, 0)[1] == 0
+
+
+def test_all_data_sets_of_a_process_share_one_store() -> None:
+    assert shared_store() is shared_store()
+    assert 16 <= shared_store().capacity <= 4096
+
+
+def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
+    shards = []
+    for number in range(5):
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(bytes([number]) * 600 + b"end")
+        shards.append((str(path), ShardIdentity(603, head_checksum(path.read_bytes()[:512]))))
+    store = ShardStore(capacity=2)
+    wanted = [(shards[number % 5], 100 * number % 601, number % 3) for number in range(40)]
+    assert store.read_each(wanted) == [store.read(*shard, offset, size) for shard, offset, size in wanted]
+    assert len(store) == 2
+    with pytest.raises(ShardChangedError):  # it was cut short while it was open
+        os.truncate(shards[0][0], 601)
+        store.read_each([(shards[0], 0, 1), (shards[0], 600, 3)])

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import (
+    DataIndexError,
+    DatasetError,
+    EmptyDatasetError,
+    MissingShardError,
+    NotPreparedError,
+    ShardChangedError,
+)
+from energon_lite.storage.index.columns import write_column
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+
+@pytest.fixture
+def data(ten: Path) -> Path:
+    prepare_dataset(ten, split_ratio="1,0,0")
+    return ten
+
+
+def keys(source: WebdatasetSource) -> str:
+    return "".join(source.read(i).key for i in range(len(source)))
+
+
+def test_samples_by_number(data: Path) -> None:
+    source = WebdatasetSource.open(data)
+    assert keys(source) == "0123456789" == "".join(source.key(i) for i in range(10))
+    raw = source.read(4)
+    assert raw.parts == {"txt": b"text 4", "cls": b"4"}
+    assert raw.source.shard_name == "b.tar" and raw.source.file_names == ("4.txt", "4.cls")
+    assert raw.source.index == 4 and raw.source.dataset_path == str(data)
+    for wrong in (-1, 10):
+        with pytest.raises(IndexError, match=f"{wrong} of 10"):
+            source.read(wrong)
+
+
+def test_only_wanted_parts(data: Path) -> None:
+    source = WebdatasetSource.open(data)
+    assert source.read(4, {"cls", "jpg"}).parts == {"cls": b"4"}
+    assert source.read(4, {"cls"}).source.file_names == ("4.cls",)
+    assert source.read(4, frozenset()) == ("4", {}, source.read(4, ()).source)
+
+
+def test_one_positioned_read_per_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = WebdatasetSource.open(data)
+    source.read(0)
+    reads = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: reads.append((offset, size)) or pread(fd, size, offset))
+    source.read(1)
+    assert reads == [(2048 + 512, 1024 + 1)]  # from the first payload to the end of the second, 1024 bytes later
+
+
+def test_a_large_unwanted_part_is_not_read(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.json", b"{}"), ("0.mp4", b"v" * (3 << 20)), ("0.txt", b"end")])
+    prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    source = WebdatasetSource.open(tmp_path / "d")
+    sizes: list[int] = []
+    read = source._store.read
+    source._store.read = lambda path, identity, offset, size: sizes.append(size) or read(path, identity, offset, size)  # type: ignore
+    try:
+        assert source.read(0, {"json", "txt"}).parts == {"json": b"{}", "txt": b"end"}
+        assert sizes == [2, 3]
+        assert source.read(0).parts["mp4"] == b"v" * (3 << 20)
+    finally:
+        del source._store.read  # the store is shared
+
+
+def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.txt", b"first"), ("0.txt", b"second")])
+    prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    assert WebdatasetSource.open(tmp_path / "d").read(0).parts == {"txt": b"second"}
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [(["sub/c.tar"], "789"), (["sub/c.tar", "a.tar"], "7890123"), (["b.tar", "b.tar"], "456456")],
+)
+def test_some_shards_in_some_order(data: Path, shards: list[str], expected: str) -> None:
+    assert keys(WebdatasetSource.open(data, shards=shards)) == expected
+
+
+@given(st.sets(st.integers(0, 9), max_size=9), st.permutations(["a.tar", "b.tar", "sub/c.tar"]))
+def test_excluded_samples_leave_no_gap(ten: Path, excluded: set[int], order: list[str]) -> None:
+    if not (ten / ".nv-meta").exists():
+        prepare_dataset(ten, split_ratio="1,0,0")
+    members = {"a.tar": "0123", "b.tar": "456", "sub/c.tar": "789"}
+    left_out = [(shard, key) for shard, held in members.items() for key in held if int(key) in excluded]
+    source = WebdatasetSource.open(ten, shards=order, excluded_samples=left_out)
+    expected = "".join(key for shard in order for key in members[shard] if int(key) not in excluded)
+    assert keys(source) == expected and len(source) == 10 - len(excluded)
+    assert keys(pickle.loads(pickle.dumps(source))) == expected
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of samples, as a configuration would give it."""
+
+    start: int
+    stop: int
+    origin: str = "doc.yaml:7"
+    samples: int = 10
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        assert samples == self.samples  # excluded samples count
+        return self.start, self.stop
+
+
+@given(
+    st.sets(st.integers(0, 9), max_size=9),
+    st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
+    st.integers(0, 10),
+    st.integers(0, 10),
+)
+def test_a_subset_counts_excluded_samples(ten: Path, excluded: set[int], order: list[str], one: int, two: int) -> None:
+    if not (ten / ".nv-meta").exists():
+        prepare_dataset(ten, split_ratio="1,0,0")
+    members = {"a.tar": "0123", "b.tar": "456", "sub/c.tar": "789"}
+    left_out = [(shard, key) for shard, held in members.items() for key in held if int(key) in excluded]
+    part = Part(min(one, two), max(one, two))
+    everything = "".join(members[shard] for shard in order)[part.start : part.stop]
+    expected = "".join(key for key in everything if int(key) not in excluded)
+    if not expected:
+        with pytest.raises(EmptyDatasetError, match="is empty") as caught:
+            WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
+        assert f"{ten}, subset at doc.yaml:7" in str(caught.value)
+        return
+    source = WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
+    assert keys(source) == expected and len(source) == len(expected)
+    assert keys(pickle.loads(pickle.dumps(source))) == expected
+    assert source.fingerprint == pickle.loads(pickle.dumps(source)).fingerprint
+    for outside in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            source.read(outside)
+
+
+def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(WebdatasetSource.open(data, excluded_samples=[("a.tar", "nope"), ("x.tar", "0")])) == 10
+    assert "'nope'" in caplog.text and "'x.tar'" in caplog.text
+
+
+class TestFingerprint:
+    def test_depends_on_the_subset_by_its_samples(self, data: Path) -> None:
+        parts = [None, Part(0, 10), Part(0, 9), Part(1, 10), Part(1, 9)]
+        prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
+        assert prints[0] == prints[1] and len(set(prints)) == 4
+
+    def test_does_not_depend_on_the_place(self, data: Path, tmp_path: Path) -> None:
+        shutil.copytree(data, tmp_path / "copy")
+        prints = {WebdatasetSource.open(path).fingerprint for path in (data, tmp_path / "copy")}
+        assert len(prints) == 1 and len(prints.pop()) == 64
+
+    def test_depends_on_what_is_read(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        def fingerprint(**options: object) -> str:
+            return WebdatasetSource.open(data, **options).fingerprint  # type: ignore[arg-type]
+
+        a, b, c = "a.tar", "b.tar", "sub/c.tar"
+        seen = [
+            fingerprint(shards=[a, b]),
+            fingerprint(shards=[b, a]),
+            fingerprint(shards=[a, b, c]),
+            fingerprint(shards=[a, b], excluded_samples=[(a, "1")]),
+            fingerprint(shards=[a, b], excluded_samples=[(a, "2")]),
+        ]
+        make_tar("ten/b.tar", [("4.txt", b"x" * 20_000), ("5.txt", b""), ("6.txt", b"")])
+        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+        seen.append(fingerprint(shards=[a, b]))
+        assert len(set(seen)) == len(seen)
+        assert seen[0] != "" and fingerprint(shards=[a, b]) == seen[-1]
+
+    def test_the_contents_where_names_and_sizes_are_the_same(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        before = WebdatasetSource.open(data)
+        assert pickle.loads(pickle.dumps(before)).contents == before.contents != before.fingerprint
+        others = [(f"{number}.{part}", text) for number in "xyz" for part, text in (("txt", b"text x"), ("cls", b"x"))]
+        make_tar("ten/b.tar", others)
+        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+        after = WebdatasetSource.open(data)
+        assert keys(after) == "0123xyz789"
+        assert after.fingerprint == before.fingerprint, "the same order, of other samples"
+        assert after.contents != before.contents
+
+
+class TestOpening:
+    def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(NotPreparedError, match=r"no such data set[\s\S]*/nowhere"):
+            WebdatasetSource.open(tmp_path / "nowhere")
+
+    def test_a_folder_that_was_not_prepared(self, ten: Path) -> None:
+        with pytest.raises(NotPreparedError, match=r"not been prepared[\s\S]*energon-lite prepare .*/ten"):
+            WebdatasetSource.open(ten)
+
+    def test_a_preparation_that_did_not_end(self, data: Path) -> None:
+        (data / ".nv-meta/.info.json").unlink()
+        with pytest.raises(NotPreparedError, match=r"not prepared to the end[\s\S]*energon-lite prepare"):
+            WebdatasetSource.open(data)
+
+    def test_a_file(self, data: Path) -> None:
+        with pytest.raises(NotPreparedError, match="but this is a file"):
+            WebdatasetSource.open(data / "a.tar")
+
+    def test_an_unknown_kind_of_store(self) -> None:
+        with pytest.raises(DatasetError, match=r"fsspec cannot open gopher://"):
+            WebdatasetSource.open("gopher://bucket/data")
+
+    def test_a_file_url(self, data: Path) -> None:
+        assert len(WebdatasetSource.open(f"file://{data}")) == 10
+
+    def test_a_damaged_list_of_shards(self, data: Path) -> None:
+        (data / ".nv-meta/.info.json").write_text('{"shard_counts": {"a.tar": "four"}}')
+        with pytest.raises(DataIndexError, match=r"'four' is no number[\s\S]*info.json"):
+            WebdatasetSource.open(data)
+
+    def test_a_shard_that_is_gone(self, data: Path) -> None:
+        (data / "b.tar").unlink()
+        with pytest.raises(MissingShardError, match=r"b.tar[\s\S]*energon-lite prepare"):
+            WebdatasetSource.open(data)
+        assert len(WebdatasetSource.open(data, shards=["a.tar"])) == 4  # others are not touched by that
+
+    def test_a_shard_that_was_truncated(self, data: Path) -> None:
+        os.truncate(data / "b.tar", 5000)
+        with pytest.raises(ShardChangedError, match=r"5000 bytes instead of 10240[\s\S]*b.tar[\s\S]*prepare"):
+            WebdatasetSource.open(data)
+
+    def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_when_read(
+        self, data: Path, make_tar: Callable[..., Path]
+    ) -> None:
+        make_tar("ten/b.tar", [("other.txt", b"surprise")])
+        source = WebdatasetSource.open(data)
+        assert source.read(0).key == "0"
+        with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
+            source.read(5)
+
+    def test_an_unknown_shard(self, data: Path) -> None:
+        with pytest.raises(
+            MissingShardError, match=r"split 'val' lists shard 'sub/d.tar'[\s\S]*did you mean 'sub/c.tar'"
+        ):
+            WebdatasetSource.open(data, shards=["sub/d.tar"], split_part="val")
+
+    def test_nothing_to_read(self, data: Path) -> None:
+        with pytest.raises(EmptyDatasetError, match="no shards in split 'test'"):
+            WebdatasetSource.open(data, shards=[], split_part="test")
+        with pytest.raises(EmptyDatasetError, match="no samples in split 'val'"):
+            WebdatasetSource.open(
+                data, shards=["b.tar"], excluded_samples=[("b.tar", k) for k in "456"], split_part="val"
+            )
+
+
+class TestPickling:
+    def test_is_small_and_shares_nothing_that_is_open(self, data: Path) -> None:
+        source = WebdatasetSource.open(data)
+        source.read(3)
+        assert len(pickle.dumps(source)) < 640
+
+    def test_in_another_process(self, data: Path, tmp_path: Path) -> None:
+        source = WebdatasetSource.open(data, shards=["sub/c.tar", "b.tar"], excluded_samples=[("b.tar", "5")])
+        (tmp_path / "source.pkl").write_bytes(pickle.dumps(source))
+        program = (
+            "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); "
+            "print(''.join(s.read(i).key for i in range(len(s))), s.fingerprint)"
+        )
+        output = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "source.pkl")], capture_output=True, text=True, check=True
+        )
+        assert output.stdout.split() == ["78946", source.fingerprint]
+
+    def test_refuses_a_data_set_that_was_prepared_anew_meanwhile(
+        self, data: Path, make_tar: Callable[..., Path]
+    ) -> None:
+        pickled = pickle.dumps(WebdatasetSource.open(data))
+        make_tar("ten/b.tar", [("4.txt", b"only one")])
+        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+        with pytest.raises(ShardChangedError, match="prepared anew"):
+            pickle.loads(pickled)
+
+
+def test_columns_of_the_chosen_samples(data: Path) -> None:
+    write_column(data, "length", np.arange(10) * 11)
+    source = WebdatasetSource.open(data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")])
+    assert list(source.column("length")) == [77, 88, 99, 0, 22, 33]
+    part = WebdatasetSource.open(
+        data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")], subset=Part(2, 6, samples=7)
+    )
+    assert list(part.column("length")) == [99, 0, 22]
+    with pytest.raises(DataIndexError, match="no column 'tokens'"):
+        source.column("tokens")
+
+
+def test_ten_thousand_shards_open_fast(tmp_path: Path, make_tar: Callable[..., Path]) -> None:
+    """Links to a few shards stand in for ten thousand: opening may look at each shard once, and at no sample."""
+    one = make_tar("one.tar", [(f"{i}.txt", b"x") for i in range(8)])
+    (tmp_path / "d").mkdir()
+    for number in range(10_000):
+        os.link(one, tmp_path / "d" / f"{number:05d}.tar")
+    from energon_lite.storage.tar.tar_scan import scan_shard
+
+    scan = scan_shard(str(tmp_path), "one.tar")
+    (tmp_path / "d/.nv-meta").mkdir()
+    import dataclasses
+
+    from energon_lite.storage.index.nv_meta import write_info
+
+    names = [f"{number:05d}.tar" for number in range(10_000)]
+    PackedIndex.from_scans([dataclasses.replace(scan, name=name) for name in names]).write(
+        str(tmp_path / "d/.nv-meta/energon_lite.idx")
+    )
+    write_info(str(tmp_path / "d"), dict.fromkeys(names, 8))
+    start = time.process_time()
+    source = WebdatasetSource.open(tmp_path / "d")
+    assert len(source) == 80_000
+    assert time.process_time() - start < 1.0  # about 0.1 s of work; waiting for other processes does not count
+    assert source.read(79_999).key == "7" and source.read(79_999).source.shard_name == "09999.tar"

@@ -1,0 +1,119 @@
+"""What we write, the library reads; what it writes, we read; and what is broken, nobody takes for whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from energon_lite.errors import StateError
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, SafetensorsWriter
+from energon_lite.trainer.parallel.pieces import Box
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+def values_of(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(1, torch.Size(shape).numel() + 1).reshape(shape).to(dtype)
+
+
+@st.composite
+def rectangles(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """A shape cut along each dimension at some places; the pieces in any order."""
+    cuts = []
+    for size in shape:
+        inner = draw(st.sets(st.integers(1, size - 1))) if size > 1 else set()
+        cuts.append(list(itertools.pairwise([0, *sorted(inner), size])))
+    found = [Box(tuple(a for a, _ in part), tuple(b - a for a, b in part)) for part in itertools.product(*cuts)]
+    return draw(st.permutations(found))
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
+
+
+@given(st.data())
+def test_the_library_reads_what_was_written_in_rectangles(data: st.DataObject) -> None:
+    shapes = data.draw(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=3))
+    tensors = {f"t{number}": values_of(*one) for number, one in enumerate(shapes)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.safetensors"
+        declared = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+        writer = SafetensorsWriter(path, declared, {"format": "pt", "ü": '"'})
+        for name, tensor in tensors.items():
+            for box in data.draw(rectangles(tuple(tensor.shape))):
+                writer.put(name, box, tensor[slices(box)])
+        writer.finish()
+        found = load_file(path)
+        assert SafetensorsFile(path).metadata == {"format": "pt", "ü": '"'}
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+@given(st.data())
+def test_rows_of_what_the_library_wrote(data: st.DataObject) -> None:
+    shapes = data.draw(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=3))
+    tensors = {f"t{number}": values_of(*one) for number, one in enumerate(shapes)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.safetensors"
+        save_file(tensors, path)
+        file = SafetensorsFile(path)
+        assert file.entries.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            rows = tensor.shape[0] if tensor.dim() else 1
+            cuts = st.tuples(st.integers(0, rows), st.integers(0, rows))
+            start, stop = sorted(data.draw(cuts)) if tensor.dim() else (0, 1)
+            wanted = tensor[start:stop] if tensor.dim() else tensor
+            assert torch.equal(file.read_rows(name, start, stop), wanted)
+
+
+def test_a_file_of_the_library_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+    tensors = {"b": values_of((3, 4), torch.float32), "a": values_of((5,), torch.bfloat16)}
+    save_file(tensors, tmp_path / "a", metadata={"format": "pt"})
+    file = SafetensorsFile(tmp_path / "a")
+    declared = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
+    writer = SafetensorsWriter(tmp_path / "b", declared, file.metadata)
+    for name, entry in file.entries.items():
+        writer.put(name, Box((0,) * len(entry.shape), entry.shape), file.read_rows(name, 0, entry.shape[0]))
+    writer.finish()
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_a_file_that_lacks_something_never_gets_its_name(tmp_path: Path) -> None:
+    writer = SafetensorsWriter(tmp_path / "a", {"x": (torch.float32, (2, 2))}, None)
+    writer.put("x", Box((0, 0), (1, 2)), torch.ones(1, 2))
+    with pytest.raises(StateError, match="not written whole, the first is x"):
+        writer.finish()
+    writer.close()
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "header", "gap", "empty"])
+def test_a_broken_file_is_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"x": torch.ones(8), "y": torch.ones(3)}, path)
+    content = path.read_bytes()
+    if damage == "gap":
+        header = {"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}
+        text = json.dumps(header).encode()
+        content = len(text).to_bytes(8, "little") + text + bytes(8)
+    path.write_bytes(
+        {
+            "cut": content[:-1],
+            "longer": content + b"x",
+            "header": content[:8] + b"x" + content[9:],
+            "gap": content,
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(StateError, match="not a whole safetensors file"):
+        SafetensorsFile(path)

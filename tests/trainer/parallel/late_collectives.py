@@ -1,0 +1,52 @@
+"""A network so slow that nothing has arrived before somebody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from energon_lite.trainer.parallel import single_tensor
+
+
+class LateWork:
+    """A collective on a network so slow that nothing has happened before somebody waits for it."""
+
+    def __init__(self, collective: Callable[..., dist.Work], out: torch.Tensor, given: torch.Tensor, **how: Any):
+        self.out, self.given, self.sent, self.come = out, given, given.clone(), torch.empty_like(out)
+        self.work = collective(self.come, self.sent.clone(), **how)
+        if out.numel() > given.numel():
+            out.fill_(torch.nan)
+            given.copy_(self.sent)  # which is a part of the other
+
+    def wait(self) -> None:
+        assert torch.equal(self.given, self.sent), "what was being sent was overwritten"
+        self.work.wait()
+        self.out.copy_(self.come)
+
+
+@contextmanager
+def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
+    """The names of the asynchronous collectives, as they are launched; with ``late`` they happen when waited for."""
+    launched: list[str] = []
+    originals = {name: getattr(single_tensor, name) for name in ("reduce_scatter", "all_gather")}
+
+    def watch(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("async_op"):
+                return originals[name](*args, **kwargs)
+            launched.append(name)
+            return LateWork(originals[name], *args, **kwargs) if late else originals[name](*args, **kwargs)
+
+        return call
+
+    for name in originals:
+        setattr(single_tensor, name, watch(name))
+    try:
+        yield launched
+    finally:
+        for name, original in originals.items():
+            setattr(single_tensor, name, original)

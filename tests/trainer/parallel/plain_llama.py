@@ -1,0 +1,174 @@
+"""The model and the optimizer once more, for one process, written plainly: what every layout must agree with.
+
+Nothing here is shared with the trainer but the names of the parameters and of the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from energon_lite.trainer.training.config import OptimizerConfig
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class Rows:
+    """A micro-batch, as the trainer's."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    image: torch.Tensor
+    image_rows: torch.Tensor
+    documents: torch.Tensor | None = None
+    image_starts: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Rows:
+        return self
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    patch: int
+    eps: float = 1e-5
+    theta: float = 10000.0
+    tied: bool = False
+    scaling: tuple[float, float, float, int] | None = None
+    """factor, low, high, original length"""
+
+
+def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
+    """Sum of the losses of the tokens that count, row by row: no padding, no mask, no batch."""
+    images = dict(zip(rows.image_rows.tolist(), rows.image, strict=True))
+    total = torch.stack([weight.sum() for weight in weights.values()]).sum() * 0.0
+    for row in range(len(rows.tokens)):
+        x = weights["embed_tokens.weight"][rows.tokens[row]]
+        prefix = 0
+        if row in images:
+            patches = _patches(images[row].to(x.dtype) - 0.5, shape.patch)
+            front = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
+            prefix, x = len(front), torch.cat([front, x])
+        documents = [0] * len(rows.tokens[row]) if rows.documents is None else rows.documents[row].tolist()
+        documents = documents[:1] * prefix + documents
+        seen = torch.tensor([[i >= j and a == b for j, b in enumerate(documents)] for i, a in enumerate(documents)])
+        for layer in range(shape.layers):
+            here = f"layers.{layer}."
+            x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
+        x = _norm(x[prefix:], weights["norm.weight"], shape.eps)
+        head = weights["embed_tokens.weight" if shape.tied else "lm_head.weight"][: shape.vocab]
+        log_probabilities = torch.log_softmax(x @ head.T, dim=-1)
+        picked = log_probabilities[torch.arange(len(x)), rows.labels[row]]
+        total = total - (picked * rows.loss_mask[row]).sum()
+    return total
+
+
+def _patches(image: torch.Tensor, size: int) -> torch.Tensor:
+    found = []
+    for top in range(0, image.shape[1], size):
+        for left in range(0, image.shape[2], size):
+            found.append(image[:, top : top + size, left : left + size].reshape(-1))
+    return torch.stack(found)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / torch.sqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _block(x: torch.Tensor, w: Weights, shape: Shape, seen: torch.Tensor) -> torch.Tensor:
+    y = _norm(x, w["input_layernorm.weight"], shape.eps)
+    q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T for name in "qkv")
+    width = q.shape[1] // shape.heads
+    outputs = []
+    for head in range(shape.heads):
+        kv_head = head // (shape.heads // shape.kv_heads)
+        a = _turn(q[:, head * width : (head + 1) * width], shape)
+        b = _turn(k[:, kv_head * width : (kv_head + 1) * width], shape)
+        scores = a @ b.T / math.sqrt(width)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        outputs.append(torch.softmax(scores, dim=-1) @ v[:, kv_head * width : (kv_head + 1) * width])
+    x = x + torch.cat(outputs, dim=-1) @ w["self_attn.o_proj.weight"].T
+    y = _norm(x, w["post_attention_layernorm.weight"], shape.eps)
+    gate, up = y @ w["mlp.gate_proj.weight"].T, y @ w["mlp.up_proj.weight"].T
+    return x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
+
+
+def _turn(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Rotate each pair (i, i + half) as one complex number."""
+    half = x.shape[1] // 2
+    positions = torch.arange(len(x), dtype=torch.float64)[:, None]
+    frequencies = [_frequency(shape.theta ** (-i / half), shape) for i in range(half)]
+    angles = positions * torch.tensor(frequencies, dtype=torch.float64)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat([x[:, :half] * cos - x[:, half:] * sin, x[:, half:] * cos + x[:, :half] * sin], dim=1)
+
+
+def _frequency(frequency: float, shape: Shape) -> float:
+    """Llama 3.1's rule, by wave lengths."""
+    if shape.scaling is None:
+        return frequency
+    factor, low, high, original = shape.scaling
+    wave = 2 * math.pi / frequency
+    if wave > original / low:
+        return frequency / factor
+    if wave < original / high:
+        return frequency
+    smooth = (original / wave - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+@dataclass
+class PlainRun:
+    losses: list[float]
+    norms: list[float]
+    weights: Weights
+
+
+def train(
+    weights: Weights,
+    shape: Shape,
+    steps: list[list[Rows]],
+    rates: list[float],
+    settings: OptimizerConfig,
+    frozen: tuple[str, ...] = (),
+) -> PlainRun:
+    """AdamW or SGD on the mean loss of all tokens of each step's micro-batches together."""
+    every = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
+    weights = {name: w for name, w in every.items() if name not in frozen}
+    first = {name: torch.zeros_like(w) for name, w in weights.items()}
+    second = {name: torch.zeros_like(w) for name, w in weights.items()}
+    losses, norms = [], []
+    for number, (micro_batches, lr) in enumerate(zip(steps, rates, strict=True), start=1):
+        tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
+        sums = torch.stack([loss_sum(every, shape, rows) for rows in micro_batches])
+        loss = sums.sum() / max(tokens, 1.0)
+        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        grads = {
+            name: torch.zeros_like(w) if grad is None else grad
+            for (name, w), grad in zip(weights.items(), found, strict=True)
+        }
+        norm = math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in grads.values()))
+        losses.append(float(loss.detach()))
+        norms.append(norm)
+        with torch.no_grad():
+            for name, w in weights.items():
+                grad = grads[name] * min(1.0, settings.clip / max(norm, settings.clip))
+                decay = settings.weight_decay if w.dim() > 1 else 0.0
+                if settings.algorithm == "sgd":
+                    first[name] = settings.momentum * first[name] + grad + decay * w
+                    w.sub_(lr * first[name])
+                    continue
+                one, two = settings.betas
+                first[name] = one * first[name] + (1 - one) * grad
+                second[name] = two * second[name] + (1 - two) * grad * grad
+                w.mul_(1 - lr * decay)
+                corrected = (second[name] / (1 - two**number)).sqrt() + settings.eps
+                w.sub_(lr * (first[name] / (1 - one**number)) / corrected)
+    return PlainRun(losses, norms, {name: w.detach() for name, w in every.items()})

@@ -1,0 +1,141 @@
+"""Checkpoints of several ranks on what is no disk: S3, as moto's server has it, and a store without rename."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from copying_store import CopyingStore
+from rank_processes import RankFailure, RunRanks
+from test_checkpoint_layouts import STATE, Part, kill_instead, sabotage
+from test_parity import Layout
+
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, read_state, save_checkpoint
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """URL of a bucket. In a process of its own: ranks are forked, and threads are not forked with them."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    code = (
+        "import time; from moto.server import ThreadedMotoServer as S;"
+        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(600)"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
+        try:
+            deadline = time.monotonic() + 60
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                assert server.poll() is None and time.monotonic() < deadline, "moto's server does not start"
+                time.sleep(0.1)
+            yield "s3://checkpoints"
+        finally:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture(params=["s3", CopyingStore.protocol, "file"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL for the checkpoints of a run."""
+    if request.param != "s3":
+        return f"{request.param}://{tmp_path}/run"
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}/run"
+
+
+def make_bucket(root: str) -> None:
+    files = CheckpointFiles(root)
+    bucket = files.base.partition("/")[0]
+    if bucket and not files.fs.exists(bucket):
+        files.fs.mkdir(bucket)
+
+
+def test_ranks_save_there_and_others_load(run_ranks: RunRanks, root: str) -> None:
+    def save(rank: int) -> tuple[dict[str, torch.Tensor], list[str]]:
+        part = Part(Layout(dp=2))
+        if rank == 0:
+            make_bucket(root)
+        part.mesh.barrier()
+        part.train(0, 1)
+        saver = CheckpointSaver(root, part.mesh, keep=2)
+        for step in (1, 2):
+            saver.save(step, part.model, part.optimizer, STATE)
+        saver.finish()
+        part.train(1, 3)
+        # Once more the same step, over a finished one.
+        for step in (3, 3):
+            save_checkpoint(root, step, part.model, part.optimizer, part.mesh, STATE, keep=2)
+        return part.content(), saver.files.names()
+
+    def load(rank: int) -> tuple[dict[str, torch.Tensor], str]:
+        part = Part(Layout(tp=2), seed=99)
+        path = find_checkpoint(root, part.mesh)
+        assert path is not None and part.load(path) == (3, STATE) and read_state(path) == STATE
+        return part.content(), str(path)
+
+    content, names = run_ranks(2, save)[0]
+    assert names == ["step-00000002", "step-00000003"]
+    for loaded, path in run_ranks(2, load):
+        assert path.endswith("/run/step-00000003") and loaded.keys() == content.keys()
+        assert all(torch.equal(loaded[name], content[name]) for name in content)
+
+
+DAMAGES = [(CopyingStore.protocol, damage) for damage in ("killed", "a part", "a bit", "manifest")]
+
+
+@pytest.mark.parametrize(("root", "damage"), [("s3", "killed"), ("s3", "a bit"), *DAMAGES], indirect=["root"])
+def test_what_is_not_whole_there_is_passed_over(run_ranks: RunRanks, root: str, damage: str) -> None:
+    def save(rank: int) -> None:
+        part = Part(Layout(dp=2))
+        if rank == 0:
+            make_bucket(root)
+        part.mesh.barrier()
+        save_checkpoint(root, 1, part.model, part.optimizer, part.mesh, STATE)
+        if damage == "killed" and rank == 0:
+            sabotage("CheckpointFiles.publish", lambda _: kill_instead)
+        save_checkpoint(root, 2, part.model, part.optimizer, part.mesh, STATE)
+        if rank == 0:
+            spoil(CheckpointFiles(root), "step-00000002", damage)
+
+    def find(rank: int) -> str:
+        return os.path.basename(str(find_checkpoint(root, Part(Layout(dp=2)).mesh)))
+
+    if damage == "killed":
+        with pytest.raises(RankFailure):
+            run_ranks(2, save)
+    else:
+        run_ranks(2, save)
+    assert run_ranks(2, find) == ["step-00000001"] * 2
+
+
+def spoil(files: CheckpointFiles, name: str, damage: str) -> None:
+    folder = f"{files.base}/{name}"
+    if damage == "manifest":
+        files.fs.rm_file(f"{folder}/manifest.json")
+        return
+    victim = next(path for path in files.fs.ls(folder, detail=False) if path.endswith("_0.distcp"))
+    data = bytearray(files.fs.cat_file(victim))
+    if damage == "a part":
+        del data[-1]
+    else:
+        data[len(data) // 2] ^= 1
+    files.fs.pipe_file(victim, bytes(data))

@@ -1,0 +1,235 @@
+"""Runs that end by an error while a checkpoint is being written: it is finished, or somebody says that it was not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankFailure, RunRanks
+from test_checkpoint_layouts import STATE, Part
+from test_parity import Layout
+from test_trainer_runs import blend, make_config, train  # noqa: F401
+
+from energon_lite.errors import StateError
+from energon_lite.trainer.checkpointing import checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.training import Trainer
+
+
+class Spoilt(Exception):
+    """An error of a user's own."""
+
+
+def slow_writing(seconds: float) -> None:
+    """In this (forked) process, writing tensors takes so long."""
+    save = checkpoint.save_tensors
+
+    def slow(*args: Any, **how: Any) -> None:
+        time.sleep(seconds)
+        save(*args, **how)
+
+    checkpoint.save_tensors = slow
+
+
+def fail(at: int, error: type[BaseException], rank: int | None = None) -> Callable[[Trainer, int], None]:
+    def disturb(trainer: Trainer, step: int) -> None:
+        if step == at and rank in (None, trainer.mesh.global_rank):
+            raise error("spoilt")
+
+    return disturb
+
+
+def saved(root: Path) -> list[str]:
+    return CheckpointFiles(root).names()
+
+
+@pytest.mark.parametrize("error", [Spoilt, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_error_waits_for_the_checkpoint_that_is_being_written(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    error: type[BaseException],
+    world: int,
+) -> None:
+    config = make_config(blend, tmp_path / "run")
+
+    def job(rank: int) -> None:
+        slow_writing(0.5)
+        with pytest.raises(error, match="spoilt"):
+            train(config, fail(3, error))
+
+    run_ranks(world, job)
+    assert saved(tmp_path / "run/checkpoints") == ["step-00000002"]
+
+
+def test_a_signal_does_not_cut_it_off(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """What ends the other ranks of a run when one has failed, sends SIGTERM first."""
+    config = make_config(blend, tmp_path / "run")
+
+    def disturb(trainer: Trainer, step: int) -> None:
+        if step == 3:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            raise Spoilt("spoilt")
+
+    def job(rank: int) -> None:
+        slow_writing(1.0)
+        with pytest.raises(Spoilt):
+            train(config, disturb)
+
+    run_ranks(1, job)
+    assert saved(tmp_path / "run/checkpoints") == ["step-00000002"]
+
+
+def test_a_rank_that_fails_alone_leaves_a_checkpoint_and_no_rank_that_waits(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = make_config(blend, tmp_path / "run")
+
+    def job(rank: int) -> int:
+        slow_writing(0.5)
+        try:
+            return train(config, fail(3, Spoilt, rank=1))
+        except Spoilt:
+            os._exit(1)
+
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(2, job)
+    assert saved(tmp_path / "run/checkpoints") == ["step-00000002"]
+    assert "died without a word" in failure.value.by_rank[1]
+    assert "onnection" in failure.value.by_rank[0] and "still running" not in failure.value.by_rank[0]
+
+
+@pytest.mark.parametrize("stuck", [[0, 1], [1]])
+def test_a_checkpoint_that_cannot_be_finished_is_given_up_with_a_word(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    stuck: list[int],
+) -> None:
+    """Also where the other rank is stuck, and this one's share was written."""
+    config = make_config(blend, tmp_path / "run", save_timeout=0.5)
+
+    def job(rank: int) -> tuple[float, list[str]]:
+        if rank in stuck:
+            slow_writing(60.0)
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("energon_lite.trainer.training").addHandler(handler)
+        began = time.monotonic()
+        with pytest.raises(Spoilt):
+            train(config, fail(3, Spoilt))
+        return time.monotonic() - began, [text for text in said if "checkpoint" in text]
+
+    for seconds, said in run_ranks(2, job):
+        assert seconds < 20 and len(said) == 1
+        assert "the checkpoint of step 2 was not finished within 0.5 s" in said[0]
+    assert saved(tmp_path / "run/checkpoints") == []
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_closing_finishes_or_raises(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    good: bool,
+) -> None:
+    config = make_config(blend, tmp_path / "run")
+
+    def job(rank: int) -> None:
+        slow_writing(0.5)
+        if not good:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run/checkpoints").write_text("a file, not a folder")
+        with Trainer(config) as trainer:
+            trainer.save(1)
+            if good:
+                return
+            with pytest.raises(StateError, match="could not be written"):
+                trainer.close()
+
+    run_ranks(1, job)
+    assert not good or saved(tmp_path / "run/checkpoints") == ["step-00000001"]
+
+
+SCRIPT = """
+import sys, time, torch
+from energon_lite.trainer.checkpointing import checkpoint
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training import LlamaModel, ModelConfig
+
+root, seconds, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+save = checkpoint.save_tensors
+checkpoint.save_tensors = lambda *args, **how: (time.sleep(seconds), save(*args, **how))
+mesh = build_mesh()
+model = LlamaModel(ModelConfig(hidden_size=8, num_layers=1, num_heads=1, ffn_size=8), mesh)
+saver = checkpoint.CheckpointSaver(root, mesh, timeout=timeout)
+saver.save(1, model, make_optimizer(model, mesh, OptimizerConfig()), {})
+print("end of the script")
+"""
+
+
+@pytest.mark.parametrize(("seconds", "timeout"), [(0.5, 100.0), (100.0, 0.5)], ids=["done", "given up"])
+def test_a_process_that_forgets_to_finish_ends(tmp_path: Path, seconds: float, timeout: float) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(seconds), str(timeout)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "end of the script\n", done.stderr
+    assert saved(tmp_path / "run") == (["step-00000001"] if seconds < timeout else [])
+    assert ("was not finished within" in done.stderr) == (seconds > timeout)
+
+
+def test_a_saver_can_be_closed_twice(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def job(rank: int) -> None:
+        part = Part(Layout())
+        saver = CheckpointSaver(tmp_path / "run", part.mesh)
+        saver.close()
+        saver.save(1, part.model, part.optimizer, STATE)
+        saver.close()
+        saver.close()
+
+    run_ranks(1, job)
+    assert saved(tmp_path / "run") == ["step-00000001"]
+
+
+def test_a_save_that_is_late_is_told_of(
+    run_ranks: RunRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next step waits for it: nobody should have to guess why."""
+    monkeypatch.setattr(checkpoint, "_TOLD", 0.1, raising=False)
+
+    def job(rank: int) -> str:
+        slow_writing(0.5)
+        part = Part(Layout())
+        saver = CheckpointSaver(tmp_path / "run", part.mesh)
+        saver.save(1, part.model, part.optimizer, STATE)
+        saver.finish()
+        return caplog.text
+
+    (said,) = run_ranks(1, job)
+    assert "waiting for the checkpoint of step 1" in said
+
+
+def test_an_error_that_nobody_asks_for_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file, not a folder")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), "0", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "the checkpoint of step 1 could not be written" in done.stderr, done.stderr

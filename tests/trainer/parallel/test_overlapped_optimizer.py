@@ -1,0 +1,372 @@
+"""The overlapped optimizer makes the run that one process makes with torch's own, and none of its kind's mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+from awkward_net import CONFIG, F32, F64, AwkwardNet, Batch, Run, config, make, make_steps, serial_run, train, unlike
+from rank_processes import RunRanks
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
+
+STEPS = 20
+
+
+def assert_close(run: Run, serial: Run, dtype: torch.dtype) -> None:
+    found = unlike(run, serial)
+    limits = {"losses": 1e-6, "norms": 1e-6, "parameters": 1e-5}
+    for what, difference in found.items():
+        assert difference <= (1e-12 if dtype == torch.float64 else limits[what]), (what, found)
+
+
+# -- equal to one process ----------------------------------------------------------------------------------------------
+
+Case = tuple[torch.dtype, str, int | None, str, int]
+#: By number of ranks: type, when gradients are reduced, bucket size, algorithm, micro-batches of a rank.
+CASES: dict[int, list[Case]] = {
+    1: [(F64, "last", None, "adamw", 8), (F32, "every", 60, "sgd", 3)],
+    2: [(F64, "every", 1, "adamw", 2), (F32, "last", 60, "adamw", 8), (F64, "last", 60, "sgd", 1)],
+    3: [(F64, "every", 60, "adamw", 4), (F32, "last", None, "adamw", 1)],
+    4: [(F64, "last", 1, "adamw", 1), (F32, "every", None, "sgd", 2)],
+    5: [(F32, "every", 60, "adamw", 1)],
+    6: [(F64, "last", 60, "sgd", 1)],
+    7: [(F64, "every", 60, "adamw", 1)],
+    8: [(F64, "every", None, "adamw", 1)],
+}
+ALL_CASES = list(itertools.product([F32, F64], ["last", "every"], [1, 60, None], ["adamw", "sgd"], [1, 2, 8]))
+
+
+def run_cases(world: int, cases: list[Case], run_ranks: RunRanks) -> None:
+    def job(rank: int) -> list[Run]:
+        runs = []
+        for dtype, reduce, bucket_size, algorithm, micro_batches in cases:
+            net, optimizer, mesh = make(dtype, reduce=reduce, bucket_size=bucket_size, algorithm=algorithm)
+            runs.append(train(net, optimizer, mesh, make_steps(STEPS, world * micro_batches)))
+        return runs
+
+    by_rank = run_ranks(world, job, timeout=900.0)
+    for runs in by_rank:
+        for run, first, case in zip(runs, by_rank[0], cases, strict=True):
+            serial = serial_run(make_steps(STEPS, world * case[4]), case[0], config(algorithm=case[3]))
+            assert max(serial.norms) > CONFIG.clip > min(serial.norms), "clipping was not tested"
+            assert_close(run, serial, case[0])
+            assert run.losses == first.losses and run.norms == first.norms
+            assert all(torch.equal(run.weights[name], first.weights[name]) for name in run.weights)
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_run_is_that_of_one_process(run_ranks: RunRanks, world: int) -> None:
+    run_cases(world, CASES[world], run_ranks)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bucket_size", [1, 60, None])
+@pytest.mark.parametrize("reduce", ["last", "every"])
+@pytest.mark.parametrize("world", range(1, 9))
+def test_every_run_is_that_of_one_process(
+    run_ranks: RunRanks, world: int, reduce: str, bucket_size: int | None
+) -> None:
+    run_cases(world, [case for case in ALL_CASES if case[1:3] == (reduce, bucket_size)], run_ranks)
+
+
+@pytest.mark.parametrize("reduce", ["last", "every"])
+def test_two_runs_have_the_same_bits(run_ranks: RunRanks, reduce: str) -> None:
+    def job(rank: int) -> Run:
+        net, optimizer, mesh = make(F32, reduce=reduce)
+        return train(net, optimizer, mesh, make_steps(6, 6))
+
+    one, two = run_ranks(3, job)[0], run_ranks(3, job)[0]
+    assert one.losses == two.losses and one.norms == two.norms
+    assert all(torch.equal(weight, two.weights[name]) for name, weight in one.weights.items())
+
+
+@pytest.mark.parametrize("reduce", ["last", "every"])
+@pytest.mark.parametrize("sizes", [{"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"dp": 1, "tp": 3}], ids=str)
+def test_partial_sums_are_summed_over_their_axis_and_counted_once(
+    run_ranks: RunRanks, sizes: dict[str, int], reduce: str
+) -> None:
+    """Each tensor-parallel rank (or end of a pipeline) sees a part of the tokens, and has all of each parameter."""
+    other = "tp" if "tp" in sizes else "pp"
+    sum_over = ("tp",) if other == "tp" else ("ends",)
+    world = sizes["dp"] * sizes[other]
+    steps = make_steps(8, world * 2)
+
+    def job(rank: int) -> Run:
+        mesh = build_mesh(**sizes)
+        net = AwkwardNet(F64, sum_over=sum_over)
+        optimizer = OverlappedDistributedOptimizer(net, mesh, config(reduce=reduce))
+        return train(net, optimizer, mesh, steps, spread=("dp", other))
+
+    for run in run_ranks(world, job):
+        assert_close(run, serial_run(steps, F64, CONFIG), F64)
+
+
+def test_copies_on_tensor_parallel_ranks_count_once(run_ranks: RunRanks) -> None:
+    steps = make_steps(8, 4)
+
+    def job(rank: int) -> Run:
+        net, optimizer, mesh = make(mesh=build_mesh(dp=2, tp=2))
+        return train(net, optimizer, mesh, steps)
+
+    for run in run_ranks(4, job):
+        assert_close(run, serial_run(steps, F64, CONFIG), F64)
+
+
+@pytest.mark.parametrize("grad_dtype", ["float32", "parameter"])
+@pytest.mark.parametrize("reduce", ["last", "every"])
+def test_bfloat16_has_master_values_in_float32(run_ranks: RunRanks, reduce: str, grad_dtype: str) -> None:
+    """Updates far below the precision of bfloat16 add up."""
+
+    def job(rank: int) -> tuple[float, float]:
+        net, optimizer, _mesh = make(torch.bfloat16, reduce=reduce, grad_dtype=grad_dtype, weight_decay=0.0, clip=0.0)
+        start = net.head_bias.detach().clone()
+        for _ in range(64):
+            optimizer.begin_step(1)
+            net.head_bias.sum().backward()  # the sign of the gradient never changes, so Adam steps by lr
+            optimizer.end_micro_batch()
+            optimizer.step(lr=1e-3)
+        optimizer.wait_parameters()
+        moved = start.float() - net.head_bias.float()
+        return float(moved.min()), float(moved.max())
+
+    for low, high in run_ranks(2, job):
+        assert low == pytest.approx(0.064, abs=0.01) and high == pytest.approx(0.064, abs=0.01)
+
+
+# -- gradients that come otherwise than expected -----------------------------------------------------------------------
+
+
+def test_the_first_step_shows_the_true_order(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> tuple[list[str], list[str], list[list[str]]]:
+        net, optimizer, mesh = make()
+        expected = list(optimizer.order)
+        # Only the second rank uses what is rare, and only in its first micro-batch.
+        batches = [dataclasses.replace(batch, rare=number == 1) for number, batch in enumerate(make_steps(1, 4)[0])]
+        train(net, optimizer, mesh, [batches])
+        return expected, optimizer.order, [[slot.name for slot in bucket.slots] for bucket in optimizer._queue]
+
+    runs = run_ranks(2, job)
+    for expected, order, in_buckets in runs:
+        assert order == runs[0][1] != expected
+        trained = ["head_bias", "norm", "last", "first", "table"]
+        places = [min(i for i, name in enumerate(order) if name.startswith(start)) for start in trained]
+        assert places == sorted(places)
+        assert {name.partition(".")[0] for name in order[-4:]} == {"unused", "rare"}
+        # Each bucket is a run of that order.
+        left = list(order)
+        for names in in_buckets:
+            assert sorted(left[: len(names)]) == sorted(names)
+            del left[: len(names)]
+        assert not left
+
+
+@pytest.mark.parametrize("reduce", ["last", "every"])
+def test_ranks_may_use_different_parameters(run_ranks: RunRanks, reduce: str) -> None:
+    """Gradients come in another order on each rank; collectives must not."""
+    steps = [
+        [dataclasses.replace(b, rare=n % 2 == s % 2) for n, b in enumerate(step)]
+        for s, step in enumerate(make_steps(6, 4))
+    ]
+
+    def job(rank: int) -> Run:
+        net, optimizer, mesh = make(reduce=reduce, bucket_size=1)
+        return train(net, optimizer, mesh, steps)
+
+    for run in run_ranks(2, job):
+        assert_close(run, serial_run(steps, F64, CONFIG), F64)
+
+
+@pytest.mark.parametrize("reduce", ["last", "every"])
+def test_a_micro_batch_may_have_several_backward_passes(run_ranks: RunRanks, reduce: str) -> None:
+    batches = make_steps(4, 4)
+
+    def job(rank: int) -> list[float]:
+        net, optimizer, _mesh = make(reduce=reduce, clip=0.0)
+        norms = []
+        for step in batches:
+            mine = step[rank::2]
+            optimizer.begin_step(len(mine))
+            for batch in mine:
+                for row in (slice(0, 2), slice(2, None)):
+                    part = Batch(batch.words[row], batch.labels[row], batch.mask[row], rare=False)
+                    net.loss_sum(part).backward()
+                optimizer.end_micro_batch()
+            norms.append(optimizer.step(lr=0.01))
+        return norms
+
+    def whole(rank: int) -> list[float]:
+        net, optimizer, _mesh = make(reduce=reduce, clip=0.0)
+        norms = []
+        for step in batches:
+            for batch in step[rank::2]:
+                net.loss_sum(dataclasses.replace(batch, rare=False)).backward()
+            norms.append(optimizer.step(lr=0.01))
+        return norms
+
+    assert run_ranks(2, job)[0] == pytest.approx(run_ranks(2, whole)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("reduce", ["last", "every"])
+def test_a_gradient_too_many_is_an_error_and_not_lost(run_ranks: RunRanks, reduce: str) -> None:
+    batch = make_steps(1, 1)[0][0]
+
+    def job(rank: int) -> str:
+        net, optimizer, mesh = make(reduce=reduce)
+        train(net, optimizer, mesh, make_steps(1, 2))
+        optimizer.begin_step(1)
+        net.loss_sum(batch).backward()
+        with pytest.raises(UsageError) as caught:
+            net.loss_sum(batch).backward()
+        return str(caught.value)
+
+    assert all("after its bucket was reduced" in text for text in run_ranks(2, job))
+
+
+def test_a_micro_batch_too_few_is_an_error(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> None:
+        _net, optimizer, _mesh = make()
+        optimizer.begin_step(2)
+        optimizer.end_micro_batch()
+        with pytest.raises(UsageError, match="1 of 2 micro-batches ended"):
+            optimizer.step(lr=0.1)
+
+    run_ranks(1, job)
+
+
+def test_ranks_with_unequal_numbers_of_micro_batches_are_told(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> str:
+        _net, optimizer, _mesh = make(reduce="every")
+        with pytest.raises(UsageError) as caught:
+            optimizer.begin_step(2 + rank)
+        return str(caught.value)
+
+    assert all("2 micro-batches on one data-parallel rank and 3 on" in text for text in run_ranks(2, job))
+
+
+def test_a_loop_that_says_nothing_gets_the_same(run_ranks: RunRanks) -> None:
+    steps = make_steps(4, 4)
+
+    def job(rank: int) -> list[float]:
+        net, optimizer, _mesh = make(reduce="every")
+        norms = []
+        for batches in steps:
+            tokens = float(sum(batch.mask.sum() for batch in batches))
+            for batch in batches[rank::2]:
+                (net.loss_sum(batch) / tokens).backward()
+            norms.append(optimizer.step(lr=0.0))
+        return norms
+
+    def said(rank: int) -> list[float]:
+        norms = []
+        for batches in steps:
+            net, optimizer, mesh = make(reduce="last")
+            norms += train(net, optimizer, mesh, [batches]).norms
+        return norms
+
+    assert run_ranks(2, job)[0] == pytest.approx(run_ranks(2, said)[0], rel=1e-12)
+
+
+# -- what else went wrong elsewhere ------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> tuple[float, int, bool, float]:
+        net, optimizer, mesh = make(F32, clip=1.0)
+        train(net, optimizer, mesh, make_steps(2, 2))
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        state = [tensor.clone() for piece in optimizer.pieces() for tensor in piece.tensors.values()]
+        (net.head_bias.sum() * (float("inf") if rank == 1 else 1.0)).backward()
+        norm = optimizer.step(lr=0.1)
+        kept = all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+        now = [tensor for piece in optimizer.pieces() for tensor in piece.tensors.values()]
+        kept = kept and all(map(torch.equal, state, now))
+        updates = optimizer.updates
+        net.head_bias.sum().backward()
+        return norm, updates, kept, optimizer.step(lr=0.1)
+
+    for norm, updates, kept, following in run_ranks(2, job):
+        assert norm == float("inf") and updates == 2 and kept
+        assert following == pytest.approx(2 * 13**0.5, rel=1e-6)  # two ranks, thirteen ones
+
+
+def test_several_models_in_one_process(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> tuple[list[Run], Run]:
+        steps = make_steps(3, 4)
+        mesh = build_mesh()
+        pairs = [make(mesh=mesh) for _ in range(2)]
+        runs: list[list[Run]] = [[], []]
+        for step in steps:
+            for which, (net, optimizer, _) in enumerate(pairs):
+                runs[which].append(train(net, optimizer, mesh, [step]))
+        alone = make(mesh=mesh)
+        expected = [train(alone[0], alone[1], mesh, [step]) for step in steps]
+        return [runs[0][-1], runs[1][-1]], expected[-1]
+
+    for pair, alone in run_ranks(2, job):
+        assert all(run.losses == alone.losses and run.norms == alone.norms for run in pair)
+
+
+def test_a_model_has_one_optimizer_at_a_time(run_ranks: RunRanks) -> None:
+    """Of two, one would get no gradients. When one is closed, the next goes on with the values that it left."""
+
+    def job(rank: int) -> tuple[Run, Run, bool]:
+        begin, go_on = make_steps(2, 2), make_steps(3, 2, seed=4)
+        net, first, mesh = make()
+        train(net, first, mesh, begin)
+        second = OverlappedDistributedOptimizer(net, mesh, CONFIG)
+        with pytest.raises(UsageError, match="another one has the same parameters"):
+            train(net, second, mesh, begin)
+        second.close()
+        first.close()
+        gone = weakref.ref(first)
+        del first
+        gc.collect()
+        fresh, optimizer, _ = make(mesh=mesh)
+        fresh.load_state_dict(net.state_dict())
+        expected = train(fresh, optimizer, mesh, go_on)
+        return train(net, OverlappedDistributedOptimizer(net, mesh, CONFIG), mesh, go_on), expected, gone() is None
+
+    for run, expected, freed in run_ranks(2, job):
+        assert run.losses == expected.losses and run.norms == expected.norms and run.losses[0] != run.losses[1]
+        assert freed
+
+
+def test_hooks_outlive_the_garbage_collector(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> float:
+        net, optimizer, _mesh = make()
+        gc.collect()
+        net.head_bias.sum().backward()
+        gc.collect()
+        net.head_bias.sum().backward()
+        return optimizer.step(lr=0.0)
+
+    assert run_ranks(1, job) == [pytest.approx(2 * 13**0.5, rel=1e-12)]
+
+
+def test_frozen_parameters_are_left_alone(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> tuple[bool, bool]:
+        net, optimizer, mesh = make()
+        before, memory = net.frozen.weight.clone(), net.frozen.weight.data_ptr()
+        train(net, optimizer, mesh, make_steps(2, 1))
+        named = {piece.name for piece in optimizer.pieces()}
+        unchanged = torch.equal(before, net.frozen.weight) and memory == net.frozen.weight.data_ptr()
+        return unchanged, any(name.startswith("frozen") for name in named)
+
+    assert run_ranks(1, job) == [(True, False)]
+
+
+def test_model_of_frozen_parameters_only(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> float:
+        net = AwkwardNet()
+        net.requires_grad_(False)
+        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), CONFIG)
+        return optimizer.step(lr=0.1)
+
+    assert run_ranks(2, job) == [0.0, 0.0]

@@ -1,0 +1,205 @@
+"""Batches by tokens through the trainer: packed rows are what padded rows are, on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from rank_processes import RankFailure, RunRanks
+from test_parity import BASE, Layout, gathered
+from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
+
+from energon_lite import CaptioningSample, TextSample
+from energon_lite.cli.measure import command as measure
+from energon_lite.errors import ConfigError
+from energon_lite.hooks import HookContext, hook_context
+from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.parallel.parameters import layout_of
+from energon_lite.trainer.training import MultimodalBatch, MultimodalTaskEncoder, SequenceTaskEncoder, TrainerConfig
+from energon_lite.trainer.training.llama import LlamaModel
+from energon_lite.trainer.training.pipeline import run_pipeline
+
+CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)
+Loss = tuple[float, dict[str, torch.Tensor]]
+
+
+def samples(seed: int) -> list[CaptioningSample | TextSample]:
+    """Texts of one to twelve letters, every third behind an image."""
+    generator = np.random.default_rng(seed)
+    made: list[CaptioningSample | TextSample] = []
+    for number in range(7):
+        text = "".join(chr(97 + letter) for letter in generator.integers(0, 26, generator.integers(1, 13)))
+        base: dict[str, Any] = {"__key__": str(number), "__restore_key__": ("sample", 0, number, 0, 0)}
+        if number % 3 == seed % 3:
+            image = torch.from_numpy(generator.random((3, 4, 4), dtype=np.float32))
+            made.append(CaptioningSample(**base, image=image, caption=text))
+        else:
+            made.append(TextSample(**base, text=text))
+    return made
+
+
+def collated(kind: str, chosen: list[CaptioningSample | TextSample]) -> MultimodalBatch:
+    """The samples as rows with their images before them, as rows with places for images, or all in one row."""
+    encoder = MultimodalTaskEncoder(max_length=16, image_size=4, training=False)
+    if kind != "rows":
+        encoder = SequenceTaskEncoder(
+            max_length=16, image_size=4, patch_size=2, training=False, packed=kind == "packed"
+        )
+    with hook_context(HookContext(0)):
+        return encoder.batch([encoder.encode_sample(sample) for sample in chosen])  # type: ignore[arg-type]
+
+
+def loss_and_gradients(layout: Layout, kind: str) -> Loss:
+    """Of two micro-batches of different sizes: the sum of the losses, and all gradients, whole."""
+    mesh = layout.mesh()
+    model = LlamaModel(CONFIG, mesh, seed=5)
+    micro_batches = [collated(kind, samples(1)), collated(kind, samples(2)[:3])]
+    loss = mesh.sum_over_data(run_pipeline(model, micro_batches))
+    if (group := mesh.group("pp")) is not None:
+        torch.distributed.all_reduce(loss, group=group)
+    with torch.no_grad():
+        for p in model.parameters():
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            for axis in layout_of(p).sum_over:
+                torch.distributed.all_reduce(grad, group=mesh.group(axis))
+            p.copy_(mesh.sum_over_data(grad))
+    return loss.item(), gathered(model, mesh)
+
+
+PACKED_LAYOUTS = [
+    Layout(),
+    Layout(tp=2, sp=True),
+    Layout(cp=2),
+    Layout(pp=2, virtual=2),
+    Layout(tp=2, cp=2, pp=2),
+]
+
+
+@pytest.mark.parametrize("layout", PACKED_LAYOUTS, ids=str)
+def test_packed_and_padded_have_one_loss_and_one_gradient(run_ranks: RunRanks, layout: Layout) -> None:
+    """The same samples, images among them, in three forms; on one process in the form that has no mask at all."""
+    expected, whole = run_ranks(1, lambda rank: loss_and_gradients(Layout(), "rows"))[0]
+    for kind in ("padded", "packed"):
+        for loss, gradients in run_ranks(layout.world, lambda rank, form=kind: loss_and_gradients(layout, form)):
+            assert loss == pytest.approx(expected, rel=1e-12)
+            assert gradients.keys() == whole.keys()
+            for name, gradient in gradients.items():
+                torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_documents_are_what_makes_the_difference(run_ranks: RunRanks) -> None:
+    """Without them a packed row has another loss: the test above can fail."""
+
+    def losses(rank: int) -> tuple[float, float]:
+        model = LlamaModel(CONFIG, build_mesh(), seed=5)
+        batch = collated("packed", samples(1))
+        with torch.no_grad():
+            right = run_pipeline(model, [batch], backward=False)
+            wrong = run_pipeline(model, [dataclasses.replace(batch, documents=None)], backward=False)
+            return right.item(), wrong.item()
+
+    right, wrong = run_ranks(1, losses)[0]
+    assert abs(right - wrong) > 1e-3 * right
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+    """The blend of pictures and texts, with the lengths that the trainer's task encoder gives."""
+    (blend.parent / "trainer_rows.py").write_text(
+        "from energon_lite.trainer.training import SequenceTaskEncoder\n"
+        "rows = SequenceTaskEncoder(max_length=12, image_size=4, patch_size=2)\n"
+    )
+    monkeypatch.syspath_prepend(str(blend.parent))
+    for part in ("train", "val"):
+        options = ["--task-encoder", "trainer_rows:rows", "--split-part", part, "--num-workers", "0", "--no-progress"]
+        done = CliRunner().invoke(measure, [str(blend), *options], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    return blend
+
+
+BATCHING: dict[str, dict[str, Any]] = {
+    "capacity": {"strategy": "capacity", "capacity": 48},
+    "best_fit": {"strategy": "best_fit", "capacity": 40, "open_bins": 4},
+    "cost": {"strategy": "best_fit", "capacity": 40, "unit": "cost", "alpha": 64},
+}
+
+
+def token_config(path: Path, output: Path, batching: dict[str, Any], **more: Any) -> TrainerConfig:
+    config = make_config(path, output, **more)
+    model = dataclasses.replace(config.model, patch_size=2, num_layers=4)
+    optimizer = dataclasses.replace(config.optimizer, scale_rule="sqrt", reference_tokens=100)
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, batching=batching), model=model, optimizer=optimizer
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "mesh", "share"),
+    [
+        ("capacity", 4, {"tp": 2, "sequence_parallel": True}, "load"),
+        ("capacity", 4, {"pp": 2, "virtual": 2}, "load"),
+        ("best_fit", 2, {}, "load"),
+        ("best_fit", 2, {"cp": 2}, "broadcast"),
+        ("best_fit", 8, {"tp": 2, "pp": 2}, "load"),
+        ("cost", 8, {"pp": 2, "cp": 2}, "broadcast"),
+    ],
+    ids=str,
+)
+def test_each_layout_makes_the_run_of_one_process(
+    run_ranks: RunRanks, measured: Path, tmp_path: Path, strategy: str, world: int, mesh: dict[str, Any], share: str
+) -> None:
+    runs = []
+    for name, sizes, ranks in (("alone", {}, 1), ("together", mesh, world)):
+        config = token_config(
+            measured, tmp_path / name, BATCHING[strategy], mesh=sizes, share=share, steps=4, save_every=0, eval_every=2
+        )
+        assert run_ranks(ranks, lambda rank, c=config: train(c)) == [4] * ranks
+        runs.append(metrics(tmp_path / name))
+    assert len({entry["tokens"] for entry in runs[0]}) > 1, "sizes that do not vary prove nothing"
+    for entry in runs[0]:
+        planned = learning_rate(entry["step"] - 1, 4, config.optimizer)
+        assert entry["lr"] == pytest.approx(planned * (entry["tokens"] / 100) ** 0.5)
+    for mine, its in zip(*runs, strict=True):
+        assert mine.keys() == its.keys() and mine["tokens"] == its["tokens"] and mine["lr"] == its["lr"]
+        for key in mine:
+            assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
+
+
+def test_a_packed_run_moves_between_layouts(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
+    straight = token_config(measured, tmp_path / "straight", BATCHING["best_fit"], save_every=0)
+    assert run_ranks(1, lambda rank: train(straight)) == [6]
+    for world, mesh, stop in ((4, {"pp": 2}, 2), (2, {"tp": 2}, 4), (4, {"cp": 2}, None)):
+        config = token_config(measured, tmp_path / "moving", BATCHING["best_fit"], mesh=mesh, save_every=0)
+        disturb = None if stop is None else send(signal.SIGTERM, to_rank=0, at=stop)
+        assert run_ranks(world, lambda rank, c=config, d=disturb: train(c, d)) == [stop or 6] * world
+    for mine, its in zip(metrics(tmp_path / "moving"), metrics(tmp_path / "straight"), strict=True):
+        assert mine["tokens"] == its["tokens"]
+        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
+
+
+def test_a_strategy_that_cannot_be_is_refused(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
+    def message(rank: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            train(token_config(measured, tmp_path / "run", {"strategy": "best_fit", "capcity": 40}))
+        return str(caught.value)
+
+    assert "data.batching.capcity" in run_ranks(1, message)[0]
+
+
+def test_lengths_that_nobody_measured_are_asked_for(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RankFailure, match="energon-lite measure"):
+        run_ranks(1, lambda rank: train(token_config(blend, tmp_path / "run", BATCHING["best_fit"])))

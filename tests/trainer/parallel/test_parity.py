@@ -1,0 +1,397 @@
+"""Every layout of ranks makes the run that one plain process makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import plain_llama
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from plain_llama import PlainRun, Rows, Shape, Weights
+from rank_processes import RunRanks
+
+from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.parallel.parameters import layout_of
+from energon_lite.trainer.training.config import ModelConfig, OptimizerConfig, RopeScaling
+from energon_lite.trainer.training.llama import LlamaModel
+from energon_lite.trainer.training.step import train_step
+
+BASE = ModelConfig(
+    hidden_size=32,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    ffn_size=24,
+    vocab_size=29,
+    vocab_multiple=32,
+    image_size=4,
+    patch_size=2,
+    init_std=0.2,
+    dtype="float64",
+)
+# Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
+OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-5, clip=0.5)
+#: Ways to make the same step. Small buckets, so that many are under way, and slices begin and end inside of rows.
+PLAIN = dataclasses.replace(OPTIMIZER, kind="plain")
+LAST = dataclasses.replace(OPTIMIZER, bucket_size=1500)
+EVERY = dataclasses.replace(OPTIMIZER, bucket_size=1500, reduce="every")
+STEPS, MICRO_BATCHES = 5, 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes, and how they are used."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    sp: bool = False
+    virtual: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    def mesh(self) -> ParallelMesh:
+        return build_mesh(
+            dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, sequence_parallel=self.sp, virtual=self.virtual
+        )
+
+    def __str__(self) -> str:
+        sizes = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "dp") if getattr(self, name) > 1]
+        return " ".join([*sizes, *["sp"] * self.sp, *[f"virtual{self.virtual}"] * (self.virtual > 1)]) or "one process"
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(dp=4),
+    Layout(tp=4),
+    Layout(tp=2, dp=2),
+    Layout(tp=2, dp=2, sp=True),
+    Layout(cp=2, dp=2),
+    Layout(cp=4),
+    Layout(tp=2, cp=2),
+    Layout(tp=2, cp=2, sp=True),
+    Layout(pp=4),
+    Layout(pp=2, dp=2),
+    Layout(pp=2, virtual=2),
+    Layout(pp=2, virtual=2, tp=2, sp=True),
+    Layout(tp=2, pp=2),
+    Layout(cp=2, pp=2),
+    Layout(tp=2, pp=2, dp=2),
+    Layout(tp=2, pp=2, cp=2),
+    Layout(pp=2, cp=2, dp=2, virtual=2),
+]
+ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "empty")
+
+
+def make_rows(generator: torch.Generator, kind: str) -> Rows:
+    """Random tokens: 'empty' has no rows, no label of 'nothing' counts, 'packed' rows hold several documents."""
+    if kind == "empty":
+        none = torch.zeros(0, 0, dtype=torch.int64)
+        return Rows(none, none, torch.zeros(0, 0), torch.zeros(0, 3, 4, 4), none[0:0, 0:0].flatten())
+    rows, length = 3, int(torch.randint(4, 9, (), generator=generator))
+    lengths = torch.randint(2, length + 1, (rows,), generator=generator)
+    lengths[0] = length
+    mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
+    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
+    return Rows(
+        tokens=torch.randint(0, 29, (rows, length), generator=generator),
+        labels=torch.randint(0, 29, (rows, length), generator=generator),
+        loss_mask=mask * 0 if kind == "nothing" else mask,
+        image=torch.rand(len(images), 3, 4, 4, generator=generator),
+        image_rows=torch.tensor(images, dtype=torch.int64),
+        documents=torch.randint(0, 2, (rows, length), generator=generator).cumsum(1) if "packed" in kind else None,
+    )
+
+
+def make_steps(
+    kinds: tuple[str, ...] = ("mixed", "text", "nothing", "packed image"), seed: int = 1, steps: int = STEPS
+) -> list[list[Rows]]:
+    """Micro-batches of each step; with four data-parallel ranks, the third has no token that counts in any step."""
+    generator = torch.Generator().manual_seed(seed)
+    return [[make_rows(generator, kind) for kind in kinds] for _ in range(steps)]
+
+
+def gathered(model: LlamaModel, mesh: ParallelMesh) -> Weights:
+    """All parameters of all stages, whole."""
+    weights = {}
+    for name, p in model.named_parameters():
+        dim, group = layout_of(p).sharded_dim, mesh.group("tp")
+        if dim is None or group is None:
+            weights[name] = p.detach().clone()
+            continue
+        parts = [torch.empty_like(p) for _ in range(mesh.tp)]
+        dist.all_gather(parts, p.detach().contiguous(), group=group)
+        weights[name] = torch.cat(parts, dim=dim)
+    if mesh.pp == 1:
+        return weights
+    stages: list[Weights] = [{} for _ in range(mesh.pp)]
+    dist.all_gather_object(stages, weights, group=mesh.group("pp"))
+    for stage in stages:
+        for name in stage.keys() & weights.keys():
+            assert torch.equal(stage[name], weights[name]), f"two stages have different {name}"
+    return {name: weight for stage in stages for name, weight in stage.items()}
+
+
+def own(micro_batches: list[Rows], mesh: ParallelMesh) -> list[Rows | None]:
+    """This rank's micro-batches: each replica of the model has others, stages between the first and the last none.
+
+    Where they do not divide evenly, some are empty.
+    """
+    missing = -len(micro_batches) % mesh.dp
+    padded = micro_batches + [make_rows(torch.Generator(), "empty")] * missing
+    mine: list[Rows | None] = list(padded[mesh.rank("dp") :: mesh.dp])
+    return mine if mesh.is_first_stage or mesh.is_last_stage else [None] * len(mine)
+
+
+@dataclass
+class Run:
+    start: Weights
+    losses: list[float]
+    tokens: list[int]
+    norms: list[float]
+    end: Weights
+
+
+def train_on(
+    config: ModelConfig,
+    steps: list[list[Rows]],
+    layout: Layout,
+    frozen: tuple[str, ...] = (),
+    settings: OptimizerConfig = LAST,
+) -> Run:
+    """The run of one rank."""
+    mesh = layout.mesh()
+    model = LlamaModel(config, mesh, seed=5)
+    start = gathered(model, mesh)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in frozen)
+    optimizer = make_optimizer(model, mesh, settings)
+    results = []
+    for number, micro_batches in enumerate(steps):
+        mine = own(micro_batches, mesh)
+        lr = learning_rate(number, len(steps), settings)
+        results.append(train_step(model, optimizer, mine, mesh, lr=lr))
+    optimizer.wait_parameters()
+    return Run(
+        start,
+        [result.loss for result in results],
+        [result.tokens for result in results],
+        [result.grad_norm for result in results],
+        gathered(model, mesh),
+    )
+
+
+def plain_run(
+    config: ModelConfig,
+    start: Weights,
+    steps: list[list[Rows]],
+    frozen: tuple[str, ...] = (),
+    settings: OptimizerConfig = OPTIMIZER,
+) -> PlainRun:
+    heads, tied, scaling = (config.num_heads, config.kv_heads), config.tie_embeddings, config.rope_scaling
+    shape = Shape(
+        config.num_layers,
+        *heads,
+        config.vocab_size,
+        config.patch_size,
+        tied=tied,
+        scaling=None if scaling is None else dataclasses.astuple(scaling),
+    )
+    rates = [learning_rate(number, len(steps), settings) for number in range(len(steps))]
+    return plain_llama.train(start, shape, steps, rates, settings, frozen)
+
+
+def assert_same(runs: list[Run], plain: PlainRun, tolerance: float, of_weights: float | None = None) -> None:
+    """Losses and norms, relative to what is above one, and weights."""
+    for run in runs:
+        torch.testing.assert_close(run.losses, plain.losses, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(run.norms, plain.norms, rtol=tolerance, atol=tolerance)
+        assert run.end.keys() == plain.weights.keys()
+        for name, weight in run.end.items():
+            torch.testing.assert_close(weight, plain.weights[name], rtol=0, atol=of_weights or tolerance)
+    # What ranks hold in common they hold to the last bit: a rounding error that differs would grow.
+    for run in runs[1:]:
+        assert run.losses == runs[0].losses and run.norms == runs[0].norms
+        assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
+
+
+#: Whether embeddings are tied, optimizer. Untied ones, and the overlapped optimizer's other settings: test_long_runs.
+VARIANTS = {"tied, reduced every time": (True, EVERY), "plain optimizer": (False, PLAIN)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "variant"),
+    [
+        *((layout, "tied, reduced every time") for layout in LAYOUTS),
+        *((each, "plain optimizer") for each in LAYOUTS[::2]),
+    ],
+    ids=str,
+)
+def test_layout_makes_the_plain_run(
+    run_ranks: RunRanks, layout: Layout, variant: str, plain_runs: dict[ModelConfig, PlainRun]
+) -> None:
+    tied, settings = VARIANTS[variant]
+    config = dataclasses.replace(BASE, tie_embeddings=tied)
+    steps = make_steps()
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
+    if config not in plain_runs:
+        plain_runs[config] = plain_run_in_child(run_ranks, config, runs[0].start, steps)
+    assert_same(runs, plain_runs[config], 1e-12)
+    assert runs[0].tokens == [sum(int(rows.loss_mask.sum()) for rows in step) for step in steps]
+    assert max(runs[0].norms) > OPTIMIZER.clip > 0, "clipping was not tested"
+
+
+@pytest.fixture(scope="module")
+def plain_runs() -> dict[ModelConfig, PlainRun]:
+    """One plain run is enough for all layouts: they start from equal weights, which has a test of its own."""
+    return {}
+
+
+def test_layouts_start_from_equal_weights(run_ranks: RunRanks) -> None:
+    def start(layout: Layout) -> Weights:
+        weights: Weights = run_ranks(layout.world, lambda rank: train_on(BASE, [], layout))[0].start
+        return weights
+
+    alone = start(Layout())
+    for layout in LAYOUTS:
+        assert all(torch.equal(weight, alone[name]) for name, weight in start(layout).items())
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        (Layout(), LAST),
+        (Layout(tp=2, dp=2), EVERY),
+        (Layout(dp=4), LAST),
+        (Layout(tp=2, cp=2, sp=True), EVERY),
+        (Layout(pp=2, virtual=2, dp=2), EVERY),
+    ],
+    ids=str,
+)
+def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: Layout, settings: OptimizerConfig) -> None:
+    config = dataclasses.replace(BASE, dtype="float32")
+
+    def run() -> Run:
+        found: Run = run_ranks(layout.world, lambda rank: train_on(config, make_steps(), layout, (), settings))[0]
+        return found
+
+    one, two = run(), run()
+    assert one.losses == two.losses and one.norms == two.norms
+    assert all(torch.equal(weight, two.end[name]) for name, weight in one.end.items())
+
+
+def test_text_only_model(run_ranks: RunRanks) -> None:
+    config = dataclasses.replace(BASE, image_size=0, num_kv_heads=None, tie_embeddings=True)
+    steps = make_steps(("text",) * MICRO_BATCHES)
+    runs = run_ranks(4, lambda rank: train_on(config, steps, Layout(dp=2, tp=2)))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)
+
+
+def plain_run_in_child(
+    run_ranks: RunRanks,
+    config: ModelConfig,
+    start: Weights,
+    steps: list[list[Rows]],
+    frozen: tuple[str, ...] = (),
+    settings: OptimizerConfig = OPTIMIZER,
+) -> PlainRun:
+    """Away from the test process: where there is a GPU, a process that has run autograd must not fork any more."""
+    run: PlainRun = run_ranks(1, lambda rank: plain_run(config, start, steps, frozen, settings))[0]
+    return run
+
+
+def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunRanks) -> None:
+    steps = [[make_rows(torch.Generator().manual_seed(2), "nothing") for _ in range(MICRO_BATCHES)]]
+    for run in run_ranks(2, lambda rank: train_on(BASE, steps, Layout(dp=2))):
+        assert (run.losses, run.tokens, run.norms) == ([0.0], [0], [0.0])
+        decayed = 1 - learning_rate(0, 1, OPTIMIZER) * OPTIMIZER.weight_decay
+        for name, weight in run.end.items():
+            factor = decayed if weight.dim() > 1 else 1.0
+            torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [LAST, EVERY], ids=["last", "every"])
+def test_all_axes_at_once(run_ranks: RunRanks, settings: OptimizerConfig) -> None:
+    """Sixteen ranks; each replica of the model has its empty micro-batches at other places."""
+    config = dataclasses.replace(BASE, tie_embeddings=True)
+    layout = Layout(tp=2, cp=2, dp=2, pp=2, sp=True)
+    steps = make_steps(("mixed", "text", "empty", "packed image", "text", "empty"))[:2]
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any layout of at most eight ranks, rather the smaller ones."""
+    sizes = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
+    for _ in range(draw(st.integers(1, 3))):
+        axis = draw(st.sampled_from(sorted(sizes)))
+        sizes[axis] = min(sizes[axis] * 2, 4)
+    if draw(st.integers(0, 9)) == 0 and math.prod(sizes.values()) == 2:
+        sizes["pp"] = 3
+    virtual = draw(st.sampled_from([1, 2])) if sizes["pp"] == 2 else 1
+    return Layout(**sizes, sp=draw(st.booleans()), virtual=virtual)
+
+
+@settings(
+    max_examples=24,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    layout=layouts(),
+    kinds=st.lists(st.sampled_from(ALL_KINDS), min_size=1, max_size=8),
+    tied=st.booleans(),
+    kv_heads=st.sampled_from([4, 8]),
+    scaled=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
+    fused=st.booleans(),
+    attention=st.sampled_from(["sdpa", "varlen"]),
+    loss_chunk=st.sampled_from([0, 0, 1, 5, 1000]),
+    optimizer=st.sampled_from(["plain", "last", "every"]),
+    bucket_size=st.sampled_from([1, 400, 1500, None]),
+    seed=st.integers(0, 1000),
+)
+def test_features_in_any_combination(
+    run_ranks: RunRanks,
+    layout: Layout,
+    kinds: list[str],
+    tied: bool,
+    kv_heads: int,
+    scaled: bool,
+    recompute: str,
+    frozen: set[str],
+    fused: bool,
+    attention: str,
+    loss_chunk: int,
+    optimizer: str,
+    bucket_size: int | None,
+    seed: int,
+) -> None:
+    scaling = RopeScaling(4.0, 0.1, 1.5, 6) if scaled else None
+    config = dataclasses.replace(
+        BASE,
+        tie_embeddings=tied,
+        num_kv_heads=kv_heads,
+        rope_scaling=scaling,
+        recompute=recompute,
+        fuse_projections=fused,
+        attention=attention,
+        loss_chunk=loss_chunk,
+    )
+    fixed = tuple(sorted(frozen))
+    steps = make_steps(tuple(kinds), seed)[:2]
+    given = PLAIN if optimizer == "plain" else dataclasses.replace(LAST, reduce=optimizer, bucket_size=bucket_size)
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, fixed, given))
+    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps, fixed), 1e-12)

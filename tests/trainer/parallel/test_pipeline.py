@@ -1,0 +1,175 @@
+"""Running a pipeline: torch's own as a witness, evaluation, shapes that change, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import RankFailure, RunRanks
+from test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.training.llama import LlamaModel, Stream
+from energon_lite.trainer.training.pipeline import run_pipeline
+from energon_lite.trainer.training.pipeline_schedule import Action
+from energon_lite.trainer.training.step import evaluate
+
+TEXT = dataclasses.replace(BASE, image_size=0)
+
+
+def equal_rows(count: int) -> list[Any]:
+    """Micro-batches of one shape, as torch's schedules want them."""
+    generator = torch.Generator().manual_seed(3)
+    batches = []
+    while len(batches) < count:
+        rows = make_rows(generator, "text")
+        if rows.tokens.shape[1] == 6:
+            batches.append(rows)
+    return batches
+
+
+def gradients(model: LlamaModel) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class Piece(torch.nn.Module):
+    """A chunk of a model as torch's pipelining wants it: tensors in, a tensor out."""
+
+    def __init__(self, model: LlamaModel, chunk: int, shape: Any):
+        super().__init__()
+        self.model, self.chunk, self.shape = model, chunk, shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.model.starts(self.chunk):
+            stream = self.model.embed(x, self.shape.image, self.shape.image_rows)
+        else:
+            stream = Stream(x)
+        made = self.model.blocks(self.chunk, stream)
+        return self.model.logits(made) if self.model.ends(self.chunk) else made.hidden
+
+
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_gradients_are_those_of_torchs_pipeline(run_ranks: RunRanks, virtual: int) -> None:
+    count = 4
+
+    def check(rank: int) -> None:
+        mesh = build_mesh(pp=2, virtual=virtual)
+        batches = equal_rows(count)
+        model = LlamaModel(TEXT, mesh, seed=5)
+        theirs = LlamaModel(TEXT, mesh, seed=5)
+        loss = run_pipeline(model, batches)
+
+        stages = [
+            PipelineStage(
+                Piece(theirs, chunk, batches[0]), rank + 2 * chunk, 2 * virtual, mesh.device, group=mesh.group("pp")
+            )
+            for chunk in range(virtual)
+        ]
+
+        def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            kept, labels = targets[..., 0], targets[..., 1]
+            picked = torch.log_softmax(logits[..., : TEXT.vocab_size], dim=-1).gather(-1, labels[..., None])
+            return -(picked[..., 0] * kept).sum()
+
+        kwargs: Any = {"n_microbatches": count, "loss_fn": loss_of}
+        make: Any = Schedule1F1B if virtual == 1 else ScheduleInterleaved1F1B
+        if "scale_grads" in inspect.signature(make).parameters:  # torch 2.6 never scales them
+            kwargs["scale_grads"] = False
+        schedule: Any = make(stages[0] if virtual == 1 else stages, **kwargs)
+        tokens = torch.cat([batch.tokens for batch in batches])
+        targets = torch.cat([torch.stack([batch.loss_mask.long(), batch.labels], dim=-1) for batch in batches])
+        losses: list[torch.Tensor] = []
+        schedule.step(*([tokens] if rank == 0 else []), **({"target": targets, "losses": losses} if rank == 1 else {}))
+        if rank == 1:
+            torch.testing.assert_close(loss, torch.stack(losses).sum().detach(), rtol=1e-10, atol=1e-10)
+        mine, its = gradients(model), gradients(theirs)
+        assert mine.keys() == its.keys() and mine
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, its[name], rtol=1e-10, atol=1e-10)
+
+    run_ranks(2, check)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(pp=2, virtual=2),
+        Layout(pp=3),
+        Layout(pp=2, tp=2, sp=True),
+        Layout(pp=2, cp=2),
+        Layout(pp=2, dp=2),
+    ],
+    ids=str,
+)
+def test_evaluation_is_the_mean_over_all_tokens(run_ranks: RunRanks, layout: Layout) -> None:
+    """More batches than fit into the stages at once, some without rows; no gradient is left behind."""
+    batches = [rows for step in make_steps(("mixed", "packed", "empty", "nothing")) for rows in step]
+
+    def check(rank: int) -> tuple[float, int]:
+        mesh = layout.mesh()
+        model = LlamaModel(BASE, mesh, seed=5)
+        found = evaluate(model, own(batches, mesh), mesh)
+        assert all(p.grad is None for p in model.parameters())
+        return found
+
+    found = run_ranks(layout.world, check)
+    assert found == [found[0]] * layout.world
+    loss, tokens = found[0]
+    start = run_ranks(1, lambda rank: dict(LlamaModel(BASE, build_mesh(), seed=5).state_dict()))[0]
+    plain = plain_run_in_child(run_ranks, BASE, start, [batches])
+    assert tokens == sum(int(rows.loss_mask.sum()) for rows in batches)
+    assert loss == pytest.approx(plain.losses[0], abs=1e-10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+@pytest.mark.parametrize(("pp", "virtual"), [(4, 1), (2, 2), (3, 1)])
+def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int, count: int) -> None:
+    """Fewer than stages, not a multiple of them, none at all: all come back, and nothing hangs."""
+
+    def check(rank: int) -> tuple[float, int]:
+        mesh = build_mesh(pp=pp, virtual=virtual)
+        model = LlamaModel(BASE, mesh, seed=5)
+        done: list[Action] = []
+        back: list[int] = []
+        batches = [make_rows(torch.Generator().manual_seed(n), "mixed") for n in range(count)]
+        loss = run_pipeline(
+            model,
+            own(batches, mesh),
+            after_backward=back.append,
+            record=lambda action, began, ended: done.append(action),
+        )
+        assert sorted(back) == sorted(list(range(virtual)) * count) and len(done) == 2 * count * virtual
+        return loss.item()
+
+    losses = run_ranks(pp, check)
+    assert (losses[-1] > 0) == (count > 0) and losses[:-1] == [0.0] * (pp - 1)
+
+
+def test_ends_with_different_data_are_told_apart(run_ranks: RunRanks) -> None:
+    def check(rank: int) -> None:
+        mesh = build_mesh(pp=2)
+        batches = [make_rows(torch.Generator().manual_seed(7), "text") for _ in range(2)]
+        if rank == 1:
+            batches[1].tokens = batches[1].tokens.flip(0)
+        run_pipeline(LlamaModel(BASE, mesh), batches)
+
+    with pytest.raises(RankFailure, match="micro-batch 1 of the step is not the same on the first and the last stage"):
+        run_ranks(2, check, 20.0)
+
+
+def test_a_stage_has_its_own_layers_only(run_ranks: RunRanks) -> None:
+    def names(rank: int) -> set[str]:
+        model = LlamaModel(dataclasses.replace(BASE, tie_embeddings=True), build_mesh(pp=2, virtual=2))
+        return {".".join(name.split(".")[:2]) for name, _ in model.named_parameters()}
+
+    first, last = run_ranks(2, names)
+    assert first == {"embed_tokens.weight", "vision.weight", "vision.bias", "vision.position", "layers.0", "layers.2"}
+    assert last == {"embed_tokens.weight", "layers.1", "layers.3", "norm.weight"}
+    alone = ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
+    assert not dist.is_initialized() and LlamaModel(BASE, alone).chunks == [[0, 1, 2, 3]]

@@ -1,0 +1,146 @@
+"""Several ranks prepare one data set together, in a group and without one."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rank_processes import RankFailure, RunRanks
+
+from energon_lite.errors import DatasetError, UsageError
+from energon_lite.storage.prepare.prepare import PrepareReport, prepare_dataset
+from energon_lite.storage.prepare.ranks import Ranks
+
+OPTIONS = {"split_ratio": "3,1,1", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Eleven shards with 1 .. 11 samples."""
+    root = tmp_path / "data"
+    root.mkdir()
+    for shard in range(11):
+        with tarfile.open(root / f"{shard:02d}.tar", "w") as tar:
+            for number in range(shard + 1):
+                info = tarfile.TarInfo(f"{shard}-{number}.txt")
+                info.size = number
+                tar.addfile(info, io.BytesIO(b"x" * number))
+    return root
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".tar"
+    }
+
+
+def prepare(folder: Path, ranks: Ranks | None = None) -> PrepareReport:
+    return prepare_dataset(folder, ranks=ranks, force_overwrite=True, **OPTIONS)  # type: ignore[arg-type]
+
+
+def expected(folder: Path) -> dict[str, bytes]:
+    """What one process writes; the folder is as before."""
+    prepare(folder)
+    found = contents(folder)
+    for name in found:
+        (folder / name).unlink()
+    shutil.rmtree(folder / ".nv-meta")
+    assert len(found) == 11 + 6
+    return found
+
+
+def test_four_ranks_write_what_one_writes(run_ranks: RunRanks, folder: Path) -> None:
+    alone = expected(folder)
+
+    def job(rank: int) -> tuple[int, int, bool]:
+        report = prepare(folder, Ranks(rank, 4, timeout=20))
+        return report.shards, report.samples, (folder / ".nv-meta/.info.json").exists()
+
+    results = run_ranks(4, job)
+    assert results == [(11, 66, True), (3, 2 + 6 + 10, True), (3, 3 + 7 + 11, True), (2, 4 + 8, True)]
+    assert contents(folder) == alone
+
+
+def test_a_broken_shard_ends_all_ranks(run_ranks: RunRanks, folder: Path) -> None:
+    os.truncate(folder / "06.tar", 700)
+    with pytest.raises(RankFailure) as failed:
+        run_ranks(3, lambda rank: prepare(folder, Ranks(rank, 3)))
+    texts = failed.value.by_rank
+    assert "ShardFormatError" in texts[0] and "truncated" in texts[0] and "06.tar" in texts[0]
+    for rank in (1, 2):
+        assert "rank 0 could not do its part" in texts[rank] and "truncated" in texts[rank]
+    assert not (folder / ".nv-meta/.info.json").exists()
+
+
+def test_a_mistake_of_rank_0_ends_all_ranks(run_ranks: RunRanks, folder: Path) -> None:
+    prepare(folder)
+    with pytest.raises(RankFailure) as failed:
+        run_ranks(2, lambda rank: prepare_dataset(folder, split_ratio="1,0,0", ranks=Ranks(rank, 2)))
+    assert "already been prepared" in failed.value.by_rank[0] and "already been prepared" in failed.value.by_rank[1]
+
+
+class TestWithoutAGroup:
+    def test_rank_0_waits_for_the_pieces(self, folder: Path) -> None:
+        alone = expected(folder)
+        results: list[PrepareReport] = []
+        thread = threading.Thread(target=lambda: results.append(prepare(folder, Ranks(0, 3, timeout=20))))
+        thread.start()
+        time.sleep(0.3)
+        assert thread.is_alive() and not (folder / ".nv-meta/.info.json").exists()
+        shares = [prepare(folder, Ranks(rank, 3)) for rank in (2, 1)]
+        thread.join(10)
+        assert results[0].samples == 66 and [share.shards for share in shares] == [3, 4]
+        assert contents(folder) == alone
+
+    def test_the_others_may_come_first(self, folder: Path) -> None:
+        alone = expected(folder)
+        for rank in (1, 0):
+            prepare(folder, Ranks(rank, 2, timeout=0))
+        assert contents(folder) == alone
+        prepare(folder, Ranks(1, 2))  # and a late one does no harm
+        assert contents(folder) == alone
+
+    def test_too_late(self, folder: Path) -> None:
+        prepare(folder, Ranks(2, 4))
+        with pytest.raises(DatasetError) as caught:
+            prepare(folder, Ranks(0, 4, timeout=0.3))
+        message = str(caught.value)
+        assert "no result for 5 of 11 shards after 0.3 s without progress" in message
+        assert "rank 1: 01.tar, 05.tar, 09.tar; rank 3: 03.tar, 07.tar" in message and "run again" in message
+
+    def test_a_broken_shard_of_another_rank(self, folder: Path) -> None:
+        os.truncate(folder / "05.tar", 700)
+        share = prepare(folder, Ranks(1, 2))
+        assert share.shards == 4 and "05.tar: the tar file is truncated" in share.warnings[0]
+        with pytest.raises(DatasetError, match=r"truncated[\s\S]*05\.tar"):
+            prepare(folder, Ranks(0, 2, timeout=5))
+
+    def test_an_old_report_of_a_broken_shard_does_not_count(self, folder: Path) -> None:
+        whole = (folder / "05.tar").read_bytes()
+        os.truncate(folder / "05.tar", 700)
+        prepare(folder, Ranks(1, 2))
+        (folder / "05.tar").write_bytes(whole)
+        with pytest.raises(DatasetError, match=r"no result for 1 of 11 shards[\s\S]*rank 1: 05\.tar"):
+            prepare(folder, Ranks(0, 2, timeout=0.2))
+
+
+def test_who_they_are() -> None:
+    assert Ranks.from_environment({"RANK": "3", "WORLD_SIZE": "8"}) == Ranks(3, 8)
+    assert Ranks.from_environment({}) == Ranks(0, 1)
+    with pytest.raises(UsageError, match="RANK='x'"):
+        Ranks.from_environment({"RANK": "x"})
+    with pytest.raises(UsageError, match="rank 2 of 2"):
+        Ranks(2, 2)
+    shares = [Ranks(rank, 3).share(range(10)) for rank in range(3)]
+    assert (
+        sorted(item for share in shares for item in share) == list(range(10))
+        and max(map(len, shares)) - min(map(len, shares)) == 1
+    )

@@ -1,0 +1,160 @@
+"""A configuration is a run: made twice it is the same, and no interruption or change of layout shows in its losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RunRanks
+from test_packed_runs import BATCHING, measured  # noqa: F401
+from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
+
+from energon_lite.trainer.training import TrainerConfig
+
+#: World size and mesh. All share two micro-batches and more; four layers fit two stages with two chunks.
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (2, {}),
+    (4, {}),
+    (2, {"tp": 2, "sequence_parallel": True}),
+    (2, {"pp": 2}),
+    (2, {"pp": 2, "virtual": 2}),
+    (2, {"cp": 2}),
+    (4, {"tp": 2}),
+    (4, {"tp": 2, "cp": 2}),
+    (4, {"pp": 4}),
+    (4, {"pp": 2, "cp": 2, "order": "cp-pp"}),
+    (8, {"tp": 2, "pp": 2}),
+]
+STEPS = 16
+
+
+def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool = False, **train: Any) -> TrainerConfig:
+    config = make_config(path, output, mesh=mesh, **({"steps": STEPS, "save_every": 0} | train))
+    model = dataclasses.replace(config.model, num_layers=4, dtype="float64")
+    data = dataclasses.replace(config.data, batching=BATCHING["best_fit"] if packed else None)
+    return dataclasses.replace(config, model=model, data=data)
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "packed"),
+    [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)],
+    ids=str,
+)
+def test_two_runs_of_one_configuration_write_the_same(
+    run_ranks: RunRanks,
+    measured: Path,  # noqa: F811
+    tmp_path: Path,
+    world: int,
+    mesh: dict[str, Any],
+    packed: bool,
+) -> None:
+    """All but times, to the last bit, whatever number of workers loads."""
+    found = []
+    for name, workers in (("one", 0), ("two", 1)):
+        config = run_config(measured, tmp_path / name, mesh, packed=packed, steps=5, save_every=2, eval_every=2)
+        config = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, workers=workers),
+            model=dataclasses.replace(config.model, dtype="float32"),
+        )
+        assert run_ranks(world, lambda rank, c=config: train(c)) == [5] * world
+        found.append(metrics(tmp_path / name))
+    assert found[0] == found[1] and len(found[0]) == 5
+    assert "eval_loss" in found[0][1]
+
+
+def interrupted(run_ranks: RunRanks, path: Path, folder: Path, *, stops: int, seed: int, packed: bool) -> None:
+    """Compare a run that is stopped at random steps, each time to go on in another layout, with one that is not."""
+    choice = random.Random(seed)
+    straight = run_config(path, folder / "straight", {}, packed=packed)
+    assert run_ranks(1, lambda rank: train(straight)) == [STEPS]
+    ends: list[int | None] = [*sorted(choice.sample(range(1, STEPS), stops)), None]
+    last: tuple[int, dict[str, Any]] | None = None
+    for stop in ends:
+        last = choice.choice([layout for layout in LAYOUTS if layout is not last])
+        world, mesh = last
+        config = run_config(path, folder / "moving", mesh, packed=packed)
+        # One rank alone gets the signal; all stop behind the same step, with a checkpoint of it.
+        disturb = None if stop is None else send(signal.SIGTERM, to_rank=choice.randrange(world), at=stop)
+        assert run_ranks(world, lambda rank, c=config, d=disturb: train(c, d)) == [stop or STEPS] * world
+    one, two = metrics(folder / "straight"), metrics(folder / "moving")
+    assert [entry["step"] for entry in two] == [*range(1, STEPS + 1)]
+    for mine, its in zip(one, two, strict=True):
+        assert (mine["tokens"], mine["lr"]) == (its["tokens"], its["lr"])
+        assert its["loss"] == pytest.approx(mine["loss"], abs=1e-5), (seed, mine["step"])
+    assert one[-1]["loss"] < one[0]["loss"] - 0.5, "a curve that stays where it is proves little"
+
+
+def test_a_run_stopped_at_random_steps_follows_the_curve(
+    run_ranks: RunRanks,
+    measured: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    interrupted(run_ranks, measured, tmp_path, stops=4, seed=1, packed=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_a_run_stopped_ten_times_follows_the_curve(
+    run_ranks: RunRanks,
+    measured: Path,  # noqa: F811
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    interrupted(run_ranks, measured, tmp_path, stops=10, seed=seed, packed=seed % 2 == 1)
+
+
+def test_torchrun_starts_a_killed_run_again_where_it_was(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """``--max-restarts``: the trainer goes on from its newest checkpoint by itself, to the same bits."""
+    common = {"steps": 5, "save_every": 2, "async_save": False}
+    config = make_config(blend, tmp_path / "straight", mesh={"tp": 2}, **common)
+    assert run_ranks(2, lambda rank: train(config)) == [5, 5]
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import dataclasses, os, signal, sys
+            from test_trainer_runs import Path, Trainer, make_config
+
+            blend, output = map(Path, sys.argv[1:])
+            settings = {"steps": 5, "save_every": 2, "async_save": False}
+            with Trainer(make_config(blend, output, mesh={"tp": 2}, **settings)) as trainer:
+                undisturbed = trainer.step
+
+                def step(number, batches):
+                    if number == 4 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return undisturbed(number, batches)
+
+                trainer.step = step
+                assert trainer.run() == 5
+                (output / f"restarts-{os.environ['RANK']}").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            """
+        )
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [*command, str(program), str(blend), str(tmp_path / "restarted")],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [(tmp_path / f"restarted/restarts-{rank}").read_text() for rank in range(2)] == ["1", "1"]
+    assert metrics(tmp_path / "restarted") == metrics(tmp_path / "straight")

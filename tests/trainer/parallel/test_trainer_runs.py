@@ -1,0 +1,381 @@
+"""Whole runs over real shards: resumed, killed, laid out anew, evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rank_processes import RankFailure, RunRanks
+
+from energon_lite.errors import StateMismatchError, TopologyError, UsageError
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
+from energon_lite.trainer.training import (
+    Trainer,
+    TrainerConfig,
+    config_from_dict,
+    generate_captions,
+    load_model,
+    load_tokenizer,
+)
+from energon_lite.trainer.training.throughput import flops_per_token
+
+WriteDataset = Callable[..., Path]
+WORDS = ["black", "grey", "white"]
+VAL_SAMPLES, TRAIN_SAMPLES = 7, 24
+
+CAPTION_YAML = """\
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map: {image: png, caption: txt}
+"""
+
+
+def picture(number: int) -> tuple[str, dict[str, bytes]]:
+    """A 4x4 image of one shade, and its name."""
+    data = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), (number % 3) * 127, dtype=np.uint8)).save(data, "png")
+    return f"p{number:03d}", {"png": data.getvalue(), "txt": WORDS[number % 3].encode()}
+
+
+def line(number: int) -> tuple[str, dict[str, bytes]]:
+    return f"t{number:03d}", {"txt": f"line {number} of some text".encode()[: 8 + number % 9]}
+
+
+@pytest.fixture
+def blend(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+    """Pictures with captions, and text without pictures, half and half."""
+    splits = {"train": ["train.tar"], "val": ["val.tar"]}
+    for name, make, yaml in (("pictures", picture, CAPTION_YAML), ("lines", line, None)):
+        shards = {
+            "train.tar": [make(number) for number in range(TRAIN_SAMPLES)],
+            "val.tar": [make(number) for number in range(VAL_SAMPLES)],
+        }
+        write_dataset(tmp_path / name, shards, splits=splits, **({"dataset_yaml": yaml} if yaml else {}))
+    path = tmp_path / "blend.yaml"
+    parts = "\n".join(f"      - {{path: {name}, weight: 1}}" for name in ("pictures", "lines"))
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        f"  train:\n    blend:\n{parts}\n  val:\n    blend:\n{parts}\n"
+    )
+    return path
+
+
+def make_config(
+    blend: Path,
+    output: Path,
+    *,
+    tp: int = 1,
+    workers: int = 0,
+    lr: float = 5e-3,
+    mesh: dict[str, Any] | None = None,
+    share: str = "load",
+    **train: Any,
+) -> TrainerConfig:
+    shape = {"hidden_size": 32, "num_layers": 3, "num_heads": 4, "ffn_size": 48, "tie_embeddings": True}
+    return config_from_dict(
+        {
+            "seed": 3,
+            "output": str(output),
+            "data": {
+                "path": str(blend),
+                "micro_batch_size": 3,
+                "micro_batches_per_step": 4,
+                "workers": workers,
+                "share": share,
+                "max_length": 12,
+            },
+            "mesh": {"tp": tp} | (mesh or {}),
+            "model": shape | {"image_size": 4},
+            "optimizer": {"lr": lr, "warmup": 2, "eps": 1e-6},
+            "train": {"steps": 6, "save_every": 2} | train,
+        }
+    )
+
+
+def train(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None = None) -> int:
+    """One rank's run. ``disturb(trainer, step)`` is called before each step."""
+    with Trainer(config) as trainer:
+        undisturbed = trainer.step
+
+        def disturbed(step: int, batches: Any) -> dict[str, Any]:
+            if disturb is not None:
+                disturb(trainer, step)
+            return undisturbed(step, batches)
+
+        trainer.step = disturbed  # type: ignore[method-assign]
+        return trainer.run()
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """The lines of a run's file, without those values that are times."""
+    lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
+    times = {"seconds", "data_wait", "tokens_per_second", "memory_gib"}
+    assert all(times < entry.keys() for entry in lines)
+    return [{key: value for key, value in entry.items() if key not in times} for entry in lines]
+
+
+def send(number: signal.Signals, *, to_rank: int, at: int) -> Callable[[Trainer, int], None]:
+    def disturb(trainer: Trainer, step: int) -> None:
+        if trainer.mesh.global_rank == to_rank and step == at:
+            os.kill(os.getpid(), number)
+
+    return disturb
+
+
+@pytest.fixture
+def straight(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    """The metrics of the run that nothing disturbs, as tp 2 x dp 2."""
+    assert run_ranks(4, lambda rank: train(make_config(blend, tmp_path / "straight", tp=2))) == [6] * 4
+    lines = metrics(tmp_path / "straight")
+    assert [entry["step"] for entry in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(entry.keys() == {"step", "loss", "grad_norm", "tokens", "lr"} for entry in lines)
+    return lines
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
+) -> None:
+    # Not while training goes on: the second checkpoint is to be there, and the fourth not.
+    config = make_config(blend, tmp_path / "killed", tp=2, workers=1, async_save=False)
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)))
+    assert "died without a word" in failure.value.by_rank[3]
+    newest = latest_checkpoint(tmp_path / "killed/checkpoints")
+    assert newest is not None and newest.name == "step-00000002"
+    assert run_ranks(4, lambda rank: train(config)) == [6] * 4
+    assert metrics(tmp_path / "killed") == straight
+
+
+def test_a_terminated_run_saves_and_goes_on_in_other_layouts(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
+) -> None:
+    output = tmp_path / "moving"
+    # One rank alone gets the signal; all stop after the same step, with a checkpoint of it.
+    for tp, world, stop in ((2, 4, 1), (1, 4, 3), (4, 4, 5), (1, 1, None)):
+        config = make_config(blend, output, tp=tp, save_every=0)
+        disturb = None if stop is None else send(signal.SIGTERM, to_rank=world - 1, at=stop)
+        done = run_ranks(world, lambda rank, c=config, d=disturb: train(c, d))  # type: ignore[misc]
+        assert done == [stop or 6] * world
+    found = metrics(output)
+    assert [entry["tokens"] for entry in found] == [entry["tokens"] for entry in straight]
+    assert found[0] == straight[0]
+    for mine, its in zip(found, straight, strict=True):
+        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "share"),
+    [
+        (2, {"pp": 2}, "load"),
+        (3, {"pp": 3, "order": "pp-dp"}, "broadcast"),
+        (4, {"cp": 2, "order": "dp-cp"}, "broadcast"),
+        (4, {"tp": 2, "sequence_parallel": True}, "broadcast"),
+        (8, {"tp": 2, "pp": 2, "order": "tp-pp-dp"}, "load"),
+    ],
+    ids=str,
+)
+def test_each_axis_makes_the_same_run(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, Any], share: str
+) -> None:
+    """Losses, norms, evaluation; from a checkpoint of one process, and with one that one process goes on from."""
+    runs = []
+    for name, sizes, ranks in (("alone", {}, 1), ("together", mesh, world)):
+        output = tmp_path / name
+        for stop, m, n in ((2, {}, 1), (4, sizes, ranks), (None, {}, 1)):
+            config = make_config(blend, output, mesh=m, share=share, save_every=0, eval_every=3)
+            disturb = None if stop is None else send(signal.SIGTERM, to_rank=n - 1, at=stop)
+            assert run_ranks(n, lambda rank, c=config, d=disturb: train(c, d)) == [stop or 6] * n  # type: ignore[misc]
+        runs.append(metrics(output))
+    for mine, its in zip(*runs, strict=True):
+        assert mine.keys() == its.keys() and mine["tokens"] == its["tokens"]
+        for key in mine:
+            assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
+
+
+def test_frozen_parameters_stay_as_they_are(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def changed(rank: int) -> set[str]:
+        config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, steps=2, freeze=["embed_*", "layers.?.mlp.*"])
+        with Trainer(config) as trainer:
+            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            trainer.run()
+            return {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+
+    first, last = run_ranks(2, changed)
+    assert "vision.weight" in first and "layers.0.self_attn.q_proj.weight" in first and "norm.weight" in last
+    assert not any(name.startswith("embed") or ".mlp." in name for name in first | last)
+
+
+def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    for steps in (2, 3):
+        config = make_config(blend, output, steps=steps, tensorboard=True, peak_tflops=1e-3)
+        run_ranks(2, lambda rank, c=config: train(c))  # type: ignore[misc]
+    lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
+    per_token = flops_per_token(config.model, config.data.max_length)
+    for entry in lines:
+        assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["seconds"])
+        assert entry["mfu"] == pytest.approx(per_token * entry["tokens_per_second"] / (2 * 1e9))
+        assert 0.01 < entry["memory_gib"] < 100
+
+    def drawn(rank: int) -> list[tuple[int, float]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(output / "tensorboard"))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("loss")]
+
+    (found,) = run_ranks(1, drawn)
+    assert [step for step, _ in found] == [1, 2, 3]
+    assert [value for _, value in found] == pytest.approx([entry["loss"] for entry in lines])
+
+
+def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def message(rank: int) -> str:
+        with pytest.raises(UsageError) as caught:
+            Trainer(make_config(blend, tmp_path / "run", freeze=["norm.*", "head.*"]))
+        return str(caught.value)
+
+    assert all("no parameter is named like 'head.*'" in text for text in run_ranks(2, message))
+
+
+def test_a_finished_run_does_nothing_more(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    config = make_config(blend, tmp_path / "run", steps=2)
+    assert run_ranks(1, lambda rank: train(config)) == [2]
+    before = metrics(tmp_path / "run")
+    assert run_ranks(1, lambda rank: train(config)) == [2]
+    assert metrics(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 1), (4, 2), (4, 1)])
+def test_evaluation_sees_the_whole_split_once(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, tp: int
+) -> None:
+    config = make_config(blend, tmp_path / "run", tp=tp, steps=2, eval_every=1)
+    run_ranks(world, lambda rank: train(config))
+    # A row has a label per byte and one for the end; at most 12.
+    captions = [len(WORDS[number % 3]) + 1 for number in range(VAL_SAMPLES)]
+    texts = [min(12, len(line(number)[1]["txt"]) + 1) for number in range(VAL_SAMPLES)]
+    found = metrics(tmp_path / "run")
+    assert [entry["eval_tokens"] for entry in found] == [sum(captions) + sum(texts)] * 2
+    assert found[1]["eval_loss"] < found[0]["eval_loss"], "the model learns something"
+
+
+def test_a_resumed_run_must_be_of_the_same_data(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=1)))
+    blend.write_text(blend.read_text().replace("weight: 1}", "weight: 2}", 1))
+    with pytest.raises(RankFailure, match=StateMismatchError.__name__):
+        run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=2)))
+
+
+def test_micro_batches_must_be_shared_evenly(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def message(rank: int) -> str:
+        with pytest.raises(TopologyError) as caught:
+            train(make_config(blend, tmp_path / "run"))
+        return str(caught.value)
+
+    for text in run_ranks(3, message):
+        assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text
+
+
+def words_as_tokens(folder: Path) -> str:
+    """A tokenizer whose tokens are whole words, with numbers that mean something else as bytes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "<s>": 1, "</s>": 2, "grey": 3, "white": 4, "black": 5}, "[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[UNK]", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("make_tokenizer", [None, words_as_tokens], ids=["bytes", "words"])
+def test_a_model_learns_to_read(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, make_tokenizer: Callable[[Path], str] | None
+) -> None:
+    config = make_config(blend, tmp_path / "run", steps=80, lr=1e-2, save_every=0)
+    if make_tokenizer is not None:
+        data = dataclasses.replace(config.data, tokenizer=make_tokenizer(tmp_path))
+        config = dataclasses.replace(config, data=data)
+    run_ranks(1, lambda rank: train(config))
+
+    def read(rank: int) -> list[str]:
+        checkpoint = latest_checkpoint(tmp_path / "run/checkpoints")
+        assert checkpoint is not None
+        shades = torch.stack([torch.full((3, 4, 4), shade * 127 / 255) for shade in (2, 0, 1, 1)])
+        tokenizer = load_tokenizer(checkpoint)
+        return generate_captions(load_model(checkpoint), shades, tokenizer=tokenizer, max_new_tokens=9)
+
+    assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
+
+
+def test_layers_of_another_library_make_the_same_run(blend: Path, tmp_path: Path) -> None:
+    found = []
+    for script in ("train", "swap_layers"):
+        config = tmp_path / "run.yaml"
+        config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 2, image_size: 4}\n")
+        command = [sys.executable, str(Path(__file__).parents[3] / f"examples/{script}.py"), str(config)]
+        overrides = [f"output={tmp_path / script}", "train.steps=3", "data.workers=0", "model.num_kv_heads=2"]
+        done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        found.append([entry["loss"] for entry in metrics(tmp_path / script)])
+    assert "norms are transformers." in done.stdout
+    assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
+
+
+def test_the_example_trains(blend: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    config = tmp_path / "run.yaml"
+    config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 1, image_size: 4}\n")
+    command = [sys.executable, str(root / "examples/train.py"), str(config)]
+    overrides = [f"output={tmp_path / 'out'}", "train.steps=2", "data.workers=1", "model.ffn_size=16"]
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "step 2 of 2: loss" in done.stderr and [entry["step"] for entry in metrics(tmp_path / "out")] == [1, 2]
+
+
+@pytest.mark.parametrize(("workers", "world"), [(1, 1), (3, 1), (1, 2)])
+def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, workers: int, world: int
+) -> None:
+    """However many micro-batches are accumulated; with as few batches ahead as loaders have, it would wait for them."""
+    config = make_config(blend, tmp_path / "run", workers=workers)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, micro_batches_per_step=22))
+
+    def under_way(rank: int) -> list[int]:
+        found = []
+        with Trainer(config) as trainer:
+            encode = trainer.loader.dataset.task_encoder.encode_sample
+
+            def slow(sample: Any) -> Any:
+                time.sleep(0.01)  # else workers are given more, because it costs nothing
+                return encode(sample)
+
+            trainer.loader.dataset.task_encoder.encode_sample = slow
+            batches = iter(trainer.loader)
+            for _ in range(2):
+                for _ in range(trainer.micro_batches):
+                    next(batches)
+                queue = trainer.loader.stats()["queue"]
+                found.append(queue["ready"] + queue["pending"])
+        return found
+
+    for found in run_ranks(world, under_way):
+        assert all(number >= 22 // world for number in found)

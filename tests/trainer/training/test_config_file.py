@@ -1,0 +1,197 @@
+"""Strict configuration: what is read, and what each mistake says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from energon_lite.errors import ConfigError
+from energon_lite.trainer.training.config import DataConfig, ModelConfig, OptimizerConfig, RopeScaling, TrainerConfig
+from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict, load_config
+from energon_lite.trainer.training.presets import model_preset
+
+GOOD = """\
+seed: 3
+data:
+  path: sets/blend.yaml
+  max_length: 32
+optimizer:
+  lr: 1e-3
+  betas: [0.9, 0.99]
+train: {steps: 7, deterministic: false}
+"""
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_file_fills_the_dataclasses(good: Path) -> None:
+    config = load_config(good)
+    assert config.seed == 3 and config.train.steps == 7 and config.train.deterministic is False
+    assert config.data == DataConfig(path=str(good.parent / "sets/blend.yaml"), max_length=32)
+    assert config.optimizer == OptimizerConfig(lr=0.001, betas=(0.9, 0.99))
+    assert config.model == ModelConfig()
+
+
+def test_overrides_win(good: Path) -> None:
+    overrides = ["train.steps=9", "model.num_kv_heads=2", "data.path=here.yaml", "mesh.tp=2", "optimizer.lr=3e-4"]
+    config = load_config(good, overrides)
+    assert (config.train.steps, config.model.num_kv_heads, config.mesh.tp) == (9, 2, 2)
+    assert (config.data.path, config.optimizer.lr) == ("here.yaml", 3e-4)
+    assert config.train.deterministic is False, "the section's other keys stay"
+
+
+def test_sections_in_sections_and_lists(good: Path) -> None:
+    scaling = ["model.rope_scaling.factor=32", "model.rope_scaling.original_length=4096"]
+    config = load_config(good, [*scaling, "train.freeze=[vision.*, norm.weight]", "mesh.sequence_parallel=true"])
+    assert config.model.rope_scaling == RopeScaling(factor=32.0, original_length=4096)
+    assert config.train.freeze == ("vision.*", "norm.weight") and config.mesh.sequence_parallel
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    assert load_config(good, ["model.rope_scaling=null"]).model.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.rope_scaling.factr=2", "did you mean 'factor'"),
+        ("model.rope_scaling={low_frequency: 8}", "low_frequency is not below high_frequency"),
+        ("model.rope_scaling={factor: 0.5}", "would shrink rows"),
+        ("train.freeze=vision.*", "expected a list"),
+        ("train.freeze=[1]", "expected a text"),
+        ("model.recompute=ful", "did you mean 'full'"),
+        ("optimizer.schedule=cosin", "did you mean 'cosine'"),
+        ("optimizer.decay_share=0", "no share"),
+        ("data.share=send", "use one of: load, broadcast"),
+        ("train.peak_tflops=0", "not positive"),
+        ("train.nonfinite_limit=0", "nonfinite_limit is below 1"),
+        ("train.save_timeout=-1", "save_timeout is negative"),
+        ("train.init_from_ignore=[norm_epz]", "did you mean 'norm_eps'"),
+        ("data.skip_steps=[3, 0]", "a step is below 1"),
+        ("data.prefetch_factor=0", "prefetch_factor is below 1"),
+    ],
+)
+def test_mistakes_in_newer_settings(good: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(good, [override])
+
+
+def test_an_override_can_unset(good: Path) -> None:
+    assert load_config(good, ["model.num_kv_heads=null"]).model.num_kv_heads is None
+
+
+def test_plain_values_make_the_same_config_again(good: Path) -> None:
+    config = load_config(good)
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+
+
+def test_absolute_paths_and_urls_stay(tmp_path: Path) -> None:
+    for path in ("/data/blend.yaml", "s3://bucket/blend.yaml"):
+        (tmp_path / "run.yaml").write_text(f"data: {{path: '{path}'}}")
+        assert load_config(tmp_path / "run.yaml").data.path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: {path: x}\ntrain:\n  stepz: 5\n", ["run.yaml:3:", "train", "unknown key 'stepz'", "'steps'"]),
+        ("data: {path: x}\nopimizer: {}\n", ["unknown key 'opimizer'", "did you mean 'optimizer'?"]),
+        ("data: {max_length: 5}\n", ["run.yaml:1:7", "'path' is missing", "add data.path"]),
+        ("seed: 1\n", ["'data' is missing"]),
+        ("", ["'data' is missing"]),
+        ("data: {path: x}\ntrain: {steps: many}\n", ["run.yaml:2:16", "train.steps", "a whole number", "'many'"]),
+        ("data: {path: x}\ntrain: {steps: 2.5}\n", ["expected a whole number", "found 2.5"]),
+        ("data: {path: x}\ntrain: {steps: true}\n", ["expected a whole number", "found True"]),
+        ("data: {path: x}\ntrain: {deterministic: 1}\n", ["expected true or false", "found 1"]),
+        ("data: {path: 5}\n", ["expected a text", "found 5"]),
+        ("data: {path: x}\noptimizer: {lr: .nan}\n", ["optimizer.lr", "expected a number"]),
+        ("data: {path: x}\noptimizer: {lr: fast}\n", ["expected a number", "'fast'"]),
+        ("data: {path: x}\noptimizer: {betas: [0.9]}\n", ["a list of 2 numbers", "[0.9]"]),
+        ("data: {path: x}\noptimizer: {betas: [0.9, 1.0]}\n", ["run.yaml:2:20", "optimizer.betas", "[0, 1)"]),
+        ("data: {path: x}\nmodel:\n  hidden_size: 65\n", ["run.yaml:3:16", "hidden_size=65", "multiple of 8"]),
+        ("data: {path: x}\nmodel: {num_kv_heads: 3}\n", ["cannot share 3 key heads", "divisor of 4"]),
+        ("data: {path: x}\nmodel: {dtype: float16}\n", ["unknown dtype 'float16'", "float32, float64"]),
+        ("data: {path: x}\nmodel: {image_size: 9}\n", ["9 pixels cannot be cut into patches of 2"]),
+        ("data: {path: x}\ntrain: {steps: 0}\n", ["steps is below 1"]),
+        ("data: {path: x}\noptimizer: {clip: -1}\n", ["clip is negative"]),
+        ("data: {path: x}\ndata: {path: y}\n", ["run.yaml:2:1", "'data' is given twice"]),
+        ("data: x\n", ["this section is not a mapping", "found 'x'"]),
+        ("- 1\n", ["not a mapping"]),
+        ("data: {path: x\n", ["not valid YAML", "run.yaml:2"]),
+        ("data: {path: !!python/object:os.system x}\n", ["run.yaml:1:14", "could not determine a constructor"]),
+    ],
+)
+def test_a_mistake_says_where_it_is_and_what_to_do(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "run.yaml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.steps", ["not of the form section.key=value"]),
+        ("=5", ["not of the form section.key=value"]),
+        ("train.stepz=5", ["override 'train.stepz=5'", "did you mean 'steps'?"]),
+        ("train.steps=few", ["override 'train.steps=few'", "a whole number"]),
+        ("seed.more=5", ["'seed' is a value, not a section"]),
+        ("train.steps=[", ["not valid YAML"]),
+        ("train=5", ["this section is not a mapping"]),
+    ],
+)
+def test_a_wrong_override_is_quoted(good: Path, override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(good, [override])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml"):
+        load_config(tmp_path / "nothing.yaml")
+
+
+def test_a_config_can_be_made_in_python() -> None:
+    assert TrainerConfig(DataConfig("somewhere")).model.padded_vocab_size == 320
+    with pytest.raises(ConfigError, match="max_length is below 1"):
+        DataConfig("somewhere", max_length=0)
+
+
+def test_the_example_is_a_valid_configuration() -> None:
+    root = Path(__file__).parents[3]
+    for path in sorted((root / "examples/configs").glob("*.yaml")):
+        load_config(path)
+
+
+def test_a_preset_is_a_shape_that_other_keys_change(good: Path) -> None:
+    config = load_config(good, ["model.preset=1.1B", "model.num_layers=2"])
+    assert (config.model.hidden_size, config.model.num_layers, config.model.num_kv_heads) == (2048, 2, 4)
+    assert config_from_dict(config_to_dict(config)) == config
+    assert model_preset("1.1B", num_layers=2) == config.model
+    with pytest.raises(ConfigError, match="no preset '1B'"):
+        load_config(good, ["model.preset=1B"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("160M", 162.4e6), ("1.1B", 1.10e9), ("7B", 6.74e9), ("13B", 13.0e9), ("70B", 69.0e9)]
+)
+def test_presets_have_the_size_of_their_name(name: str, parameters: float) -> None:
+    shape = model_preset(name)
+    heads = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.kv_heads)
+    layer = heads + 3 * shape.hidden_size * shape.ffn_size
+    assert shape.num_layers * layer + 2 * shape.vocab_size * shape.hidden_size == pytest.approx(parameters, rel=0.01)
+
+
+def test_a_strategy_of_batches_is_a_document(good: Path) -> None:
+    config = load_config(good, ["data.batching={strategy: best_fit, capacity: 64}", "data.batching.open_bins=4"])
+    assert config.data.batching == {"strategy": "best_fit", "capacity": 64, "open_bins": 4}
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    with pytest.raises(ConfigError, match="expected keys and values"):
+        load_config(good, ["data.batching=best_fit"])

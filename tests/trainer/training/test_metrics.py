@@ -1,0 +1,72 @@
+"""The metrics file survives crashes and resumes; the progress line says what matters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.trainer.training.metrics import MetricsFile, Progress
+
+VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_floats_keep_all_their_digits(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "out" / "metrics.jsonl", after=0) as metrics:
+        metrics.write({"step": 1, "loss": math.pi})
+        metrics.write({"step": 2, "loss": math.inf, "grad_norm": math.nan})
+        # On disk before the file is closed: a killed run keeps its lines.
+        assert lines(tmp_path / "out" / "metrics.jsonl") == [
+            {"step": 1, "loss": math.pi},
+            {"step": 2, "loss": None, "grad_norm": None},
+        ]
+
+
+def test_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, after=0) as metrics:
+        for step in range(1, 6):
+            metrics.write({"step": step})
+    with open(path, "a") as stream:
+        stream.write('{"step": 6, "lo')
+    with MetricsFile(path, after=3) as metrics:
+        assert [line["step"] for line in lines(path)] == [1, 2, 3]
+        metrics.write({"step": 4})
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_progress_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = Progress(total=5, done=0, every=2, visible=True)
+    for step in range(1, 6):
+        progress.show(step, VALUES | ({"eval_loss": 3.0} if step == 3 else {}))
+    progress.close()
+    assert [record.message.split(":")[0] for record in caplog.records] == [f"step {n} of 5" for n in (2, 3, 4, 5)]
+    assert "loss 2.5000, grad norm 1.000, 12 tokens, eval loss 3.0000" in caplog.records[1].message
+
+
+def test_only_one_rank_talks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = Progress(total=1, done=0, every=1, visible=False)
+    progress.show(1, VALUES)
+    progress.close()
+    assert not caplog.records
+
+
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress(total=4, done=2, every=1, visible=True)
+    for step in (3, 4):
+        progress.show(step, VALUES)
+    progress.close()
+    shown = capsys.readouterr().err
+    assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1

@@ -1,0 +1,37 @@
+"""The arithmetic of throughput."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.training.llama import LlamaModel
+from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
+
+SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)
+
+
+def test_weights_count_that_a_token_is_multiplied_with(alone: ParallelMesh) -> None:
+    model = LlamaModel(SHAPE, alone)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    padding = (SHAPE.padded_vocab_size - SHAPE.vocab_size) * SHAPE.hidden_size
+    assert flops_per_token(SHAPE, 0) == 6 * (matrices - padding)
+
+
+def test_attention_costs_by_length() -> None:
+    assert flops_per_token(SHAPE, 100) - flops_per_token(SHAPE, 0) == 6 * 3 * 64 * 100
+
+
+def test_peaks_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "Some other"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        found[name] = peak_flops(torch.device("cuda", 0))
+    assert list(found.values()) == [989e12, 756e12, 989e12, None]
+    assert peak_flops(torch.device("cpu")) is None
+
+
+def test_memory_of_this_process() -> None:
+    assert 0.01 < memory_in_use(torch.device("cpu")) < 1000

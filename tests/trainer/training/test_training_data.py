@@ -1,0 +1,122 @@
+"""Tokens, rows and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
+from energon_lite.hooks import HookContext, hook_context
+from energon_lite.trainer.training.data import (
+    ByteTokenizer,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    TokenSample,
+    resize_image,
+)
+
+BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
+BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
+
+
+def encoder(training: bool = True, max_length: int = 4, image_size: int = 2) -> MultimodalTaskEncoder:
+    return MultimodalTaskEncoder(max_length=max_length, image_size=image_size, training=training)
+
+
+def text(value: str) -> TextSample:
+    return TextSample(**BASE, text=value)
+
+
+def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSample:
+    with hook_context(HookContext(seed)):
+        return encoder(training).encode_sample(sample)
+
+
+@given(st.text())
+def test_every_text_comes_back_from_its_tokens(value: str) -> None:
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.encode(value)
+    assert tokens[0] == BOS and tokens[-1] == EOS and max(tokens) < tokenizer.vocab_size
+    assert tokenizer.decode(tokens) == value
+    assert tokenizer.decode([*tokens, PAD, 65]) == value, "nothing counts after the end"
+
+
+def test_broken_utf8_is_marked() -> None:
+    assert ByteTokenizer().decode([0xC3, EOS]) == "\ufffd"
+
+
+def test_labels_are_the_next_tokens() -> None:
+    row = encoded(text("Hi"))
+    assert row.tokens.tolist() == [BOS, 72, 105] and row.labels.tolist() == [72, 105, EOS]
+    assert row.image is None and row.__key__ == "k"
+
+
+def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
+    whole = ByteTokenizer().encode("abcdefghij")
+    seen = set()
+    for seed in range(60):
+        row = encoded(text("abcdefghij"), seed=seed)
+        again = encoded(text("abcdefghij"), seed=seed)
+        assert torch.equal(row.tokens, again.tokens), "the same sample has the same window"
+        window = [*row.tokens.tolist(), row.labels[-1].item()]
+        start = next(i for i in range(len(whole)) if whole[i : i + 5] == window)
+        seen.add(start)
+    assert seen == set(range(8)), "every window occurs, the first and the last too"
+
+
+def test_evaluation_takes_the_start() -> None:
+    assert encoded(text("abcdefghij"), training=False).tokens.tolist() == [BOS, 97, 98, 99]
+
+
+def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
+    sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
+    row = encoded(sample)
+    assert row.tokens.tolist() == [BOS, 97, 98, 99] and row.labels.tolist() == [97, 98, 99, 100]
+    assert row.image is not None and row.image.shape == (3, 2, 2)
+
+
+def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
+    image = torch.rand(3, 2, 2)
+    with pytest.raises(SkipSample, match="a ImageSample"):
+        encoder().encode_sample(ImageSample(**BASE, image=image))  # type: ignore[arg-type]
+    with pytest.raises(SkipSample, match="takes none"):
+        encoder(image_size=0).encode_sample(CaptioningSample(**BASE, image=image, caption="x"))
+
+
+def test_rows_are_padded_at_the_end() -> None:
+    caption = CaptioningSample(**BASE, image=torch.full((3, 2, 2), 0.5), caption="a")
+    batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
+    assert batch.tokens.tolist() == [[BOS, PAD, PAD], [BOS, 97, PAD], [BOS, 120, 121]]
+    assert batch.labels.tolist() == [[EOS, PAD, PAD], [97, EOS, PAD], [120, 121, EOS]]
+    assert batch.loss_mask.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5)) and batch.image_rows.tolist() == [1]
+    assert batch.__key__ == ["k", "k", "k"]
+    assert (batch.tokens.dtype, batch.labels.dtype, batch.image_rows.dtype) == (torch.int64,) * 3
+    assert batch.loss_mask.dtype == batch.image.dtype == torch.float32
+
+
+def test_a_batch_may_be_empty() -> None:
+    full = encoder().batch([encoded(text("a"))])
+    for batch in (encoder().batch([]), encoder().empty_batch(full, 1)):
+        assert isinstance(batch, MultimodalBatch)
+        assert batch.tokens.shape == batch.labels.shape == batch.loss_mask.shape == (0, 0)
+        assert batch.image.shape == (0, 3, 2, 2) and batch.image_rows.shape == (0,)
+        assert batch.__key__ == []
+
+
+def test_moving_a_batch_keeps_everything() -> None:
+    batch = encoder().batch([encoded(text("a"))])
+    assert torch.equal(batch.to(torch.device("cpu")).tokens, batch.tokens)
+    assert batch.to(torch.device("meta")).loss_mask.device.type == "meta" and batch.to(torch.device("cpu")) is not batch
+
+
+def test_images_are_brought_to_size() -> None:
+    image = torch.rand(3, 8, 8)
+    assert resize_image(image, 8) is image
+    small = resize_image(image, 4)
+    assert small.shape == (3, 4, 4) and small.min() >= 0 and small.max() <= 1
+    torch.testing.assert_close(resize_image(torch.full((3, 5, 9), 0.25), 4), torch.full((3, 4, 4), 0.25))
