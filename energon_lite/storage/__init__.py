@@ -1,1 +1,4 @@
-"""Where the bytes of samples are. The rooms, each of which uses those before it: files, tar, index, read, samples, prepare."""
+"""Where the bytes of samples are.
+
+Its rooms, each of which uses those before it: files, tar, index, read, samples, prepare.
+"""
