@@ -9,7 +9,7 @@ from energon_lite.cli.measure_progress import measure_progress
 from energon_lite.loading.measuring.part_lengths import measure_parts
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["store_lengths"]
 

@@ -26,7 +26,7 @@ from energon_lite.storage.index.columns import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 

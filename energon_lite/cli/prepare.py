@@ -33,7 +33,7 @@ from energon_lite.storage.prepare.prepare import (
     share_report,
     write_prepared,
 )
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import scan_share
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["rank_options"]
 

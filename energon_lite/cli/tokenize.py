@@ -10,7 +10,7 @@ import click
 from energon_lite.cli.progress import progress
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.errors import UsageError
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, TokenizeReport, tokenize_files
 from energon_lite.tokenizing.shards import ShardCounts

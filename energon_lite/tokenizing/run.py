@@ -28,7 +28,7 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import LENGTH, write_column
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
 from energon_lite.tokenizing.shards import (
     TOKENS_PART,

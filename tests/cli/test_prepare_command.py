@@ -48,7 +48,7 @@ def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str
 
 def written(data: Path) -> set[str]:
     """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
-    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards"}
+    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
 
 
 def document(data: Path, name: str = "dataset.yaml") -> object:

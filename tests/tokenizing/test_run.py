@@ -22,7 +22,7 @@ from kill_steps import killed_at, killed_at_every_step
 
 from energon_lite import ConfigError, EmptyDatasetError, UsageError, WorkerConfig, get_loader, get_val_dataset
 from energon_lite.cli.main import main
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, tokenize_files

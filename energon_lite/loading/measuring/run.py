@@ -43,7 +43,7 @@ from energon_lite.storage.index.measure_journal import (
     Measured,
     remove_journals,
 )
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["measure"]
 

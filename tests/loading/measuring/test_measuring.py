@@ -26,7 +26,7 @@ from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 MakeTar = Callable[..., Path]
