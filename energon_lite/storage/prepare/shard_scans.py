@@ -25,7 +25,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.helpers import run_units
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.result_files import ResultFiles, UnitKind
+from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, head_checksum, scan_shard
 
@@ -62,7 +62,7 @@ class _Shards(UnitKind[str, ShardScan]):
         arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
         return {name: value for name, value in fields.items() if name not in arrays}, arrays
 
-    def unpack(self, table: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ShardScan:
+    def unpack(self, table: Table, arrays: Mapping[str, NDArray[Any]]) -> ShardScan:
         texts = {name: tuple(table[name]) for name in ("part_names", "notes")}
         return ShardScan(**{**table, **texts, **arrays, "keys": arrays["keys"].tobytes()})
 
@@ -101,9 +101,9 @@ class ShardScans:
         mine = ranks.share(shards) if ranks.rank else shards
         self.root = root
         self._indexed = {} if rescan else _indexed_scans(root, mine)
-        self._tick = _Bytes(root, len(mine), progress) if progress else None
+        tick = _Bytes(root, len(mine), progress) if progress else None
         run = partial(run_units, files, partial(_scan, root), workers=ranks.workers(workers), alone=_ALONE)
-        self.job = ShardedJob(files, shards, run, ranks=ranks, known=self._indexed, where=root, tick=self._tick)
+        self.job = ShardedJob(files, shards, run, ranks=ranks, known=self._indexed, where=root, tick=tick)
 
     def do_share(self) -> None:
         """Scan this rank's shards, as far as they are new or have changed; all have a ``.tar.idx`` then."""
@@ -135,7 +135,7 @@ class _Bytes:
         self._done = self._size = 0
         self._start = time.monotonic()
 
-    def __call__(self, name: str) -> None:
+    def __call__(self, name: str, table: Table | None) -> None:
         path = os.path.join(self._root, name)
         self._done, self._size = self._done + 1, self._size + (os.path.getsize(path) if os.path.exists(path) else 0)
         speed = self._size / max(time.monotonic() - self._start, 1e-6) / 1e9

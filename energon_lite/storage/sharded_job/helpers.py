@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from energon_lite.errors import DatasetError, EnergonLiteError, WorkerError
@@ -40,7 +40,7 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.shard
 
 def run_units(
     files: ResultFiles[U, Any], do: Do[U], units: Sequence[U], *, workers: int, alone: float = 0.0
-) -> Iterator[tuple[U, Outcome]]:
+) -> Generator[tuple[U, Outcome], None, None]:
     """Do units, and write their result files; one that cannot be done does not keep the others from being done.
 
     Args:
@@ -61,7 +61,8 @@ def run_units(
         count, last = count + 1, time.monotonic() - begin
     if not left:
         return
-    pool, waiting = _Helpers(files, do, left, min(workers, len(left)) - _WORK_HERE), len(left)
+    waiting = len(left)
+    pool = _Helpers(files, do, left, min(workers, waiting) - _WORK_HERE)
     try:
         while waiting:
             if _WORK_HERE and pool.results.empty():

@@ -38,7 +38,8 @@ class ShardedJob(Generic[U, R]):
         known: units whose results the caller has from elsewhere.
         what: what units are called in messages, in the plural.
         where: what the work is about, in messages.
-        tick: called in this thread with each unit that is done, on this rank or (on rank 0) on any.
+        tick: called in this thread with each unit that is done, on this rank or (on rank 0) on any, and the table of
+            its result; None: it could not be done.
 
     Attributes:
         done: for each unit that is done and needs no more work, the table of its result; {} if it was ``known``.
@@ -56,16 +57,14 @@ class ShardedJob(Generic[U, R]):
         known: Collection[U] = (),
         what: str = "shards",
         where: str = "",
-        tick: Callable[[U], None] | None = None,
+        tick: Callable[[U, Table | None], object] | None = None,
     ):
         self.files, self.units, self.ranks = files, units, ranks or Ranks()
         self.done: dict[U, Table] = {}
         self.made: list[U] = []
         self.errors: dict[U, EnergonLiteError] = {}
         self._run, self._known = run, frozenset(known)
-        self._what, self._where, self._tick = what, where, tick or (lambda unit: None)
-        # Now, not after the first unit: a folder that cannot be written is told at once.
-        files.make_folder()
+        self._what, self._where, self._tick = what, where, tick or (lambda unit, table: None)
 
     def do_share(self, again: Callable[[Table], bool] = lambda table: False) -> None:
         """Do this rank's units, as far as there is no result of theirs.
@@ -120,17 +119,20 @@ class ShardedJob(Generic[U, R]):
 
     def _take(self, found: dict[U, Table]) -> None:
         self.done |= found
-        for unit in found:
-            self._tick(unit)
+        for unit, table in found.items():
+            self._tick(unit, table)
 
     def _do(self, units: Sequence[U]) -> None:
+        if not units:
+            return
+        self.files.make_folder()  # now, not after the first unit: if it cannot be written, that is told at once
         with closing(self._run(units)) as outcomes:
             for unit, outcome in outcomes:
                 if isinstance(outcome, UsageError):  # what is wrong is the call, so it is wrong with all of them
                     raise outcome
                 if isinstance(outcome, EnergonLiteError):
                     self.errors[unit] = outcome
-                    self._tick(unit)
+                    self._tick(unit, None)
                 else:
                     self.made.append(unit)
                     self._take({unit: outcome})
@@ -148,7 +150,7 @@ class ShardedJob(Generic[U, R]):
             f"no result for {len(waiting)} of {len(self.units)} {self._what} after {self.ranks.timeout:g} s without "
             f"progress ({'; '.join(texts)})",
             where=self._where,
-            fix="see why these ranks are slow or gone, or whether they see this folder; run again, what is done is kept",
+            fix="see why these ranks are slow or gone, or if they see this folder; run again, what is done is kept",
         )
 
     def raise_errors(self, kind: type[EnergonLiteError], cannot: str, fix: str) -> None:
@@ -167,4 +169,3 @@ class ShardedJob(Generic[U, R]):
         reasons = "".join(f"\n    {self.files.kind.name(unit)}: {error.what}" for unit, error in found)
         what = f"{len(found)} of {len(self.units)} {self._what} cannot {cannot}:{reasons}"
         raise kind(what, where=self._where, fix=found[0][1].fix or fix)
-

@@ -28,7 +28,7 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.files.open_file import open_file
 
-__all__ = ["ResultFiles", "Table", "UnitKind"]
+__all__ = ["Arrays", "ResultFiles", "Table", "UnitKind"]
 
 U = TypeVar("U", bound=Hashable)
 R = TypeVar("R")
