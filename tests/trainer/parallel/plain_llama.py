@@ -24,8 +24,8 @@ class Rows:
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    image_starts: torch.Tensor
     documents: torch.Tensor | None = None
-    image_starts: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
@@ -47,22 +47,20 @@ class Shape:
 
 def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
     """Sum of the losses of the tokens that count, row by row: no padding, no mask, no batch."""
-    images = dict(zip(rows.image_rows.tolist(), rows.image, strict=True))
     total = torch.stack([weight.sum() for weight in weights.values()]).sum() * 0.0
     for row in range(len(rows.tokens)):
         x = weights["embed_tokens.weight"][rows.tokens[row]]
-        prefix = 0
-        if row in images:
-            patches = _patches(images[row].to(x.dtype) - 0.5, shape.patch)
-            front = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
-            prefix, x = len(front), torch.cat([front, x])
+        for image, owner, start in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
+            if owner == row:
+                patches = _patches(image.to(x.dtype) - 0.5, shape.patch)
+                inside = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
+                x = torch.cat([x[:start], inside, x[start + len(inside) :]])
         documents = [0] * len(rows.tokens[row]) if rows.documents is None else rows.documents[row].tolist()
-        documents = documents[:1] * prefix + documents
         seen = torch.tensor([[i >= j and a == b for j, b in enumerate(documents)] for i, a in enumerate(documents)])
         for layer in range(shape.layers):
             here = f"layers.{layer}."
             x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
-        x = _norm(x[prefix:], weights["norm.weight"], shape.eps)
+        x = _norm(x, weights["norm.weight"], shape.eps)
         head = weights["embed_tokens.weight" if shape.tied else "lm_head.weight"][: shape.vocab]
         log_probabilities = torch.log_softmax(x @ head.T, dim=-1)
         picked = log_probabilities[torch.arange(len(x)), rows.labels[row]]

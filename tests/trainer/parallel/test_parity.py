@@ -96,18 +96,20 @@ def make_rows(generator: torch.Generator, kind: str) -> Rows:
     """Random tokens: 'empty' has no rows, no label of 'nothing' counts, 'packed' rows hold several documents."""
     if kind == "empty":
         none = torch.zeros(0, 0, dtype=torch.int64)
-        return Rows(none, none, torch.zeros(0, 0), torch.zeros(0, 3, 4, 4), none[0:0, 0:0].flatten())
-    rows, length = 3, int(torch.randint(4, 9, (), generator=generator))
+        return Rows(none, none, torch.zeros(0, 0), torch.zeros(0, 3, 4, 4), none.flatten(), none.flatten())
+    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
+    places = 4 if images else 0
+    rows, length = 3, places + int(torch.randint(4, 9, (), generator=generator))
     lengths = torch.randint(2, length + 1, (rows,), generator=generator)
     lengths[0] = length
     mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
-    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
     return Rows(
         tokens=torch.randint(0, 29, (rows, length), generator=generator),
         labels=torch.randint(0, 29, (rows, length), generator=generator),
         loss_mask=mask * 0 if kind == "nothing" else mask,
         image=torch.rand(len(images), 3, 4, 4, generator=generator),
         image_rows=torch.tensor(images, dtype=torch.int64),
+        image_starts=torch.randint(0, length - places + 1, (len(images),), generator=generator),
         documents=torch.randint(0, 2, (rows, length), generator=generator).cumsum(1) if "packed" in kind else None,
     )
 

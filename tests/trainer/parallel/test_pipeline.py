@@ -37,16 +37,16 @@ def gradients(model: LlamaModel) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-class Piece(torch.nn.Module):
+class ChunkModule(torch.nn.Module):
     """A chunk of a model as torch's pipelining wants it: tensors in, a tensor out."""
 
-    def __init__(self, model: LlamaModel, chunk: int, shape: Any):
+    def __init__(self, model: LlamaModel, chunk: int):
         super().__init__()
-        self.model, self.chunk, self.shape = model, chunk, shape
+        self.model, self.chunk = model, chunk
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.model.starts(self.chunk):
-            stream = self.model.embed(x, self.shape.image, self.shape.image_rows)
+            stream = self.model.embed(x)
         else:
             stream = Stream(x)
         made = self.model.blocks(self.chunk, stream)
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_torchs_pipeline(run_ranks: RunRanks, virtual: in
 
         stages = [
             PipelineStage(
-                Piece(theirs, chunk, batches[0]), rank + 2 * chunk, 2 * virtual, mesh.device, group=mesh.group("pp")
+                ChunkModule(theirs, chunk), rank + 2 * chunk, 2 * virtual, mesh.device, group=mesh.group("pp")
             )
             for chunk in range(virtual)
         ]
