@@ -171,5 +171,5 @@ def test_a_stage_has_its_own_layers_only(run_ranks: RunRanks) -> None:
     first, last = run_ranks(2, names)
     assert first == {"embed_tokens.weight", "vision.weight", "vision.bias", "vision.position", "layers.0", "layers.2"}
     assert last == {"embed_tokens.weight", "layers.1", "layers.3", "norm.weight"}
-    alone = ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
+    alone = ParallelMesh()
     assert not dist.is_initialized() and LlamaModel(BASE, alone).chunks == [[0, 1, 2, 3]]
