@@ -1,4 +1,4 @@
-"""Eight to twenty steps on every layout are those of one process: both reductions, both algorithms, buckets of all sizes."""
+"""Many steps on every layout are those of one process: both reductions, both algorithms, buckets of all sizes."""
 
 from __future__ import annotations
 
