@@ -19,6 +19,7 @@ from energon_lite.batching.fixed_size import MaxLength as MaxLength
 from energon_lite.batching.greedy import Greedy as Greedy
 from energon_lite.batching.learning_rate import learning_rate_scale as learning_rate_scale
 from energon_lite.batching.loss_tokens import count_loss_tokens as count_loss_tokens
+from energon_lite.batching.micro_batches import MicroBatches as MicroBatches
 from energon_lite.batching.segment_mask import flex_segment_mask as flex_segment_mask
 from energon_lite.batching.segment_mask import segment_mask as segment_mask
 from energon_lite.batching.sequence_batches import PackedBatch as PackedBatch
@@ -30,6 +31,7 @@ from energon_lite.batching.sequences import cut_sequence as cut_sequence
 from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
 from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
 from energon_lite.batching.strategy import from_dict as _strategy_from_dict
+from energon_lite.batching.strategy import register_strategy as register_strategy
 from energon_lite.error_handlers import log_exception as log_exception
 from energon_lite.error_handlers import reraise_exception as reraise_exception
 from energon_lite.errors import ConfigError as ConfigError
