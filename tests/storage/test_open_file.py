@@ -11,10 +11,10 @@ from in_time import in_time
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.packed_list import PackedList
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.shard_scans import scan_files
-from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

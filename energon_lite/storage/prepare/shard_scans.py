@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, tar_index_path, write_tar_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.helpers import run_units
@@ -27,7 +28,7 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, head_checksum, scan_shard
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
 __all__ = ["ShardScans", "is_unfinished", "mark_unfinished", "remove_scans", "scan_files", "scan_job"]
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from in_time import in_time
 from kill_steps import killed_at_every_step
@@ -22,8 +22,6 @@ from energon_lite.storage.sharded_job import helpers
 from energon_lite.storage.sharded_job.helpers import run_units
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
-
-SETTINGS = settings(deadline=None)
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:
@@ -47,7 +45,6 @@ def begin(root: Path, texts: Sequence[str]) -> None:
     write_inputs(root, list(texts))
 
 
-@SETTINGS
 @given(st.data())
 def test_ranks_in_any_order_killed_anywhere(fresh: Path, data: st.DataObject) -> None:
     """The same results, nothing is lost, and a unit with a result is not begun again."""
@@ -75,7 +72,6 @@ def test_ranks_in_any_order_killed_anywhere(fresh: Path, data: st.DataObject) ->
     assert results(job) == [(number * 7) ** 2 for number in range(units)] and not job.errors
 
 
-@SETTINGS
 @given(
     texts=st.lists(st.sampled_from(["3", "12", "no", "x"]), min_size=1, max_size=9),
     world=st.integers(1, 4),
