@@ -227,7 +227,7 @@ class _Run:
     def _up_to_date(self) -> bool:
         if any(self.job.done.values()):
             return False
-        present = [ColumnFile.open(path) if os.path.exists(path) else None for path in self._paths]
+        present = [ColumnFile(path) if os.path.exists(path) else None for path in self._paths]
         return all(
             file is not None and file.fits(self.index) and self._is_ours(file) and file.code == self.maker.code
             for file in present

@@ -4,29 +4,23 @@ A result file appears whole, when its unit is done. It is used only if its check
 inputs as they are now. So it needs no flush to the disk: one that a power cut has damaged is one that is not there.
 Ranks hand their results to rank 0 this way, also the news that a unit could not be done.
 
-Format: magic ``"ENRGLRES"``, u32 version (1), u32 crc32 of all that follows, u64 length of the table, table (JSON: the
-unit's name, its inputs, type and shape of each array, and what the job adds), the bytes of the arrays.
+It is an array file (:mod:`energon_lite.storage.files.array_file`): the arrays of the result, and beside them the unit's
+name, its inputs, and what else the result says.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import shutil
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
-from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.array_file import FileKind, read_arrays, write_arrays
 
 __all__ = ["Arrays", "ResultFiles", "Table", "UnitKind"]
 
@@ -35,8 +29,7 @@ R = TypeVar("R")
 Table = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 
-_HEAD, _LENGTH = struct.Struct("<8sII"), struct.Struct("<Q")
-_MAGIC, _VERSION = b"ENRGLRES", 1
+_RESULT_FILE = FileKind(b"ENRGLRES", 2, "result of a unit of work", "remove the file, and run again")
 
 
 class UnitKind(ABC, Generic[U, R]):
@@ -141,30 +134,15 @@ class ResultFiles(Generic[U, R]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, unit: U, inputs: Any, table: Table | None, arrays: Arrays) -> None:
-        kinds = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-        head = {"unit": self.kind.name(unit), "inputs": inputs, "arrays": kinds, "result": table}
-        text = json.dumps(head).encode()
-        body = b"".join([_LENGTH.pack(len(text)), text, *(array.tobytes() for array in arrays.values())])
+        head = {"unit": self.kind.name(unit), "inputs": inputs, "result": table}
         self.make_folder()
-        write_bytes(self.path(unit), _HEAD.pack(_MAGIC, _VERSION, zlib.crc32(body)), body, flush=False)
+        write_arrays(self.path(unit), _RESULT_FILE, arrays, head, flush=False)
 
     def _read(self, unit: U) -> tuple[Table, Arrays]:
         """What is in the file of a unit; nothing if it is not there, damaged, or of other inputs."""
         try:
-            with open(self.path(unit), "rb", opener=open_file) as file:
-                data = file.read()
-        except (FileNotFoundError, NotADirectoryError):
+            arrays, head = read_arrays(self.path(unit), _RESULT_FILE)
+        except (FileNotFoundError, NotADirectoryError, DataIndexError):
             return {}, {}
-        body = memoryview(data)[_HEAD.size :]
-        if len(body) < _LENGTH.size or data[: _HEAD.size] != _HEAD.pack(_MAGIC, _VERSION, zlib.crc32(body)):
-            return {}, {}
-        place = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-        head = json.loads(bytes(body[_LENGTH.size : place]))
-        if head["unit"] != self.kind.name(unit) or not self.kind.belongs(unit, head["inputs"]):
-            return {}, {}
-        arrays = {}
-        for name, (dtype, shape) in head["arrays"].items():
-            count = math.prod(shape)
-            arrays[name] = np.frombuffer(body, dtype=dtype, count=count, offset=place).reshape(shape)
-            place += arrays[name].nbytes
-        return head, arrays
+        is_ours = head["unit"] == self.kind.name(unit) and self.kind.belongs(unit, head["inputs"])
+        return (head, arrays) if is_ours else ({}, {})
