@@ -176,30 +176,26 @@ class _TreeBuilder:
         start, event = self.next, self._take()
         if isinstance(event, yaml.AliasEvent):
             return self._follow(event, path, key)
-        mark, key_mark = event.start_mark, None if key is None else key.start_mark
-
-        def node(value: object) -> Node:
-            line, column = mark.line + 1, mark.column + 1
-            if key_mark is None:
-                return Node(value, self.file, path, line, column)
-            return Node(value, self.file, path, line, column, key.value, key_mark.line + 1, key_mark.column + 1)
-
+        place: tuple[Any, ...] = (self.file, path, event.start_mark.line + 1, event.start_mark.column + 1)
+        if key is not None:
+            place += (key.value, key.start_mark.line + 1, key.start_mark.column + 1)
+        here = Node(None, *place)
         self.repeated += self.aliases > 0
         if self.repeated > MAX_REPEATED:
             what = f"aliases make the document larger by {MAX_REPEATED} values"
-            raise node(None).error(what, "write it out", found=None)
+            raise here.error(what, "write it out", found=None)
         if isinstance(event, yaml.ScalarEvent):
-            return node(_scalar(event, node(None)))
+            return Node(_scalar(event, here), *place)
         kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         if event.tag not in (None, "!", _CORE + kind):
-            raise _tag_error(node(None), event.tag)
+            raise _tag_error(here, event.tag)
         if len(self.open) >= MAX_DEPTH:
-            raise too_deep(node(None))
+            raise too_deep(here)
         self.open.append(start)
         children: object = self._entries(path) if kind == "map" else self._items(path)
         self.open.pop()
         self.next += 1  # past the end of it
-        return node(children)
+        return Node(children, *place)
 
     def _take(self) -> Any:
         """The next event; its anchor is kept."""
