@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
@@ -28,6 +28,7 @@ __all__ = [
     "packing_capacity",
     "plan_in_chunks",
     "read_strategy",
+    "register_strategy",
     "to_dict",
 ]
 
@@ -71,7 +72,39 @@ STRATEGIES: dict[str, type[Any]] = {
     "concat_split": ConcatSplit,
 }
 _NAMES = {cls: name for name, cls in STRATEGIES.items()}
+_T = TypeVar("_T", bound=type[Any])
 _UNIT_OF: dict[str, Unit] = {"capacity": "padded_tokens", "sorted_window": "padded_tokens"}
+
+
+def register_strategy(name: str) -> Callable[[_T], _T]:
+    """Decorates a strategy of one's own, which documents and saved states call ``name`` from then on.
+
+    Args:
+        name: not that of another strategy; it may be the same class again, imported anew.
+
+    Raises:
+        UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
+
+    Example:
+        >>> @register_strategy("pairs")
+        ... @dataclass(frozen=True)
+        ... class Pairs:
+        ...     def plan(self, lengths, *, seed=0, key_lengths=None):
+        ...         numbers = np.arange(len(lengths))
+        ...         return MicroBatches.of([numbers[i : i + 2] for i in numbers[::2]], lengths, packed=False)
+    """
+
+    def register(cls: _T) -> _T:
+        settings = getattr(cls, "__dataclass_params__", None)
+        if settings is None or not settings.frozen or not callable(getattr(cls, "plan", None)):
+            raise UsageError(f"{cls.__name__} is no strategy", fix="make it a frozen dataclass with a method plan")
+        other = STRATEGIES.get(name, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise UsageError(f"there is a strategy {name!r} already: {other.__qualname__}", fix="give another name")
+        STRATEGIES[name], _NAMES[cls] = cls, name
+        return cls
+
+    return register
 
 
 def plan_in_chunks(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_chunks_of_any_shards(counts: list[int]) -> None:
     assert all(edges[chunk.row] <= chunk.start < chunk.stop <= edges[chunk.row + 1] for chunk in found)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_flipped_bits_and_cuts_never_give_other_values(chunks: Chunks, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / f"journals-{len(list(tmp_path.iterdir()))}"

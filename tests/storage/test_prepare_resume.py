@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,7 +183,7 @@ class TestWhatIsKnown:
         prepare(ten)
         assert "b.tar" in scanned and len(WebdatasetSource.open(ten)) == 10
 
-    @settings(max_examples=400)
+    @settings(max_examples=examples(400))
     @given(st.data())
     def test_flipped_bits_and_cuts_never_give_other_samples(self, ten: Path, data: st.DataObject) -> None:
         scan = scan_shard(str(ten), "b.tar")
