@@ -14,7 +14,7 @@ import yaml
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
-from energon_lite.trainer.checkpointing.weights import name_weights
+from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.training.config import ModelConfig, TrainerConfig
 from energon_lite.trainer.training.presets import PRESETS
 
@@ -169,7 +169,7 @@ def _shape_of_init_from(root: _Entry, preset: _Entry) -> Mapping[str, Any]:
     if given is None or not isinstance(given.value, str):
         what = "the model is to be that of train.init_from, and there is none"
         raise preset.place.error(what, "model.preset", fix="name a checkpoint, or give the model's own settings")
-    found = name_weights(given.value)
+    found = find_weights(given.value, whole=False)
     saved: Mapping[str, Any] = read_state(found).get("config", {}).get("model", {})
     if not saved:
         what = f"{found} does not say what model it is of"
