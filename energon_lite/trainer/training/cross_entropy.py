@@ -1,4 +1,4 @@
-"""From hidden states to the loss, over a vocabulary that is cut over ranks: none of them ever holds a row of all logits.
+"""From hidden states to the loss, over a vocabulary that is cut over ranks: none holds a row of all logits.
 
 Nor need the logits of all tokens exist at once. A row of them is as wide as the vocabulary, and the loss needs it in
 float32 and again for its gradient; for 16,384 tokens and a vocabulary of 32,000 these are gigabytes. Since the loss is
