@@ -44,6 +44,7 @@ from energon_lite.storage.index.measure_journal import (
     remove_journals,
 )
 from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["measure"]
 
@@ -119,7 +120,9 @@ class _Run:
     ):
         self.pipeline, self.maker, self.ranks = pipeline, maker, ranks
         self.leaf = pipeline.leaves[0]
-        self.source, self.index = self.leaf.source, self.leaf.source.index
+        source = self.leaf.source
+        assert isinstance(source, WebdatasetSource)  # as open_whole gives it
+        self.source, self.index = source, source.index
         self._progress = progress or (lambda samples: None)
         prefix = f"{name}." if name else ""
         self._folder = writable_folder(self.source.path)
