@@ -94,7 +94,8 @@ def token_batching(
         strategy = batching
     else:
         raise UsageError(
-            f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
+            f"batching is a {type(batching).__name__}",
+            fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:
         plan_chunk = DEFAULT_CHUNK
