@@ -29,7 +29,7 @@ plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "ro
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 #: Widths and heights in units of the picture. A line that is wider than ``WIDEST`` goes on below.
 HEIGHT, GAP, WIDEST = 0.5, 0.16, 8.6
-COLUMN = WIDEST + 0.9
+COLUMN, INCHES = WIDEST + 0.9, 0.57
 
 Line = tuple[list[str], bool]
 
@@ -84,15 +84,18 @@ def _box(corner: tuple[float, float], width: float, height: float, **style: Any)
 def main() -> None:
     document = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
     contracts = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
-    figure, axes = plt.subplots(figsize=(11, 6.4))
-    whole, *inside = contracts
-    depth, top = draw(axes, whole, 0, 0, COLOURS[0]), 0.0
-    for number, contract in enumerate(inside, 1):
-        top = draw(axes, contract, COLUMN, top, COLOURS[number % len(COLOURS)]) - 0.4
+    figure, axes = plt.subplots()
+    tops = [0.0, 0.0]
+    for number, contract in enumerate(contracts):  # each goes where there is most room
+        column = tops.index(max(tops))
+        tops[column] = draw(axes, contract, column * COLUMN, tops[column], COLOURS[number % len(COLOURS)]) - 0.4
     note = "a room may use those on lines below its own; those of one grey line each other, too"
-    axes.text(0, min(depth, top) - 0.2, note, fontsize=9, color="0.35")
-    axes.set_xlim(-GAP, 2 * COLUMN)
-    axes.set_ylim(min(depth, top) - 0.4, 0.5)
+    axes.text(0, min(tops) - 0.2, note, fontsize=9, color="0.35")
+    width, height = 2 * COLUMN, 0.9 - min(tops)
+    figure.set_size_inches(width * INCHES, height * INCHES)
+    axes.set_position((0, 0, 1, 1))
+    axes.set_xlim(-GAP, width - GAP)
+    axes.set_ylim(0.5 - height, 0.5)
     axes.set_aspect("equal")
     axes.axis("off")
     figure.savefig(FOLDER / "rooms.svg", bbox_inches="tight", metadata={"Date": None})

@@ -19,7 +19,7 @@ from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.rank_options import rank_options
 from energon_lite.cli.scan_progress import scan_progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
-from energon_lite.config.paths import missing_file_fix
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl

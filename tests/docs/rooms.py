@@ -1,11 +1,14 @@
-"""The rooms of the library, and what each says of itself."""
+"""The rooms of the library, and what each says of itself.
+
+python tests/docs/rooms.py      # writes it into docs/architecture.md
+"""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-from pages import ROOT
+from pages import DOCS, ROOT
 
 PACKAGE = ROOT / "energon_lite"
 
@@ -27,5 +30,11 @@ def _paragraph(folder: Path) -> str:
     return " ".join(docstring.split("\n\n")[0].split())
 
 
+def _write_table() -> None:
+    page = DOCS / "architecture.md"
+    before, _, rest = page.read_text().partition("| room | what it is |\n")
+    page.write_text(f"{before}{table()}\n\n{rest.partition(chr(10) * 2)[2]}")
+
+
 if __name__ == "__main__":
-    print(table())
+    _write_table()

@@ -17,7 +17,7 @@ def test_each_room_says_what_it_is() -> None:
 
 
 def test_the_table_is_what_the_rooms_say() -> None:
-    assert table() in PAGE.read_text(), "put in what `python tests/docs/rooms.py` prints"
+    assert table() in PAGE.read_text(), "run tests/docs/rooms.py"
 
 
 def test_the_picture_has_each_room_of_the_contracts() -> None:

@@ -11,11 +11,11 @@ from in_time import in_time
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.packed_list import PackedList
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
 from energon_lite.storage.index.measure_journal import Chunks, JournalReader
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.scan_cache import has_failed, piece_path, read_piece, write_failure
-from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardChangedError, UsageError
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import range_cache, run_reader
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 from energon_lite.storage.read.run_reader import RunReader, fetch_samples, read_in_runs
-from energon_lite.storage.read.shard_store import ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

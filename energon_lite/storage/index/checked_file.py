@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
 from energon_lite.storage.files.checked_writer import ALIGN, BLOCK, HEADER, START, FileKind, writing_checked
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
 from energon_lite.storage.files.shortage import patiently
 
 __all__ = ["ALIGN", "BLOCK", "CheckedFile", "FileKind", "Numbers", "StoredArray", "writing_checked"]
@@ -86,8 +87,6 @@ class CheckedFile:
     """
 
     def __init__(self, path: str, kind: FileKind, table: Any, end: int, size: int, head: int, checksums: memoryview):
-        from energon_lite.storage.read.shard_store import ShardIdentity, shared_store  # it can read such files, too
-
         self.path, self.kind, self.table = os.path.abspath(path), kind, table
         self._end, self._checksums = end, checksums
         self._identity, self._store = ShardIdentity(size, head), shared_store()
@@ -107,8 +106,6 @@ class CheckedFile:
             DataIndexError: it is damaged, incomplete, or of another kind or version.
             FileNotFoundError: there is no such file.
         """
-        from energon_lite.storage.tar.tar_scan import head_checksum
-
         with patiently(lambda: open(path, "rb", opener=open_file), path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(max(ALIGN, 512))

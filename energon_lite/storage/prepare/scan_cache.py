@@ -28,10 +28,11 @@ import numpy as np
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import META_FOLDER, PACKED_INDEX, meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, head_checksum
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
 
 __all__ = [
     "PIECES_FOLDER",

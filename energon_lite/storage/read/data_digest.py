@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from energon_lite.storage.read.remote import is_remote
-from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

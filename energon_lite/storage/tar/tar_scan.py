@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
 from energon_lite.storage.tar.member_columns import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "head_checksum", "scan_shard"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -69,12 +69,6 @@ class ShardScan:
         keys, stops = self.keys, self.key_offsets.tolist()
         pairs = pairwise(stops)
         return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
-
-
-def head_checksum(block: bytes) -> int:
-    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
-    that happen to have the same size."""
-    return zlib.crc32(block[:BLOCK])
 
 
 def check_is_file(path: str) -> None:

@@ -13,18 +13,29 @@ import math
 import os
 import random
 import time
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.remote_files import is_remote, read_range
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
-from energon_lite.storage.read.remote import is_remote, read_range
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import head_checksum
 
-__all__ = ["LocalFile", "RangeReader", "RemoteFile", "ShardIdentity", "ShardStore", "shared_store"]
+__all__ = [
+    "LocalFile",
+    "RangeReader",
+    "RemoteFile",
+    "ShardIdentity",
+    "ShardStore",
+    "changed_shard",
+    "head_checksum",
+    "shared_store",
+]
+
+#: Bytes of a shard's first block, a header of tar.
+_HEAD = 512
 
 _PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
 #: Linux reads at most this much in one call; larger reads take several.
@@ -58,6 +69,12 @@ class ShardIdentity(NamedTuple):
 
     size: int
     head: int
+
+
+def head_checksum(block: bytes) -> int:
+    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
+    that happen to have the same size."""
+    return zlib.crc32(block[:_HEAD])
 
 
 class RangeReader(Protocol):
@@ -224,7 +241,7 @@ class ShardStore:
         try:
             file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
-            head = head_checksum(file.read(BLOCK, 0))
+            head = head_checksum(file.read(_HEAD, 0))
         except FileNotFoundError:
             raise _missing(path) from None
         except OSError as error:
