@@ -115,12 +115,10 @@ def encoded_token_dataset(
         UsageError: hooks or arguments that do not go together.
         TopologyError: the lanes cannot be divided among the ranks.
     """
-    for name in ("chunk_size", "chunk_remainder"):
-        if getattr(chunking, name) is not None:
-            raise UsageError(
-                f"{name}={getattr(chunking, name)!r} has no effect with batching",
-                fix=f"leave out {name}; see plan_chunk",
-            )
+    if chunking.chunk_remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
     if is_overridden(common["task_encoder"], "batch_group_criterion"):
         raise UsageError(
             f"{type(common['task_encoder']).__name__}.batch_group_criterion together with batching: both decide what "
