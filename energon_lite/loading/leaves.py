@@ -121,6 +121,12 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource | 
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
     if (opener := source_opener(spec.path)) is not None:
+        if skips is not None:
+            raise UsageError(
+                "a source of your own has no measured skips",
+                where=spec.path,
+                fix="leave out use_measured_skips; let the source have the other samples only",
+            )
         return OpenedSource(spec.path, opener, spec.split_part, spec.subset)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
         return WebdatasetSource.open(spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips)

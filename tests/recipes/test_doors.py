@@ -64,17 +64,16 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def texts(path: Any, function: Any = get_train_dataset, config: WorkerConfig = ALONE, **options: Any) -> list[str]:
+def texts(path: Any, function: Any = get_train_dataset, start: str = "", **options: Any) -> list[str]:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2) if start else ALONE
     dataset = function(path, worker_config=config, batch_size=4, **options)
-    start = {"start_method": "spawn"} if config.num_workers else {}
-    with get_savable_loader(dataset, **start) as loader:
+    with get_savable_loader(dataset, **({"start_method": start} if start else {})) as loader:
         return [text for batch in loader for text in batch["txt"]]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_of_a_source(workers: int) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    found = texts("numbers://9", config=config, repeat=False)
+@pytest.mark.parametrize("start", ["", "fork", "spawn", "thread"])
+def test_an_epoch_of_a_source(start: str) -> None:
+    found = texts("numbers://9", start=start, repeat=False)
     assert sorted(found) == [f"text {n}" for n in range(9)] and found != sorted(found)
     assert found == texts("numbers://9", repeat=False)
     assert found != texts("numbers://9#other", repeat=False)  # another identity, another order
@@ -163,6 +162,8 @@ def test_sources_that_cannot_be() -> None:
         texts("numbers://0")
     with pytest.raises(UsageError, match="'numbers' is registered already"):
         register_source("numbers", Odd)
+    with pytest.raises(UsageError, match="has no measured skips"):
+        texts("numbers://4", use_measured_skips=True)
     register_source("numbers", Numbers)  # the same again
     for scheme in ("file", "my scheme", ""):
         with pytest.raises(UsageError, match="no scheme of a source"):
