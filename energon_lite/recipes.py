@@ -224,9 +224,10 @@ def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, Le
     call = inspect.signature(get_val_dataset).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
-    _, _, reading = grouped_keywords(get_val_datasets, given["kwargs"], given["batching"], None, given["reading"])
-    specs = _find(given["path"], given["split_part"], reading)
-    return [(get_val_dataset(spec, **call.kwargs), spec) for spec in specs]
+    path, flat = given.pop("path"), given.pop("kwargs")
+    names = ("batching", "chunks", "reading")
+    given |= zip(names, grouped_keywords(get_val_datasets, flat, *(given[name] for name in names)), strict=True)
+    return [(get_val_dataset(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
