@@ -25,17 +25,16 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import find_shards, merge_scans
+from energon_lite.storage.prepare.dataset_scan import merge_scans
 from energon_lite.storage.prepare.prepare import (
     PrepareReport,
-    check_not_prepared,
     index_again,
     prepare_jsonl,
+    scan_share,
     share_report,
     write_prepared,
 )
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
@@ -154,14 +153,16 @@ def _index_again(asked: _Options) -> None:
 def _prepare_folder(asked: _Options) -> None:
     # All that can be wrong is found before shards are read, which may take long.
     ranks, patterns, fields = asked.ranks, _check_options(asked), _parse_field_map(asked.field_map)
-    shards = find_shards(asked.root, asked.exclude)
-    if not ranks.rank:
-        check_not_prepared(asked.root, asked.force_overwrite)
     with progress(asked.show_progress, "Indexing", "shards") as show:
-        scans = ShardScans(
-            asked.root, shards, ranks=ranks, workers=asked.num_workers, rescan=asked.rescan, progress=show
+        scans = scan_share(
+            asked.root,
+            asked.exclude,
+            asked.force_overwrite,
+            ranks,
+            workers=asked.num_workers,
+            rescan=asked.rescan,
+            progress=show,
         )
-        scans.do_share()
         if ranks.rank:
             _show_share(share_report(scans), ranks)
             return
