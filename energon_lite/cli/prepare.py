@@ -5,7 +5,6 @@ The options are those of ``energon prepare``. What is not given is asked, unless
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
+from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
@@ -231,15 +230,10 @@ def _check_options(asked: _Options) -> list[tuple[str, str]]:
 
 
 def _parse_field_map(text: str | None) -> dict[str, str] | None:
-    if text is None:
-        return None
-    cure = """write it like --field-map '{"image": "jpg,png", "caption": "txt"}', in single quotes"""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--field-map is not JSON: {error}", fix=cure) from None
-    if not isinstance(value, dict) or not all(isinstance(access, str) for access in value.values()):
-        raise UsageError("--field-map is not a JSON object of strings", fix=cure)
+    example = '{"image": "jpg,png", "caption": "txt"}'
+    value = json_object(text, "--field-map", example)
+    if value is not None and not all(isinstance(access, str) for access in value.values()):
+        raise UsageError("--field-map is not a JSON object of strings", fix=f"write it like --field-map '{example}'")
     return value
 
 
