@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.config.paths import local_path
+from energon_lite.documents.paths import local_path
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.loading.stages import find_stages
 from energon_lite.order.stages import Stage, StagedBlend

@@ -129,7 +129,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
         UsageError: not a list of lengths.
         DatasetError: not a prepared data set, or one without the column.
     """
-    from energon_lite.config.paths import local_path
+    from energon_lite.documents.paths import local_path
 
     path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml", ".jsonl")):

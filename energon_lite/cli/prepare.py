@@ -20,7 +20,7 @@ from energon_lite.cli.job_options import job_options
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
-from energon_lite.config.paths import missing_file_fix
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl

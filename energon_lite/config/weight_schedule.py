@@ -17,21 +17,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple
 
-from energon_lite.config.yaml_node import YamlNode
+from energon_lite.documents import Node
 
 __all__ = [
-    "Piece",
-    "ShareIntegral",
+    "Segment",
+    "Share",
     "SlopesMeet",
     "WeightSchedule",
     "blend_shares",
     "multiply",
     "normalised",
     "read_schedule",
-    "shared_pieces",
+    "shared_segments",
 ]
 
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
@@ -63,16 +62,16 @@ class WeightSchedule:
         return weight, weight
 
 
-class Piece(NamedTuple):
-    """A share over a stretch of positions: at its start, and at its end, which is the next piece's start."""
+class Segment(NamedTuple):
+    """A share over a stretch of positions: at its start, and at its end, which is the next segment's start."""
 
     start: int
     first: float
     last: float
 
 
-#: A share: a number, or pieces from position 0 on, the last of which is constant.
-ShareIntegral = float | tuple[Piece, ...]
+#: A share: a number, or segments from position 0 on, the last of which is constant.
+Share = float | tuple[Segment, ...]
 
 
 class SlopesMeet(ValueError):
@@ -86,101 +85,69 @@ class SlopesMeet(ValueError):
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_schedule(node: YamlNode) -> WeightSchedule:
+def read_schedule(node: Node) -> WeightSchedule:
     """The content of a ``weight`` key that is not a number.
 
     Raises:
         ConfigError: anything wrong in it.
     """
-    entries = dict(node.items())
-    kinds = [key for key in entries if not _POSITION.match(key)]
-    if kinds:
-        kind = kinds[0]
-        if kind not in ("linear", "step"):
-            raise entries[kind].error(
-                f"unknown key {kind!r} in a weight that changes",
-                expected="positions in samples, or one of the keys linear, step",
-                found=repr(kind),
-                choices=["linear", "step"],
-                suggest_for=kind,
-                fix=f"write it like {_EXAMPLES}",
-                at_key=True,
+    entries = node.entries()
+    kind = next((key for key in entries if not _POSITION.match(key)), None)
+    if kind is None:
+        return _schedule(node, linear=False)
+    fix = f"write it like {_EXAMPLES}"
+    if kind not in ("linear", "step"):
+        expected, choices = "positions in samples, or one of the keys linear, step", ["linear", "step"]
+        what = f"unknown key {kind!r} in a weight that changes"
+        raise entries[kind].key_error(what, fix, expected=expected, choices=choices)
+    for other in entries:
+        if other != kind:
+            found = f"the keys {', '.join(entries)}"
+            raise entries[other].key_error(
+                f"{other!r} beside {kind!r}", fix, expected=f"only the key {kind}", found=found
             )
-        if len(entries) > 1:
-            other = next(key for key in entries if key != kind)
-            raise entries[other].error(
-                f"{other!r} beside {kind!r}",
-                expected=f"only the key {kind}",
-                found=f"the keys {', '.join(entries)}",
-                fix=f"write it like {_EXAMPLES}",
-                at_key=True,
-            )
-        return _schedule(entries[kind], linear=kind == "linear")
-    return _schedule(node, linear=False)
+    return _schedule(entries[kind], linear=kind == "linear")
 
 
-def _schedule(node: YamlNode, linear: bool) -> WeightSchedule:
-    entries = [(_position(key, child), _weight(child), child) for key, child in node.items()]
-    if not entries:
-        raise node.error(
-            "a weight that changes has no positions", expected=_EXAMPLES, found=node.describe(), fix="add '0:'"
-        )
-    if entries[0][0] != 0:
-        raise entries[0][2].error(
-            "it is not said what the weight is at the start",
-            expected="0 as the first position",
-            found=str(entries[0][0]),
-            fix="add '0: 0' if the data set is to come in later, else '0:' with its weight",
-            at_key=True,
-        )
-    for (before, _, _), (position, _, child) in pairwise(entries):
-        if position <= before:
-            raise child.error(
-                "positions have to increase",
-                expected=f"a position above {before}",
-                found=str(position),
-                fix="sort the positions, and write each of them once",
-                at_key=True,
-            )
-    if not any(weight for _, weight, _ in entries):
-        raise node.error(
-            "the weight is zero at all positions",
-            expected="a weight above 0 somewhere",
-            found=node.describe(),
-            fix="remove the entry if it is not to be used",
-        )
-    return WeightSchedule(tuple((position, weight) for position, weight, _ in entries), linear)
+def _schedule(node: Node, linear: bool) -> WeightSchedule:
+    points: list[tuple[int, float]] = []
+    for child in node.entries().values():
+        position, weight = _position(child), _weight(child)
+        if not points and position != 0:
+            what, expected = "it is not said what the weight is at the start", "0 as the first position"
+            fix = "add '0: 0' if the data set is to come in later, else '0:' with its weight"
+            raise child.key_error(what, fix, expected=expected, found=str(position))
+        if points and position <= points[-1][0]:
+            what, expected = "positions have to increase", f"a position above {points[-1][0]}"
+            fix = "sort the positions, and write each of them once"
+            raise child.key_error(what, fix, expected=expected, found=str(position))
+        points.append((position, weight))
+    if not points:
+        raise node.error("a weight that changes has no positions", "add '0:'", expected=_EXAMPLES)
+    if not any(weight for _, weight in points):
+        fix = "remove the entry if it is not to be used"
+        raise node.error("the weight is zero at all positions", fix, expected="a weight above 0 somewhere")
+    return WeightSchedule(tuple(points), linear)
 
 
-def _position(key: str, child: YamlNode) -> int:
+def _position(child: Node) -> int:
+    key = child.key or ""
     value = Fraction(key.replace("_", "")) if _POSITION.match(key) and len(key) < 40 else Fraction(-1)
     if value.denominator != 1 or not 0 <= value < _LAST:
-        raise child.error(
-            f"{key!r} is not a position",
-            expected="a number of samples: a whole number from 0 on, below 2**62",
-            found=repr(key),
-            fix="write the position as a number, such as 1_000_000 or 1e6",
-            at_key=True,
-        )
+        expected = "a number of samples: a whole number from 0 on, below 2**62"
+        fix = "write the position as a number, such as 1_000_000 or 1e6"
+        raise child.key_error(f"{key!r} is not a position", fix, expected=expected)
     return int(value)
 
 
-def _weight(node: YamlNode) -> float:
+def _weight(node: Node) -> float:
     weight = node.number()
     if weight < 0:
-        raise node.error(
-            "a weight is below zero",
-            expected="a number from 0 on",
-            found=node.describe(),
-            fix="write 0 where the data set is not to be used",
-        )
+        fix = "write 0 where the data set is not to be used"
+        raise node.error("a weight is below zero", fix, expected="a number from 0 on")
     if weight and not 1e-100 < weight < 1e100:
-        raise node.error(
-            "a weight that changes is out of range",
-            expected="0, or a number above 1e-100 and below 1e100",
-            found=node.describe(),
-            fix="only ratios count: write a number nearer to 1",
-        )
+        what, fix = "a weight that changes is out of range", "only ratios count: write a number nearer to 1"
+        raise node.error(what, fix, expected="0, or a number above 1e-100 and below 1e100")
     return weight
 
 
@@ -195,7 +162,7 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in scaled]
 
 
-def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[ShareIntegral]:
+def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Share]:
     """The shares of the entries of one blend.
 
     Raises:
@@ -215,12 +182,12 @@ def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[ShareIntegra
             found.append(normalised(values))
     ends = [*before[1:], after[-1]]
     return [
-        tuple(Piece(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
+        tuple(Segment(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
         for entry in range(len(weights))
     ]
 
 
-def multiply(outer: ShareIntegral, inner: ShareIntegral) -> ShareIntegral:
+def multiply(outer: Share, inner: Share) -> Share:
     """The product of two shares.
 
     Raises:
@@ -228,21 +195,21 @@ def multiply(outer: ShareIntegral, inner: ShareIntegral) -> ShareIntegral:
     """
     if isinstance(outer, float) and isinstance(inner, float):
         return outer * inner
-    pieces = []
+    segments = []
     for start, stop, ((a, b), (c, d)) in _cut([outer, inner]):
         if a != b and c != d:
             raise SlopesMeet(start, stop)
-        pieces.append(Piece(start, a * c, b * d))
-    return tuple(pieces)
+        segments.append(Segment(start, a * c, b * d))
+    return tuple(segments)
 
 
-def shared_pieces(courses: Sequence[ShareIntegral]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
+def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
     """The shares of all leaves, cut at the same positions: start, shares there, and shares at the end where they slope.
 
     Neighbours that are one and the same constant are joined, so that a position at which nothing changes is none.
     """
     stages: list[tuple[int, tuple[float, ...], tuple[float, ...] | None]] = []
-    for start, _, pairs in _cut(courses):
+    for start, _, pairs in _cut(shares):
         first, last = (tuple(pair[side] for pair in pairs) for side in (0, 1))
         if first != last:
             stages.append((start, first, last))
@@ -251,33 +218,33 @@ def shared_pieces(courses: Sequence[ShareIntegral]) -> list[tuple[int, tuple[flo
     return stages
 
 
-def _cut(courses: Sequence[ShareIntegral]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
-    """Start, stop, and of each course the values at both ends, for each stretch between positions at which any of them
+def _cut(shares: Sequence[Share]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
+    """Start, stop, and of each share the values at both ends, for each stretch between positions at which any of them
     changes."""
-    knots = sorted({0, *(piece.start for course in courses if not isinstance(course, float) for piece in course)})
-    rows = [_values(course, knots) for course in courses]
+    knots = sorted({0, *(segment.start for share in shares if not isinstance(share, float) for segment in share)})
+    rows = [_values(share, knots) for share in shares]
     return [
         (start, stop, [row[number] for row in rows])
         for number, (start, stop) in enumerate(zip(knots, [*knots[1:], None], strict=True))
     ]
 
 
-def _values(course: ShareIntegral, knots: Sequence[int]) -> list[tuple[float, float]]:
-    """The values of a course at both ends of each stretch."""
-    if isinstance(course, float):
-        return [(course, course)] * len(knots)
+def _values(share: Share, knots: Sequence[int]) -> list[tuple[float, float]]:
+    """The values of a share at both ends of each stretch."""
+    if isinstance(share, float):
+        return [(share, share)] * len(knots)
     values, place = [], 0
     for number, start in enumerate(knots):
-        if place + 1 < len(course) and course[place + 1].start == start:
+        if place + 1 < len(share) and share[place + 1].start == start:
             place += 1
-        piece = course[place]
-        if piece.first == piece.last:
-            values.append((piece.first, piece.last))
+        segment = share[place]
+        if segment.first == segment.last:
+            values.append((segment.first, segment.last))
             continue
-        end = (course[place + 1].start, piece.last)
-        first = piece.first if piece.start == start else _between((piece.start, piece.first), end, start)
+        end = (share[place + 1].start, segment.last)
+        first = segment.first if segment.start == start else _between((segment.start, segment.first), end, start)
         stop = knots[number + 1]
-        values.append((first, piece.last if stop == end[0] else _between((piece.start, piece.first), end, stop)))
+        values.append((first, segment.last if stop == end[0] else _between((segment.start, segment.first), end, stop)))
     return values
 
 

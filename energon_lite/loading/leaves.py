@@ -11,8 +11,8 @@ from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.split import load_split_config
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.hooks.cooking import check_needs

@@ -12,9 +12,9 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.chunks import ChunkPlan
-from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, to_dict
+from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, read_strategy, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
-from energon_lite.config.yaml_document import load_yaml
+from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.hooks import TaskEncoder, hooks_of, is_overridden
 from energon_lite.loading.assembly import Chunking, chunked
@@ -87,7 +87,7 @@ def token_batching(
             )
     strategy: Strategy
     if isinstance(batching, (str, os.PathLike)):
-        strategy = from_dict(load_yaml(batching).plain(), at=os.fspath(batching))
+        strategy = read_strategy(load_yaml(batching))
     elif isinstance(batching, Mapping):
         strategy = from_dict(batching)
     elif isinstance(batching, tuple(STRATEGIES.values())):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.config.paths import local_path, missing_file_fix
+from energon_lite.documents.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.index import nv_meta

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
 from energon_lite.config.weight_schedule import (
-    Piece,
-    ShareIntegral,
+    Segment,
+    Share,
     SlopesMeet,
     WeightSchedule,
     blend_shares,
     multiply,
     read_schedule,
-    shared_pieces,
+    shared_segments,
 )
-from energon_lite.config.yaml_document import from_plain, load_yaml
+from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
 
 def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-    return shared_pieces([leaf.course or leaf.weight for leaf in load_metadataset(path, split_part="train")])
+    return shared_segments([leaf.segments or leaf.weight for leaf in load_metadataset(path, split_part="train")])
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_weight_at_a_position() -> None:
 def test_weights_are_normalised_where_they_are_written_and_shares_go_straight() -> None:
     found = blend_shares([WeightSchedule(((0, 3.0), (100, 0.0)), linear=True), 1.0])
     assert found == [
-        (Piece(0, 0.75, 0.0), Piece(100, 0.0, 0.0)),
-        (Piece(0, 0.25, 1.0), Piece(100, 1.0, 1.0)),
+        (Segment(0, 0.75, 0.0), Segment(100, 0.0, 0.0)),
+        (Segment(0, 0.25, 1.0), Segment(100, 1.0, 1.0)),
     ]
 
 
@@ -80,7 +80,7 @@ splits:
     assert (start, *first, *(last or ())) == pytest.approx((0, 0.9, 0.1, 0.1, 0.9))
     assert constant == (1_000_000, last, None)
     leaf = load_metadataset(path, split_part="train")[0]
-    assert leaf.weight == leaf.course[0].first == first[0]
+    assert leaf.weight == leaf.segments[0].first == first[0]
 
 
 def test_nested_blends_multiply(write: Callable[..., Path]) -> None:
@@ -133,16 +133,16 @@ weights = st.one_of(
 )
 
 
-def at(course: ShareIntegral, position: int) -> Fraction:
+def at(share: Share, position: int) -> Fraction:
     """By the definition."""
-    if isinstance(course, float):
-        return Fraction(course)
-    for piece, following in zip(course, [*course[1:], None], strict=True):
+    if isinstance(share, float):
+        return Fraction(share)
+    for segment, following in zip(share, [*share[1:], None], strict=True):
         if following is None:
-            return Fraction(piece.first)
-        if piece.start <= position < following.start:
-            ratio = Fraction(position - piece.start, following.start - piece.start)
-            return Fraction(piece.first) + (Fraction(piece.last) - Fraction(piece.first)) * ratio
+            return Fraction(segment.first)
+        if segment.start <= position < following.start:
+            ratio = Fraction(position - segment.start, following.start - segment.start)
+            return Fraction(segment.first) + (Fraction(segment.last) - Fraction(segment.first)) * ratio
     raise AssertionError
 
 
@@ -150,20 +150,20 @@ def at(course: ShareIntegral, position: int) -> Fraction:
 def test_products_and_cuts_are_the_functions_they_stand_for(outer: list[Any], inner: list[Any]) -> None:
     above, below = blend_shares([*outer, 1.0]), blend_shares([*inner, 1.0])
     try:
-        courses = [*(multiply(above[0], course) for course in below), *above[1:]]
+        shares = [*(multiply(above[0], share) for share in below), *above[1:]]
     except SlopesMeet as slopes:
         for position in (slopes.start, slopes.stop or 0):
-            assert all(not isinstance(course, float) for course in (above[0], *below)), position
+            assert all(not isinstance(share, float) for share in (above[0], *below)), position
         return
-    pieces = shared_pieces(courses)
+    segments = shared_segments(shares)
     for position in range(52):
-        expected = [at(above[0], position) * at(course, position) for course in below]
-        expected += [at(course, position) for course in above[1:]]
-        number = max(n for n, (start, _, _) in enumerate(pieces) if start <= position)
-        start, first, last = pieces[number]
+        expected = [at(above[0], position) * at(share, position) for share in below]
+        expected += [at(share, position) for share in above[1:]]
+        number = max(n for n, (start, _, _) in enumerate(segments) if start <= position)
+        start, first, last = segments[number]
         found = [Fraction(value) for value in first]
         if last is not None:
-            ratio = Fraction(position - start, pieces[number + 1][0] - start)
+            ratio = Fraction(position - start, segments[number + 1][0] - start)
             found = [a + (Fraction(b) - a) * ratio for a, b in zip(found, last, strict=True)]
         assert all(abs(one - other) < 1e-12 for one, other in zip(found, expected, strict=True))
         assert abs(sum(found) - 1) < 1e-12

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +100,7 @@ STRATEGIES = st.sampled_from(
         {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
     ]
 )
-QUIET = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @QUIET

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def contents(path: Path) -> list[object]:
     return [*found, [scan.all_keys() for scan in scans], index.shard_counts, index.uuid, index.digest, index.part_names]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_flipped_bits_and_cuts_never_give_other_samples(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "i.idx"

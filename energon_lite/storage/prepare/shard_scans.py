@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, tar_index_path, write_tar_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.helpers import run_units
@@ -27,9 +28,9 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, head_checksum, scan_shard
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
-__all__ = ["ShardScans", "is_unfinished", "mark_unfinished", "remove_scans", "scan_files"]
+__all__ = ["ShardScans", "is_unfinished", "mark_unfinished", "remove_scans", "scan_files", "scan_job"]
 
 #: Seconds of work that are not worth starting helpers for.
 _ALONE = 0.3
@@ -72,6 +73,11 @@ def scan_files(root: str) -> ResultFiles[str, ShardScan]:
     return ResultFiles(meta_path(root, "energon_lite.shards"), _Shards(root))
 
 
+def scan_job(root: str) -> tuple[ResultFiles[str, ShardScan], Callable[[str], ShardScan]]:
+    """The result files of the scans of a data set, and what is done with a shard."""
+    return scan_files(root), partial(_scan, root)
+
+
 class ShardScans:
     """The scans of all shards: those that are known already, and those that ranks and processes make.
 
@@ -102,7 +108,7 @@ class ShardScans:
         self.root = root
         self._indexed = {} if rescan else _indexed_scans(root, mine)
         tick = _Bytes(root, len(mine), progress) if progress else None
-        run = partial(run_units, files, partial(_scan, root), workers=ranks.workers(workers), alone=_ALONE)
+        run = partial(run_units, *scan_job(root), workers=ranks.workers(workers), alone=_ALONE)
         self.job = ShardedJob(files, shards, run, ranks=ranks, known=self._indexed, where=root, tick=tick)
 
     def do_share(self) -> None:

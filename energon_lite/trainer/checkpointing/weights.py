@@ -108,7 +108,6 @@ def load_weights(
                 del tensors[name]
     check_shapes(reader, tensors, found)
     load_tensors(tensors, reader, alone=mesh.world_size == 1)
-    for piece in optimizer.pieces() if optimizer is not None else ():
-        if "master" in piece.tensors:
-            piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
+    for shard in optimizer.shards() if optimizer is not None else ():
+        shard.take_values()
     return found

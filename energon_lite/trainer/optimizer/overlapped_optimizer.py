@@ -39,7 +39,7 @@ from energon_lite.trainer.optimizer.gradient_order import FirstStep, agree_on_or
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
 from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.pieces import Piece, carry_state
+from energon_lite.trainer.parallel.shards import Shard, reshard
 
 _IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
 
@@ -85,11 +85,11 @@ class PartitionedParameter:
         if self.master is not self.values:
             self.values.copy_(self.master)
 
-    def piece(self, slot: Slot) -> Piece | None:
+    def shard(self, slot: Slot) -> Shard | None:
         """The owned part of one parameter, as views; None if there is none."""
         lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
         tensors = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
-        return Piece(slot.name, slot.parameter, lo - slot.start, tensors) if lo < hi else None
+        return Shard(slot.name, slot.parameter, lo - slot.start, tensors) if lo < hi else None
 
 
 class Bucket:
@@ -229,10 +229,10 @@ class OverlappedDistributedOptimizer:
         for bucket in self._queue:
             bucket.wait()
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """What this rank owns of each parameter: master values and moments, as views. Together the ranks have all."""
         for bucket in self._queue:
-            yield from filter(None, map(bucket.owned.piece, bucket.slots))
+            yield from filter(None, map(bucket.owned.shard, bucket.slots))
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""
@@ -370,7 +370,7 @@ class OverlappedDistributedOptimizer:
         former, self._at = self._at, {slot.parameter: (b, slot) for b in self._queue for slot in b.slots}
         for p, (bucket, slot) in former.items():
             new, place = self._at[p]
-            carry_state(p, bucket.owned.piece(slot), new.owned.piece(place), bucket.owned.tensors, self._group)
+            reshard(p, bucket.owned.shard(slot), new.owned.shard(place), bucket.owned.tensors, self._group)
         self.set_updates(self.updates)
 
     def _learn(self, seen: FirstStep) -> None:
@@ -396,5 +396,5 @@ class OverlappedDistributedOptimizer:
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""
         for bucket, slot in map(self._at.__getitem__, parameters):
-            if piece := bucket.owned.piece(slot):
-                piece.tensors["master"].copy_(slot.parameter.data.flatten()[piece.start : piece.stop])
+            if shard := bucket.owned.shard(slot):
+                shard.take_values()

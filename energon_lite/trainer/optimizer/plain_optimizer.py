@@ -21,7 +21,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.parallel.pieces import Piece
+from energon_lite.trainer.parallel.shards import Shard
 
 __all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
 
@@ -49,7 +49,7 @@ class Optimizer(Protocol):
     def wait_parameters(self) -> None:
         """Until all parameters have the values of the last step."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """This rank's part of the state, to be saved or filled."""
         ...
 
@@ -164,12 +164,12 @@ class AdamW:
             buffer.zero_()
         return norm
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """Master values and moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
         for name, p in self.parameters.items():
             master = self._masters[p]
             moments = {kind: self._inner.state[master][kind].view(-1) for kind in ("exp_avg", "exp_avg_sq")}
-            yield Piece(name, p, 0, {"master": master.detach().view(-1), **moments})
+            yield Shard(name, p, 0, {"master": master.detach().view(-1), **moments})
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""

@@ -34,7 +34,13 @@ from energon_lite.trainer.training.config import (
 )
 from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict, load_config
 from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.data import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
+from energon_lite.trainer.training.data import (
+    ByteTokenizer,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    make_task_encoder,
+    resize_image,
+)
 from energon_lite.trainer.training.generate import generate_captions, load_model, load_tokenizer
 from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.loop import Trainer
@@ -48,7 +54,6 @@ from energon_lite.trainer.training.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from energon_lite.trainer.training.token_data import SequenceTaskEncoder, make_task_encoder
 
 __all__ = [
     "PRESETS",
@@ -69,7 +74,6 @@ __all__ = [
     "RankGrid",
     "RopeScaling",
     "RowParallelLinear",
-    "SequenceTaskEncoder",
     "StepResult",
     "TrainConfig",
     "Trainer",

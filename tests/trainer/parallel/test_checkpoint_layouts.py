@@ -29,8 +29,7 @@ from energon_lite.trainer.checkpointing.checkpoint import (
 )
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.parallel.pieces import parts_of_whole
+from energon_lite.trainer.parallel.shards import whole_tensors
 from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.step import train_step
 
@@ -78,12 +77,13 @@ class Part:
         self.optimizer.wait_parameters()
         found = gathered(self.model, self.mesh)
         parts = []
-        for piece in self.optimizer.pieces():
-            for kind, tensor in parts_of_whole(piece, layout_of(piece.parameter), self.mesh).items():
-                parts += [(f"{piece.name}.{kind}", tensor.shape, at, part.clone()) for at, part in tensor.parts.items()]
-        for name, shape, at, part in itertools.chain.from_iterable(self.of_all_ranks(parts)):
+        for shard in self.optimizer.shards():
+            for kind, tensor in whole_tensors(shard, self.mesh).items():
+                name = f"{shard.name}.{kind}"
+                parts += [(name, tensor.shape, box, tensor.read(box).clone()) for box in tensor.boxes]
+        for name, shape, box, part in itertools.chain.from_iterable(self.of_all_ranks(parts)):
             whole = found.setdefault(name, torch.full(shape, torch.nan, dtype=part.dtype))
-            whole[tuple(slice(a, a + size) for a, size in zip(at, part.shape, strict=True))] = part
+            whole[tuple(slice(at, at + size) for at, size in zip(*box, strict=True))] = part
         return found
 
     def of_all_ranks(self, value: Any) -> list[Any]:
@@ -242,7 +242,7 @@ def without_name(folder: Path) -> bool:
 #: What rank 0 dies in, and how.
 CRASHES = {
     "before anything is written": ("save_tensors", lambda _: kill_instead),
-    "after its data is written": ("SummingWriter.write_data", die_in_writing),
+    "after its data is written": ("CheckpointWriter.write_data", die_in_writing),
     "before it has its name": ("CheckpointFiles.publish", lambda _: kill_instead),
     "before it is the latest": ("checkpoint_files._flush_folder", die_when(named)),
     "while old ones are removed": ("CheckpointFiles.prune", lambda _: kill_instead),

@@ -80,9 +80,8 @@ def test_long_rows_are_those_of_one_rank(run_ranks: RunRanks, packed: bool) -> N
     generator = torch.Generator().manual_seed(4)
     tokens, labels = torch.randint(0, 29, (2, 1, 1500), generator=generator)
     documents = (torch.rand(1, 1500, generator=generator) < 0.005).long().cumsum(1) if packed else None
-    rows = Rows(
-        tokens, labels, torch.ones(1, 1500), torch.zeros(0, 3, 4, 4), torch.zeros(0, dtype=torch.int64), documents
-    )
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = Rows(tokens, labels, torch.ones(1, 1500), torch.zeros(0, 3, 4, 4), none, none, documents)
 
     def gradients(rank: int, layout: Layout) -> tuple[float, dict[str, torch.Tensor]]:
         mesh = layout.mesh()

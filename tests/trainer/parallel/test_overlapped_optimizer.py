@@ -281,11 +281,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(run_ranks: Ru
         net, optimizer, mesh = make(F32, clip=1.0)
         train(net, optimizer, mesh, make_steps(2, 2))
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        state = [tensor.clone() for piece in optimizer.pieces() for tensor in piece.tensors.values()]
+        state = [tensor.clone() for shard in optimizer.shards() for tensor in shard.tensors.values()]
         (net.head_bias.sum() * (float("inf") if rank == 1 else 1.0)).backward()
         norm = optimizer.step(lr=0.1)
         kept = all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-        now = [tensor for piece in optimizer.pieces() for tensor in piece.tensors.values()]
+        now = [tensor for shard in optimizer.shards() for tensor in shard.tensors.values()]
         kept = kept and all(map(torch.equal, state, now))
         updates = optimizer.updates
         net.head_bias.sum().backward()
@@ -355,7 +355,7 @@ def test_frozen_parameters_are_left_alone(run_ranks: RunRanks) -> None:
         net, optimizer, mesh = make()
         before, memory = net.frozen.weight.clone(), net.frozen.weight.data_ptr()
         train(net, optimizer, mesh, make_steps(2, 1))
-        named = {piece.name for piece in optimizer.pieces()}
+        named = {shard.name for shard in optimizer.shards()}
         unchanged = torch.equal(before, net.frozen.weight) and memory == net.frozen.weight.data_ptr()
         return unchanged, any(name.startswith("frozen") for name in named)
 

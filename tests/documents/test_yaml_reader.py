@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.config import YamlNode, from_plain, load_yaml
+from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
 # What can stand in YAML at all: no control characters, no surrogates.
@@ -45,7 +45,7 @@ def test_a_dict_and_the_yaml_of_it_are_the_same(document: dict[str, Any], dump: 
         path.write_text(dump(document), encoding="utf-8")
         read, given_as_dict = load_yaml(path), from_plain(document, "<dict>")
 
-    def compare(a: YamlNode, b: YamlNode) -> None:
+    def compare(a: Node, b: Node) -> None:
         assert a.path == b.path
         assert a.line is not None and b.line is None
         assert type(a.value) is type(b.value)
@@ -111,7 +111,7 @@ def test_anchors_and_aliases_work(write: Callable[..., Path]) -> None:
 
 
 def test_aliases_cannot_blow_a_document_up(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.config.yaml_document.MAX_REPEATED", 1000)
+    monkeypatch.setattr("energon_lite.documents.yaml_reader.MAX_REPEATED", 1000)
     lines = ["a0: &a0 [1, 1, 1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 12))]
     with pytest.raises(ConfigError, match="larger by 1000 values"):
         load_yaml(write("\n".join(lines)))
@@ -165,8 +165,8 @@ def test_json_with_a_key_twice_is_refused(write: Callable[..., Path]) -> None:
         load_yaml(write('{"a": 1, "a": 2}', "doc.json"))
 
 
-def test_a_missing_file_and_a_folder_are_config_errors(room: Path) -> None:
-    for path in (room / "none.yaml", room / "digits"):
+def test_a_missing_file_and_a_folder_are_config_errors(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot read the document") as caught:
             load_yaml(path)
         assert caught.value.file == str(path)
@@ -175,7 +175,6 @@ def test_a_missing_file_and_a_folder_are_config_errors(room: Path) -> None:
 def test_without_libyaml_it_is_the_same(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("a: &x [1e-3, yes, 'no']\nb: {c: *x}\n")
     fast = load_yaml(path)
-    monkeypatch.setattr("energon_lite.config.yaml_document._loader", None)
     monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
     slow = load_yaml(path)
     assert slow.plain() == fast.plain() == {"a": [0.001, True, "no"], "b": {"c": [0.001, True, "no"]}}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energon_lite.config.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 
 
 def test_urls() -> None:

@@ -1,8 +1,8 @@
-"""One value of a YAML document, and its place.
+"""One value of a document, and its place.
 
-A :class:`YamlNode` holds its value and where it stands (file, line, column, path inside the document), so whoever
-interprets it can say exactly what is wrong and where, and the reader need not search. :func:`from_plain` makes the
-same tree out of Python objects, so a configuration given as a dict is checked by the same code.
+A :class:`Node` holds its value and where it stands (file, line, column, path inside the document), so whoever
+interprets it can say exactly what is wrong and where, and the reader need not search. :func:`from_plain` makes the same
+tree out of Python objects, so a configuration given as a dict is checked by the same code.
 
 The shape of the messages (expected, found, path) follows msgspec's validation errors, with lines added.
 """
@@ -13,30 +13,35 @@ import json
 import numbers
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.errors import ConfigError, nearest
 
-__all__ = ["YamlNode", "from_plain"]
+__all__ = ["MAX_DEPTH", "Node", "from_plain", "join_path", "parse_bool", "shorten", "too_deep"]
 
 #: How deep lists and mappings may stand in one another.
 MAX_DEPTH = 100
+#: No position, count or size is as large as this, which is also beyond what integers of arrays hold.
+_TOO_LARGE = 1 << 62
 _PLAIN_KEY = re.compile(r"[\w-]+\Z")
+#: Stands for "the value (or the key) itself" in messages.
+_ITSELF = "itself"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class YamlNode:
+class Node:
     """One value of a document, and its place.
 
     Args:
         value: dict of nodes, list of nodes, or a scalar (str, int, float, bool, None).
-        file: the document's name, as messages show it.
+        file: the document's name, as messages show it; empty if it has none.
         path: place inside the document, e.g. ``splits.train.blend[1].weight``; empty for the whole document.
         line: counted from 1; None if the document never was a file.
         column: counted from 1.
-        key_line: where the key that leads here stands; None for list entries.
+        key: the key that leads here; None for list entries.
+        key_line: where the key stands.
         key_column: likewise.
 
     Example:
@@ -54,6 +59,7 @@ class YamlNode:
     path: str = ""
     line: int | None = None
     column: int | None = None
+    key: str | None = None
     key_line: int | None = None
     key_column: int | None = None
 
@@ -88,12 +94,12 @@ class YamlNode:
     def error(
         self,
         what: str,
+        fix: str | None = None,
         *,
         expected: str | None = None,
-        found: str | None = None,
+        found: str | None = _ITSELF,
         choices: Collection[object] = (),
-        suggest_for: object = None,
-        fix: str | None = None,
+        word: object = None,
         at_key: bool = False,
         kind: type[ConfigError] = ConfigError,
     ) -> ConfigError:
@@ -101,37 +107,44 @@ class YamlNode:
 
         Args:
             what: the mistake in one sentence.
-            expected: what would have been right.
-            found: what is there instead.
-            choices: what may stand here; the one nearest to ``suggest_for`` is proposed.
-            suggest_for: the word that was written.
             fix: the cure, if no proposal from ``choices`` says it.
+            expected: what would have been right.
+            found: what is there instead; by default the value, or the key; None: nothing is said.
+            choices: what may stand here; the nearest one is proposed.
+            word: what they should be near to; None: the value, or the key.
             at_key: the key is wrong, not its value; point there.
             kind: a more special error class.
         """
-        suggestion = nearest(suggest_for, choices) if suggest_for is not None else None
+        if word is None and choices:
+            word = self.key if at_key else self.value
+        if found == _ITSELF:
+            found = repr(self.key) if at_key else self.describe()
         at_key = at_key and self.key_line is not None
         return kind(
             what,
-            file=self.file,
+            file=self.file or None,
             line=self.key_line if at_key else self.line,
             column=self.key_column if at_key else self.column,
             at=self.path or None,
             expected=expected,
             found=found,
             choices=list(choices),
-            suggest_for=suggest_for,
-            fix=None if suggestion is not None else fix,
+            suggest_for=word,
+            fix=None if word is not None and nearest(word, choices) is not None else fix,
         )
 
-    def wrong(self, expected: str, fix: str | None = None) -> ConfigError:
+    def key_error(self, what: str, fix: str | None = None, **more: Any) -> ConfigError:
+        """The error for a key that is wrong; the arguments are those of :meth:`error`."""
+        return self.error(what, fix, at_key=True, **more)
+
+    def wrong(self, expected: str, fix: str | None = None, choices: Collection[object] = ()) -> ConfigError:
         """The error for a value of the wrong type."""
         name = repr(self.path) if self.path else "the document"
-        return self.error(f"{name} is not right", expected=expected, found=self.describe(), fix=fix)
+        return self.error(f"{name} is not right", fix, expected=expected, choices=choices)
 
     # ----------------------------------------------------------------------------------------------- interpreting
 
-    def mapping(self, required: Collection[str] = (), optional: Collection[str] = ()) -> dict[str, YamlNode]:
+    def mapping(self, required: Collection[str] = (), optional: Collection[str] = ()) -> dict[str, Node]:
         """The entries of a mapping with a fixed set of keys.
 
         Raises:
@@ -141,33 +154,32 @@ class YamlNode:
         if not isinstance(self.value, dict):
             raise self.wrong(f"a mapping with {_keys(allowed)}")
         for key, node in self.value.items():
-            if key not in required and key not in optional:
-                raise node.error(
-                    f"unknown key {key!r}",
-                    expected=_keys(allowed),
-                    found=repr(key),
-                    choices=allowed,
-                    suggest_for=key,
-                    fix=f"remove it, or use {_keys(allowed)}",
-                    at_key=True,
-                )
-        missing = [key for key in sorted(required) if key not in self.value]
-        if missing:
-            raise self.error(
-                f"missing key {missing[0]!r}",
-                expected=_keys(sorted(required)),
-                found=self.describe(),
-                fix=f"add '{missing[0]}:' here",
-            )
+            if key not in allowed:
+                fix = f"remove it, or use {_keys(allowed)}"
+                raise node.key_error(f"unknown key {key!r}", fix, expected=_keys(allowed), choices=allowed)
+        for key in sorted(required):
+            if key not in self.value:
+                fix = f"add '{key}:' here"
+                raise self.error(f"missing key {key!r}", fix, expected=_keys(sorted(required)))
         return dict(self.value)
 
-    def items(self) -> Iterator[tuple[str, YamlNode]]:
+    def entries(self) -> dict[str, Node]:
         """The entries of a mapping whose keys are free."""
         if not isinstance(self.value, dict):
             raise self.wrong("a mapping")
-        return iter(self.value.items())
+        return dict(self.value)
 
-    def sequence(self, of: str = "entries") -> list[YamlNode]:
+    def refuse(self, keys: Collection[str], what: str, fix: str, expected: str) -> None:
+        """Refuse keys of a mapping that are known, but have no place here. ``what`` goes on after the key's name.
+
+        Raises:
+            ConfigError: the mapping has one of the keys.
+        """
+        for key in keys:
+            if key in self.value:
+                raise self.value[key].key_error(f"{key!r} {what}", fix, expected=expected)
+
+    def sequence(self, of: str = "entries") -> list[Node]:
         """The entries of a list."""
         if not isinstance(self.value, list):
             fix = "write a list: each entry on a line of its own, after '- '" if self.value is not None else None
@@ -177,8 +189,7 @@ class YamlNode:
     def string(self, what: str = "text") -> str:
         """A text that is not empty."""
         if not isinstance(self.value, str):
-            scalar = isinstance(self.value, (bool, int, float))
-            raise self.wrong(what, "put it into quotes" if scalar else None)
+            raise self.wrong(what, "put it into quotes" if isinstance(self.value, (bool, int, float)) else None)
         if not self.value:
             raise self.wrong(f"{what}, not empty")
         return self.value
@@ -196,9 +207,11 @@ class YamlNode:
         return result
 
     def integer(self) -> int:
-        """A whole number."""
+        """A whole number, between -2**62 and 2**62."""
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             raise self.wrong("a whole number", self._unquote(int))
+        if abs(self.value) >= _TOO_LARGE:
+            raise self.wrong("a whole number below 2**62")
         return self.value
 
     def boolean(self) -> bool:
@@ -227,42 +240,43 @@ class YamlNode:
 
 
 def _keys(keys: Collection[str]) -> str:
-    if len(keys) == 1:
-        return f"the key {next(iter(keys))}"
-    return f"the keys {', '.join(keys)}"
+    return f"the {'key' if len(keys) == 1 else 'keys'} {', '.join(keys)}"
 
 
-def too_deep(node: YamlNode) -> ConfigError:
-    return node.error(
-        "the document is nested too deeply",
-        expected=f"at most {MAX_DEPTH} levels",
-        fix="split it into several documents",
-    )
+def too_deep(node: Node) -> ConfigError:
+    """The error for what is nested without end."""
+    what, fix = "the document is nested too deeply", "split it into several documents"
+    return node.error(what, fix, expected=f"at most {MAX_DEPTH} levels", found=None)
 
 
 def shorten(text: str, limit: int = 60) -> str:
+    """A text, cut if it is long."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def join_path(path: str, key: str) -> str:
+    """The path of an entry of a mapping."""
     if not _PLAIN_KEY.match(key):
         return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
     return f"{path}.{key}" if path else key
 
 
 def parse_bool(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in ("true", "yes"):
-        return True
-    if lowered in ("false", "no"):
-        return False
-    raise ValueError(text)
+    """What a plain scalar means.
+
+    Raises:
+        ValueError: it is no truth value.
+    """
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
 
 
 # ------------------------------------------------------------------------------------------------------ from Python
 
 
-def from_plain(value: Any, name: str) -> YamlNode:
+def from_plain(value: Any, name: str, path: str = "") -> Node:
     """The tree of nodes for plain Python objects; ``name`` stands for the file in messages.
 
     Paths become text, numpy's numbers become Python's, tuples become lists. Numbers that are keys become text.
@@ -271,38 +285,39 @@ def from_plain(value: Any, name: str) -> YamlNode:
         ConfigError: something in it is none of dict, list, text, number, truth value and None; or it is nested too
             deeply.
     """
-    return _from_plain(value, name, "", frozenset())
+    return _from_plain(value, name, path, None, frozenset())
 
 
-def _from_plain(value: Any, file: str, path: str, above: frozenset[int]) -> YamlNode:
-    node = YamlNode(value, file, path)
-    if value is None or isinstance(value, (bool, str)):
-        return node
+def _from_plain(value: Any, file: str, path: str, key: str | None, above: frozenset[int]) -> Node:
     if isinstance(value, os.PathLike):
-        return YamlNode(os.fspath(value), file, path)
-    if isinstance(value, numbers.Integral):
-        return YamlNode(int(value), file, path)
-    if isinstance(value, numbers.Real):
-        return YamlNode(float(value), file, path)
+        value = os.fspath(value)
+    elif isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, (bool, int)):
+        value = float(value)
+    node = Node(value, file, path, key=key)
+    if value is None or isinstance(value, (bool, str, int, float)):
+        return node
     if id(value) in above:
-        raise node.error("the object contains itself", expected="a tree", fix="copy the inner object")
+        raise node.error("the object contains itself", "copy the inner object", expected="a tree", found=None)
     if len(above) >= MAX_DEPTH:
         raise too_deep(node)
     above |= {id(value)}
     if isinstance(value, Mapping):
         entries = {}
-        for key, item in value.items():
-            if isinstance(key, numbers.Real) and not isinstance(key, bool):
-                key = str(key)  # as it would be in a document
-            if not isinstance(key, str):
-                raise node.error("a key is not text", expected="text", found=repr(key), fix=f"write {str(key)!r}")
-            entries[key] = _from_plain(item, file, join_path(path, key), above)
-        return YamlNode(entries, file, path)
+        for name, item in value.items():
+            if isinstance(name, numbers.Real) and not isinstance(name, bool):
+                name = str(name)  # as it would be in a document
+            if not isinstance(name, str):
+                raise node.error("a key is not text", f"write {str(name)!r}", expected="text", found=repr(name))
+            entries[name] = _from_plain(item, file, join_path(path, name), name, above)
+        return Node(entries, file, path, key=key)
     if isinstance(value, (list, tuple)):
-        return YamlNode([_from_plain(v, file, f"{path}[{i}]", above) for i, v in enumerate(value)], file, path)
+        items = [_from_plain(item, file, f"{path}[{i}]", None, above) for i, item in enumerate(value)]
+        return Node(items, file, path, key=key)
     raise node.error(
         f"{type(value).__name__} is not a value that a document can hold",
+        "convert it to one of these",
         expected="a mapping, list, text, number, truth value or None",
         found=shorten(repr(value)),
-        fix="convert it to one of these",
     )

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.config import YamlNode, from_plain
+from energon_lite.documents import Node, from_plain
 from energon_lite.errors import ConfigError
 
 
-def node(value: Any) -> YamlNode:
+def node(value: Any) -> Node:
     return from_plain({"x": value}, "<dict>").value["x"]
 
 
 @pytest.mark.parametrize(
     ("method", "value"),
     [
-        ("string", "a"), ("number", 1), ("number", -2.5), ("integer", 7), ("integer", 10**30), ("boolean", False),
+        ("string", "a"), ("number", 1), ("number", -2.5), ("integer", 7), ("integer", 2**62 - 1), ("boolean", False),
     ],
 )  # fmt: skip
 def test_right_scalars(method: str, value: object) -> None:
@@ -45,7 +45,7 @@ def test_right_scalars(method: str, value: object) -> None:
         ("boolean", "yes", "true or false", "text 'yes'", "remove the quotes"),
         ("sequence", "a", "a list of entries", "text 'a'", "write a list: each entry on a line of its own, after '- '"),
         ("sequence", {"a": 1}, "a list of entries", "a mapping with the keys a", None),
-        ("items", [1], "a mapping", "a list of 1", None),
+        ("entries", [1], "a mapping", "a list of 1", None),
         ("mapping", [], "a mapping with the keys ", "an empty list", None),
     ],
 )

@@ -1,13 +1,13 @@
-"""What one rank has of the optimizer's state of one parameter: a piece, and the same as rectangles of the whole tensor.
+"""What one rank has of the optimizer's state of one parameter: a shard, and the same as boxes of the whole tensor.
 
-Slices of buckets know nothing of rows, so a rank's piece of a matrix is a run of its elements. A run is a few
+Slices of buckets know nothing of rows, so a rank's shard of a matrix is a run of its elements. A run is a few
 rectangles, and rectangles of global tensors are what any other layout of ranks can read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import ParameterLayout
+from energon_lite.trainer.parallel.parameters import layout_of
 
 
-class Piece(NamedTuple):
+class Shard(NamedTuple):
     """What a rank has of the state of a parameter.
 
     Args:
@@ -39,11 +39,21 @@ class Piece(NamedTuple):
     def stop(self) -> int:
         return self.start + next(iter(self.tensors.values())).numel()
 
+    @property
+    def values(self) -> torch.Tensor:
+        """The same elements of the parameter itself, as the model computes with them."""
+        return self.parameter.detach().flatten()[self.start : self.stop]
 
-def carry_state(
+    def take_values(self) -> None:
+        """The parameter was given other values: they are the master values from now on."""
+        if "master" in self.tensors:
+            self.tensors["master"].copy_(self.values)
+
+
+def reshard(
     parameter: nn.Parameter,
-    source: Piece | None,
-    target: Piece | None,
+    source: Shard | None,
+    target: Shard | None,
     like: dict[str, torch.Tensor],
     group: dist.ProcessGroup | None,
 ) -> None:
@@ -51,7 +61,7 @@ def carry_state(
 
     Args:
         parameter: this rank's part of it, which is the same on all ranks of the group.
-        source, target: this rank's pieces of it in the two divisions; None where it has nothing.
+        source, target: this rank's shards of it in the two divisions; None where it has nothing.
         like: tensors with the names and types of the state.
         group: the ranks that share the state; None if there is one.
     """
@@ -102,64 +112,79 @@ def _in_row(shape: Sequence[int], number: int, start: int, stop: int) -> list[Bo
     return [Box((number, *part.offsets), (1, *part.sizes)) for part in parts]
 
 
-class PartOfTensor(torch.Tensor):
-    """A tensor of which this rank has some rectangles only, for ``torch.distributed.checkpoint``.
+class ChunkedTensor(torch.Tensor):
+    """A tensor of which this process has some boxes only, for ``torch.distributed.checkpoint``.
 
-    It has the shape of the whole and no memory of its own. The three methods with underscores are torch's protocol for
-    such tensors (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
+    It has the shape of the whole and no memory of its own: torch plans with shapes alone, and asks for values when it
+    writes or fills them. The three methods with underscores are its protocol for such tensors
+    (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
+
+    Args:
+        shape, dtype: of the whole.
+        boxes: those that are here.
+        read: gives the values of one of them, ``[*box.sizes]``: the very memory, if the tensor is to be loaded.
+
+    Example:
+        >>> ChunkedTensor((4, 2), torch.float32, [Box((0, 0), (4, 2))], lambda box: torch.ones(box.sizes))
     """
 
-    parts: dict[torch.Size, torch.Tensor]  # by offset in the whole
+    boxes: tuple[Box, ...]
+    read: Callable[[Box], torch.Tensor]
 
     @staticmethod
-    def __new__(cls, shape: Sequence[int], parts: dict[torch.Size, torch.Tensor], dtype: torch.dtype) -> PartOfTensor:
+    def __new__(
+        cls, shape: Sequence[int], dtype: torch.dtype, boxes: Iterable[Box], read: Callable[[Box], torch.Tensor]
+    ) -> ChunkedTensor:
         device = torch.device("cpu")
-        made: PartOfTensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
-        made.parts = parts
+        made: ChunkedTensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
+        made.boxes, made.read = tuple(boxes), read
         return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func}: a part of a tensor can only be saved and loaded")
+        raise NotImplementedError(f"{func}: a tensor of which some boxes are here can only be saved and loaded")
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        items = []
-        for chunk in self.__create_chunk_list__():
-            properties = TensorProperties.create_from_tensor(self.parts[chunk.offsets])
-            data = TensorWriteData(chunk=chunk, properties=properties, size=self.size())
-            items.append(WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
-        return items
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(offset, part.size()) for offset, part in self.parts.items()]
+        return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in self.boxes]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         assert index.offset is not None
-        return self.parts[index.offset]
+        return self.read(next(box for box in self.boxes if box.offsets == tuple(index.offset)))
 
 
-def parts_of_whole(piece: Piece, layout: ParameterLayout, mesh: ParallelMesh) -> dict[str, PartOfTensor]:
-    """A piece as rectangles of the whole model's tensors, in the same memory.
+def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:
+    """A shard as boxes of the whole model's tensors, in the same memory.
 
     Args:
-        piece: of a parameter.
-        layout: of that parameter.
+        shard: of a parameter that has a layout.
         mesh: the ranks.
 
     Returns:
-        For each tensor of the piece, by name, what this rank has of the whole.
+        For each tensor of the shard, by name, what this rank has of the whole.
     """
+    layout = layout_of(shard.parameter)
     shape = layout.local_shape(mesh)
     first = [0] * len(shape)
     if layout.sharded_dim is not None:
         first[layout.sharded_dim] = mesh.rank("tp") * shape[layout.sharded_dim]
+    here = boxes(shape, shard.start, shard.stop)
     found = {}
-    for kind, tensor in piece.tensors.items():
-        parts, done = {}, 0
-        for box in boxes(shape, piece.start, piece.stop):
-            size = math.prod(box.sizes)
-            offset = torch.Size(a + b for a, b in zip(first, box.offsets, strict=True))
-            parts[offset] = tensor[done : done + size].view(box.sizes)
-            done += size
-        found[kind] = PartOfTensor(layout.full_shape, parts, tensor.dtype)
+    for kind, tensor in shard.tensors.items():
+        values = tensor.split([math.prod(box.sizes) for box in here])
+        parts = {
+            Box(tuple(a + b for a, b in zip(first, box.offsets, strict=True)), box.sizes): part.view(box.sizes)
+            for box, part in zip(here, values, strict=True)
+        }
+        found[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
     return found
