@@ -88,6 +88,8 @@ from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import edataclass as edataclass
 from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
+from energon_lite.storage.read.source import Source as Source
+from energon_lite.storage.read.source import register_source as register_source
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
 from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
 from energon_lite.worker_config import WorkerConfig as WorkerConfig

@@ -32,6 +32,7 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, 
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
@@ -223,9 +224,10 @@ def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, Le
     call = inspect.signature(get_val_dataset).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
-    _, _, reading = grouped_keywords(get_val_datasets, given["kwargs"], given["batching"], None, given["reading"])
-    specs = _find(given["path"], given["split_part"], reading)
-    return [(get_val_dataset(spec, **call.kwargs), spec) for spec in specs]
+    path, flat = given.pop("path"), given.pop("kwargs")
+    names = ("batching", "chunks", "reading")
+    given |= zip(names, grouped_keywords(get_val_datasets, flat, *(given[name] for name in names)), strict=True)
+    return [(get_val_dataset(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
@@ -305,7 +307,8 @@ class _Recipe:
         skips = self.reading.use_measured_skips
         column = SKIP if skips is True else skips or None
         leaves, identities = open_leaves(specs, self.encoder, self.reading.trust_code, column, self.reading.sample_type)
-        read_in_runs([leaf.source for leaf in leaves], self.reading.read_ahead, run=run, window=window)
+        folders = [leaf.source for leaf in leaves if isinstance(leaf.source, WebdatasetSource)]
+        read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, identities
 
     def settings(self, kind: str) -> dict[str, Any]:

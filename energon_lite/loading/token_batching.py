@@ -94,7 +94,8 @@ def token_batching(
         strategy = batching
     else:
         raise UsageError(
-            f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
+            f"batching is a {type(batching).__name__}",
+            fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:
         plan_chunk = DEFAULT_CHUNK
@@ -114,12 +115,10 @@ def encoded_token_dataset(
         UsageError: hooks or arguments that do not go together.
         TopologyError: the lanes cannot be divided among the ranks.
     """
-    for name in ("chunk_size", "chunk_remainder"):
-        if getattr(chunking, name) is not None:
-            raise UsageError(
-                f"{name}={getattr(chunking, name)!r} has no effect with batching",
-                fix=f"leave out {name}; see plan_chunk",
-            )
+    if chunking.chunk_remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
     if is_overridden(common["task_encoder"], "batch_group_criterion"):
         raise UsageError(
             f"{type(common['task_encoder']).__name__}.batch_group_criterion together with batching: both decide what "

@@ -397,7 +397,7 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
     for arguments, words in (
         ({"batch_size": 2, "batching": BestFit(Capacity(9))}, "batch_size=2 together with batching"),
         ({"batch_size": None, "batching": 3}, "batching is a int"),
-        ({"batch_size": 2, "plan_chunk": 3}, "plan_chunk=3 has no effect"),
+        ({"batch_size": 2, "plan_chunk": 3}, "chunk_size=3 has no effect"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "plan_chunk": 0}, "plan_chunk is 0"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "lanes": 2}, "lanes=2 has no effect"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "packing_buffer_size": 5}, "packing_buffer_size=5"),

@@ -35,6 +35,7 @@ from energon_lite.storage.index.columns import (
     stored_columns,
     writable_folder,
 )
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.helpers import Outcome
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
@@ -106,7 +107,9 @@ class _Run:
         progress: Progress | None,
     ):
         self.pipeline, self.maker, self._workers = pipeline, maker, ranks.workers(workers)
-        self.source, self.index = pipeline.leaves[0].source, pipeline.leaves[0].source.index
+        source = pipeline.leaves[0].source
+        assert isinstance(source, WebdatasetSource)  # as open_whole gives it
+        self.source, self.index = source, source.index
         prefix = f"{name}." if name else ""
         self._folder = writable_folder(self.source.path)
         self._names = [prefix + SKIP, prefix + LENGTH] if flags else [prefix + LENGTH]
