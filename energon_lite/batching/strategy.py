@@ -165,7 +165,7 @@ def read_strategy(node: Node) -> Strategy:
     name = entries["strategy"].value
     if not isinstance(name, str) or name not in STRATEGIES:
         raise entries["strategy"].error("there is no such strategy", choices=STRATEGIES)
-    keys = keys_of(STRATEGIES[name])
+    keys = dict(keys_of(STRATEGIES[name]))
     has_capacity = "capacity" in keys
     if has_capacity:
         keys |= keys_of(_CapacityKeys)

@@ -132,10 +132,8 @@ def _imported_sample_type(named: _NamedClass) -> type[Sample]:
         fix = "check the names, and that the module can be found (PYTHONPATH)"
         raise named.node.error(what, fix, expected="a class that can be imported", found=repr(name)) from error
     if not (isinstance(found, type) and issubclass(found, Sample) and is_dataclass(found)):
-        what, fix = (
-            f"{name} is not a sample type",
-            "derive it from energon_lite.Sample, and decorate it with @edataclass",
-        )
+        what = f"{name} is not a sample type"
+        fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"
         raise named.node.error(what, fix, expected="a class derived from energon_lite.Sample", found=repr(found))
     return cast("type[Sample]", found)
 

@@ -130,10 +130,8 @@ def _standard(document: Node, typed: str | None, trust_code: bool) -> DatasetCon
     if "sample_loader" in given:
         loader = _code(given["sample_loader"], trust_code)
         if "part_filter" not in given:
-            what, fix = (
-                "'sample_loader' without 'part_filter'",
-                "add 'part_filter: [jpg, json]' with the parts it needs",
-            )
+            what = "'sample_loader' without 'part_filter'"
+            fix = "add 'part_filter: [jpg, json]' with the parts it needs"
             raise given["sample_loader"].key_error(what, fix, expected="both keys", found="'sample_loader' alone")
         common = _common(entries, trust_code)
         return DatasetConfig("standard", chosen, sample_loader=loader, **common, origin=document.file)
@@ -177,10 +175,8 @@ def _field_map(node: Node, chosen: str | type[Sample]) -> dict[str, str]:
     known, fields = required + optional, {}
     for key, value in node.entries().items():
         if key not in known:
-            what, fix = (
-                f"{name} has no field {key!r}",
-                "map the fields of this sample type, or choose another sample_type",
-            )
+            what = f"{name} has no field {key!r}"
+            fix = "map the fields of this sample type, or choose another sample_type"
             raise value.key_error(what, fix, expected=f"the fields {', '.join(known)}", choices=known)
         if isinstance(value.value, list):
             raise value.wrong("text that names a part of the sample", 'write alternatives as one text: "jpg,png"')

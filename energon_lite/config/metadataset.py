@@ -22,7 +22,7 @@ from energon_lite.config.metadataset_document import (
     parse_metadataset,
 )
 from energon_lite.config.subset import Subset
-from energon_lite.config.weight_schedule import Segment, Share, SlopesMeet, multiply
+from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
@@ -83,6 +83,11 @@ class LeafSpec:
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
 
+    @property
+    def share(self) -> Share:
+        """Its share of the whole blend along the run."""
+        return self.segments or constant(self.weight)
+
 
 def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
     """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
@@ -127,7 +132,8 @@ def load_metadataset(
         fix = "copy the YAML file to a local folder"
         raise ConfigError("metadatasets behind a URL are not supported yet", file=given, fix=fix)
     if os.path.isdir(path):
-        what, fix = "this is a folder, not a metadataset", "give the folder of a single data set to get_train_dataset"
+        what = "this is a folder, not a metadataset"
+        fix = "a single data set needs no metadataset: give its folder to get_train_dataset"
         raise ConfigError(what, file=path, expected="a .yaml file", found="a folder", fix=fix)
     if not os.path.isfile(path):
         fix, found = missing_file_fix(path, "correct the path"), f"no such file: {path}"
@@ -140,7 +146,7 @@ def load_metadataset(
 class _Above:
     """What the documents above say to the ones below."""
 
-    weight: Share = 1.0
+    weight: Share = ONE
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     #: The nearest blend on the way here.
@@ -203,7 +209,7 @@ class _Flattening:
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             origin=reference.node.origin,
         )
-        if not (here.weight if isinstance(here.weight, float) else any(p.first or p.last for p in here.weight)):
+        if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         path, split_part = _locate(reference, document.folder), reference.split_part or split_part
@@ -213,8 +219,8 @@ class _Flattening:
             LeafSpec(
                 path=path,
                 split_part=split_part,
-                weight=here.weight if isinstance(here.weight, float) else here.weight[0].first,
-                segments=() if isinstance(here.weight, float) else here.weight,
+                weight=here.weight[0].first,
+                segments=here.weight if len(here.weight) > 1 else (),
                 repetitions=_leaf_repetitions(reference.node, here),
                 subset=here.subset,
                 subflavors=dict(here.subflavors),

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
-from energon_lite.config.weight_schedule import Share, WeightSchedule, blend_shares, read_schedule
+from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
 
@@ -34,8 +34,8 @@ def _path(node: Node) -> Node:
     return node
 
 
-def _weight(node: Node) -> float | WeightSchedule:
-    return read_schedule(node) if isinstance(node.value, dict) else _positive(node, "a weight")
+def _weight(node: Node) -> Share:
+    return read_schedule(node) if isinstance(node.value, dict) else constant(_positive(node, "a weight"))
 
 
 def _repetitions(node: Node) -> Fraction:
@@ -93,7 +93,7 @@ class Reference:
 
     node: Node
     path: Annotated[Node, _path]
-    weight: Annotated[float | WeightSchedule, _weight] = 1.0
+    weight: Annotated[Share, _weight] = ONE
     repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None

@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from energon_lite.documents import Node
 
 __all__ = [
+    "ONE",
     "Segment",
     "Share",
     "SlopesMeet",
-    "WeightSchedule",
     "blend_shares",
+    "constant",
     "multiply",
     "normalised",
     "read_schedule",
+    "schedule",
     "shared_segments",
+    "values_at",
 ]
 
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
@@ -39,39 +42,16 @@ _EXAMPLES = "{0: 0.9, 1_000_000: 0.5} or {linear: {0: 0.9, 1_000_000: 0.1}}"
 _LAST = 1 << 62
 
 
-@dataclass(frozen=True)
-class WeightSchedule:
-    """The weight of one entry of a blend, by position.
-
-    Args:
-        points: (position, weight); the first position is 0, and they increase.
-        linear: in straight lines from point to point; else each weight holds until the next point.
-    """
-
-    points: tuple[tuple[int, float], ...]
-    linear: bool = False
-
-    def at(self, position: int) -> tuple[float, float]:
-        """The weight just before a position, and from it on."""
-        place = max(number for number, (start, _) in enumerate(self.points) if start <= position)
-        start, weight = self.points[place]
-        if not self.linear:
-            return self.points[max(0, place - (start == position))][1], weight
-        if start < position and place + 1 < len(self.points):
-            weight = _between(self.points[place], self.points[place + 1], position)
-        return weight, weight
-
-
 class Segment(NamedTuple):
-    """A share over a stretch of positions: at its start, and at its end, which is the next segment's start."""
+    """A weight, or a share, over a stretch of positions: at its start, and at its end, where the next one starts."""
 
     start: int
     first: float
     last: float
 
 
-#: A share: a number, or segments from position 0 on, the last of which is constant.
-Share = float | tuple[Segment, ...]
+#: A weight, or a share: segments from position 0 on, the last of which is constant, and goes on for ever.
+Share = tuple[Segment, ...]
 
 
 class SlopesMeet(ValueError):
@@ -82,10 +62,25 @@ class SlopesMeet(ValueError):
         super().__init__(f"from {start} to {stop}")
 
 
+def constant(value: float) -> Share:
+    """A share that never changes."""
+    return (Segment(0, value, value),)
+
+
+#: All of a blend, or the weight of what says none.
+ONE = constant(1.0)
+
+
+def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share:
+    """Weights at positions, which increase from 0: in straight lines from one to the next, or each until the next."""
+    lasts = [weight for _, weight in (*points[1:], points[-1])] if linear else [weight for _, weight in points]
+    return tuple(Segment(start, weight, last) for (start, weight), last in zip(points, lasts, strict=True))
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_schedule(node: Node) -> WeightSchedule:
+def read_schedule(node: Node) -> Share:
     """The content of a ``weight`` key that is not a number.
 
     Raises:
@@ -109,7 +104,7 @@ def read_schedule(node: Node) -> WeightSchedule:
     return _schedule(entries[kind], linear=kind == "linear")
 
 
-def _schedule(node: Node, linear: bool) -> WeightSchedule:
+def _schedule(node: Node, linear: bool) -> Share:
     points: list[tuple[int, float]] = []
     for child in node.entries().values():
         position, weight = _position(child), _weight(child)
@@ -127,7 +122,7 @@ def _schedule(node: Node, linear: bool) -> WeightSchedule:
     if not any(weight for _, weight in points):
         fix = "remove the entry if it is not to be used"
         raise node.error("the weight is zero at all positions", fix, expected="a weight above 0 somewhere")
-    return WeightSchedule(tuple(points), linear)
+    return schedule(points, linear)
 
 
 def _position(child: Node) -> int:
@@ -162,19 +157,17 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in scaled]
 
 
-def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[Share]:
-    """The shares of the entries of one blend.
+def blend_shares(weights: Sequence[Share]) -> list[Share]:
+    """The shares of the entries of one blend: their weights, divided by the sum wherever a weight is written.
 
     Raises:
         ValueError: all weights are zero at some position, which is its only argument.
     """
-    if not any(isinstance(weight, WeightSchedule) for weight in weights):
-        return list(normalised([weight for weight in weights if isinstance(weight, float)]))
-    knots = sorted({start for weight in weights if isinstance(weight, WeightSchedule) for start, _ in weight.points})
+    knots = _knots(weights)
     before: list[list[float]] = []
     after: list[list[float]] = []
     for knot in knots:
-        sides = [weight.at(knot) if isinstance(weight, WeightSchedule) else (weight, weight) for weight in weights]
+        sides = [values_at(weight, knot) for weight in weights]
         for found, side in ((before, 0), (after, 1)):
             values = [pair[side] for pair in sides]
             if not any(values):
@@ -193,10 +186,8 @@ def multiply(outer: Share, inner: Share) -> Share:
     Raises:
         SlopesMeet: both slope at the same time.
     """
-    if isinstance(outer, float) and isinstance(inner, float):
-        return outer * inner
     segments = []
-    for start, stop, ((a, b), (c, d)) in _cut([outer, inner]):
+    for start, stop, ((a, b), (c, d)) in _stretches([outer, inner]):
         if a != b and c != d:
             raise SlopesMeet(start, stop)
         segments.append(Segment(start, a * c, b * d))
@@ -209,7 +200,7 @@ def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...
     Neighbours that are one and the same constant are joined, so that a position at which nothing changes is none.
     """
     stages: list[tuple[int, tuple[float, ...], tuple[float, ...] | None]] = []
-    for start, _, pairs in _cut(shares):
+    for start, _, pairs in _stretches(shares):
         first, last = (tuple(pair[side] for pair in pairs) for side in (0, 1))
         if first != last:
             stages.append((start, first, last))
@@ -218,37 +209,28 @@ def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...
     return stages
 
 
-def _cut(shares: Sequence[Share]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
-    """Start, stop, and of each share the values at both ends, for each stretch between positions at which any of them
-    changes."""
-    knots = sorted({0, *(segment.start for share in shares if not isinstance(share, float) for segment in share)})
-    rows = [_values(share, knots) for share in shares]
-    return [
-        (start, stop, [row[number] for row in rows])
-        for number, (start, stop) in enumerate(zip(knots, [*knots[1:], None], strict=True))
-    ]
+def values_at(share: Share, position: int) -> tuple[float, float]:
+    """A share just before a position, and from it on."""
+    place = bisect_right(share, position, key=lambda segment: segment.start) - 1
+    start, first, last = share[place]
+    if start == position:
+        return share[place - 1].last if place else first, first
+    if first == last:
+        return first, first
+    ratio = Fraction(position - start, share[place + 1].start - start)
+    value = float(Fraction(first) + (Fraction(last) - Fraction(first)) * ratio)  # rounded once
+    return value, value
 
 
-def _values(share: Share, knots: Sequence[int]) -> list[tuple[float, float]]:
-    """The values of a share at both ends of each stretch."""
-    if isinstance(share, float):
-        return [(share, share)] * len(knots)
-    values, place = [], 0
-    for number, start in enumerate(knots):
-        if place + 1 < len(share) and share[place + 1].start == start:
-            place += 1
-        segment = share[place]
-        if segment.first == segment.last:
-            values.append((segment.first, segment.last))
-            continue
-        end = (share[place + 1].start, segment.last)
-        first = segment.first if segment.start == start else _between((segment.start, segment.first), end, start)
-        stop = knots[number + 1]
-        values.append((first, segment.last if stop == end[0] else _between((segment.start, segment.first), end, stop)))
-    return values
+def _knots(shares: Sequence[Share]) -> list[int]:
+    """The positions at which any of them changes."""
+    return sorted({segment.start for share in shares for segment in share})
 
 
-def _between(one: tuple[int, float], other: tuple[int, float], position: int) -> float:
-    """The value of a straight line, rounded once."""
-    ratio = Fraction(position - one[0], other[0] - one[0])
-    return float(Fraction(one[1]) + (Fraction(other[1]) - Fraction(one[1])) * ratio)
+def _stretches(shares: Sequence[Share]) -> Iterator[tuple[int, int | None, list[tuple[float, float]]]]:
+    """Start, stop, and of each share the values at both ends, for each stretch between positions where any changes."""
+    knots = _knots(shares)
+    for start, stop in zip(knots, [*knots[1:], None], strict=True):
+        starts = [values_at(share, start)[1] for share in shares]
+        stops = starts if stop is None else [values_at(share, stop)[0] for share in shares]
+        yield start, stop, list(zip(starts, stops, strict=True))

@@ -50,16 +50,21 @@ def read(
         return cls(**values, **given)
 
 
-def keys_of(cls: type[Any]) -> dict[str, Key]:
+_KEYS: dict[type[Any], Mapping[str, Key]] = {}
+
+
+def keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """The keys that a dataclass stands for."""
-    annotations = get_type_hints(cls, include_extras=True)
-    return {
-        field.name: Key(
-            annotations[field.name],
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(cls)
-    }
+    if cls not in _KEYS:
+        annotations = get_type_hints(cls, include_extras=True)
+        _KEYS[cls] = {
+            field.name: Key(
+                annotations[field.name],
+                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            )
+            for field in dataclasses.fields(cls)
+        }
+    return _KEYS[cls]
 
 
 def read_keys(node: Node, keys: Mapping[str, Key], ignored: Collection[str] = ()) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from energon_lite.documents.node import MAX_DEPTH, Node, from_plain, join_path, parse_bool, shorten, too_deep
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError
@@ -55,15 +57,13 @@ def parse_yaml(text: str, file: str, *, may_be_empty: bool = False) -> Node:
     Raises:
         ConfigError: as :func:`load_yaml`.
     """
-    import yaml
-
     try:
         events = _events(text, file)
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error, text, file) from error
     except yaml.YAMLError as error:
-        what, fix = f"not valid YAML: {str(error).splitlines()[0]}", "remove characters that are not text"
-        raise ConfigError(what, file=file, fix=fix) from error
+        what = f"not valid YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(what, file=file, fix="remove characters that are not text") from error
     documents = [number for number, event in enumerate(events) if isinstance(event, yaml.DocumentStartEvent)]
     if not documents:
         if may_be_empty:
@@ -120,8 +120,6 @@ def _parse_json(text: str, file: str) -> Node:
 
 def _events(text: str, file: str) -> list[Any]:
     """What the parser finds: libyaml, a hundred times PyYAML's speed, if PyYAML was built with it."""
-    import yaml
-
     found, depth = [], 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -176,41 +174,37 @@ class _TreeBuilder:
     def build(self, path: str, key: Any = None) -> Node:
         """The value whose first event is the next one."""
         start, event = self.next, self._take()
-        if _event_kind(event) == "alias":
+        if isinstance(event, yaml.AliasEvent):
             return self._follow(event, path, key)
-        mark, key_mark = event.start_mark, None if key is None else key.start_mark
-
-        def node(value: object) -> Node:
-            line, column = mark.line + 1, mark.column + 1
-            if key_mark is None:
-                return Node(value, self.file, path, line, column)
-            return Node(value, self.file, path, line, column, key.value, key_mark.line + 1, key_mark.column + 1)
-
+        place: tuple[Any, ...] = (self.file, path, event.start_mark.line + 1, event.start_mark.column + 1)
+        if key is not None:
+            place += (key.value, key.start_mark.line + 1, key.start_mark.column + 1)
+        here = Node(None, *place)
         self.repeated += self.aliases > 0
         if self.repeated > MAX_REPEATED:
             what = f"aliases make the document larger by {MAX_REPEATED} values"
-            raise node(None).error(what, "write it out", found=None)
-        kind = _event_kind(event)
-        if kind == "scalar":
-            return node(_scalar(event, node(None)))
+            raise here.error(what, "write it out", found=None)
+        if isinstance(event, yaml.ScalarEvent):
+            return Node(_scalar(event, here), *place)
+        kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         if event.tag not in (None, "!", _CORE + kind):
-            raise _tag_error(node(None), event.tag)
+            raise _tag_error(here, event.tag)
         if len(self.open) >= MAX_DEPTH:
-            raise too_deep(node(None))
+            raise too_deep(here)
         self.open.append(start)
         children: object = self._entries(path) if kind == "map" else self._items(path)
         self.open.pop()
         self.next += 1  # past the end of it
-        return node(children)
+        return Node(children, *place)
 
     def _take(self) -> Any:
         """The next event; its anchor is kept."""
         event = self.events[self.next]
-        anchor = getattr(event, "anchor", None)
-        if anchor is not None and _event_kind(event) != "alias" and not self.aliases:
-            if anchor in self.anchors:
-                what = f"not valid YAML: the anchor &{anchor} stands twice"
-                raise _place(event, self.file).error(what, "give each anchor a name of its own", found=None)
+        anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
+        if anchor in self.anchors and not self.aliases:
+            what = f"not valid YAML: the anchor &{anchor} stands twice"
+            raise _place(event, self.file).error(what, "give each anchor a name of its own", found=None)
+        if anchor is not None:
             self.anchors[anchor] = self.next
         self.next += 1
         return event
@@ -232,17 +226,17 @@ class _TreeBuilder:
 
     def _items(self, path: str) -> list[Node]:
         items: list[Node] = []
-        while _event_kind(self.events[self.next]) != "end":
+        while not isinstance(self.events[self.next], yaml.CollectionEndEvent):
             items.append(self.build(f"{path}[{len(items)}]"))
         return items
 
     def _entries(self, path: str) -> dict[str, Node]:
         entries: dict[str, Node] = {}
-        while _event_kind(self.events[self.next]) != "end":
+        while not isinstance(self.events[self.next], yaml.CollectionEndEvent):
             key = self._take()
             place = replace(_place(key, self.file), path=path)
-            if _event_kind(key) != "scalar":
-                found = {"seq": "a list", "map": "a mapping"}.get(_event_kind(key), "an alias")
+            if not isinstance(key, yaml.ScalarEvent):
+                found = "an alias" if isinstance(key, yaml.AliasEvent) else "a list or a mapping"
                 raise place.error("a key is not text", "use text as the key", expected="text", found=found)
             place = replace(place, path=join_path(path, key.value))
             if key.value == "<<" and not key.style:
@@ -257,15 +251,6 @@ class _TreeBuilder:
                 )
             entries[key.value] = self.build(place.path, key)
         return entries
-
-
-#: By the parser's names of events, to which the module of PyYAML, imported late, need not be at hand.
-_EVENT_KINDS = {"ScalarEvent": "scalar", "AliasEvent": "alias", "MappingStartEvent": "map", "SequenceStartEvent": "seq"}
-
-
-def _event_kind(event: Any) -> str:
-    """``scalar``, ``alias``, ``map``, ``seq``, or ``end`` of one of these two."""
-    return _EVENT_KINDS.get(type(event).__name__, "end")
 
 
 # -- scalars --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ _PREFIX = "weights from position "
 
 def find_stages(specs: Sequence[LeafSpec]) -> tuple[Stage, ...]:
     """The stages of a blend by weight; a single one if its weights never change."""
-    return tuple(Stage(*segment) for segment in shared_segments([spec.segments or spec.weight for spec in specs]))
+    return tuple(Stage(*segment) for segment in shared_segments([spec.share for spec in specs]))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Several processes that prepare one data set together: who they are, and how they wait for each other."""
+"""Several processes that do one job together: who they are, and how they wait for each other."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +15,9 @@ from energon_lite.errors import DatasetError, UsageError
 __all__ = ["Ranks"]
 
 T = TypeVar("T")
+
+#: Seconds between two looks for what other ranks have done.
+_LOOK = 0.2
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,24 @@ class Ranks:
     def share(self, items: Sequence[T]) -> list[T]:
         """What this rank does of the whole: every ``world_size``-th item."""
         return list(items[self.rank :: self.world_size])
+
+    def workers(self, asked: int | None) -> int:
+        """Processes of this rank: those asked for; None: the cores of a machine are for all of its ranks."""
+        if asked is not None:
+            return asked
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1
+        return max(1, (os.cpu_count() or 1) // here)
+
+    def wait(self, is_done: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> bool:
+        """Wait for other ranks; False: what ``progress`` says has been the same for ``timeout`` seconds."""
+        last, seen = time.monotonic(), progress()
+        while not is_done():
+            if progress() != seen:
+                last, seen = time.monotonic(), progress()
+            if time.monotonic() - last > self.timeout:
+                return False
+            time.sleep(_LOOK)
+        return True
 
     @property
     def grouped(self) -> bool:
