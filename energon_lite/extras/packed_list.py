@@ -203,21 +203,23 @@ class _Body:
     def __init__(self, mapped: memoryview, head: Head):
         self._mapped, self._head = mapped, head
         self._there = bytearray(len(head.checksums))
-        (_, (size,), self._items), (_, (offsets,), self._offsets) = (head.places[name] for name in ("items", "offsets"))
-        self.count, self._size = offsets - 1, size
+        self._items = head.places["items"][2]
+        _, (offsets,), self._place = head.places["offsets"]
+        self.count = offsets - 1
+        self._offsets = mapped[self._place : self._place + 8 * offsets].cast("Q")
 
     def item(self, number: int) -> memoryview:
         """The bytes of an item."""
-        place = self._offsets + 8 * number
-        start, stop = self._part(place, place + 16).cast("Q")
-        return self._part(self._items + start, self._items + stop)
-
-    def _part(self, start: int, stop: int) -> memoryview:
-        first, last = start // BLOCK, -(-stop // BLOCK)
-        if self._there.find(0, first, last) >= 0:
-            self._head.check(self._mapped[first * BLOCK : min(last * BLOCK, self._head.end)], first)
-            self._there[first:last] = b"\1" * (last - first)
+        place, offsets = self._place + 8 * number, self._offsets
+        self._verify(place // BLOCK, (place + 15) // BLOCK)
+        start, stop = self._items + offsets[number], self._items + offsets[number + 1]
+        self._verify(start // BLOCK, (stop - 1) // BLOCK)
         return self._mapped[start:stop]
+
+    def _verify(self, first: int, last: int) -> None:
+        if self._there.find(0, first, last + 1) >= 0:
+            self._head.check(self._mapped[first * BLOCK : min((last + 1) * BLOCK, self._head.end)], first)
+            self._there[first : last + 1] = b"\1" * (last + 1 - first)
 
 
 def _untrusted(path: str) -> TrustError:

@@ -3,10 +3,11 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-A way to read it: ``parallel`` (who is who among the ranks, and what is cut), ``sequence``, ``tensor_parallel``,
-``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model), ``pipeline_schedule`` and ``pipeline`` (its
-stages), ``optimizer`` and ``step`` (what is summed over what), ``checkpointing``, and ``loop``, which puts it all
-together.
+To read it: ``config``, ``data``, ``sequence``, ``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model),
+``pipeline`` (with one stage, one micro-batch after the other), the optimizer's ``partition`` and ``plain_optimizer``,
+``step`` and ``loop`` are the trainer of one GPU. What makes it parallel follows: ``parallel`` (who is who among the
+ranks, and what is cut), ``tensor_parallel``, ``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``.
+"An evening" in ``docs/trainer.md`` says a sentence about each.
 """
 
 from energon_lite.trainer.checkpointing.checkpoint import (

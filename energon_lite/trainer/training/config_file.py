@@ -11,7 +11,7 @@ from typing import Any
 from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
-from energon_lite.trainer.checkpointing.weights import name_weights
+from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.training.config import ModelConfig, TrainerConfig
 from energon_lite.trainer.training.presets import PRESETS
 
@@ -103,7 +103,7 @@ def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:
     if given is None or not isinstance(given.value, str):
         what = "the model is to be that of train.init_from, and there is none"
         raise preset.error(what, "name a checkpoint, or give the model's own settings", found=None)
-    found = name_weights(given.value)
+    found = find_weights(given.value, whole=False)
     saved: Mapping[str, Any] = read_state(found).get("config", {}).get("model", {})
     if not saved:
         raise preset.error(f"{found} does not say what model it is of", "give the model's own settings", found=None)

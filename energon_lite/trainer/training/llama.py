@@ -20,8 +20,7 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 from energon_lite.trainer.training.attention import Attention, sequence_part
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.output_layer import OutputLayer
+from energon_lite.trainer.training.cross_entropy import OutputLayer, vocab_parallel_cross_entropy
 from energon_lite.trainer.training.registry import make_norm, register_norm
 from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.trainer.training.tensor_parallel import (
