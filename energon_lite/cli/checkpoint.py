@@ -11,13 +11,7 @@ import click
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.states.files import (
-    SUFFIXES,
-    FoundState,
-    find_states,
-    read_state_files,
-    write_state_file,
-)
+from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
 from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.loading.states.summary import summary, summary_lines
 
