@@ -55,7 +55,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.run_reader import fetch_samples
-from energon_lite.storage.read.source import OpenedSource
+from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
@@ -79,7 +79,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource | OpenedSource
+    source: AnySource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
