@@ -338,6 +338,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(**sizes, sp=draw(st.booleans()), virtual=virtual)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=24,
     deadline=None,
