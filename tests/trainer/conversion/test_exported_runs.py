@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -87,7 +88,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(text=st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(list("<s>/pad \n'.,")))))
 def test_the_byte_tokenizer_of_transformers_is_ours(byte_tokenizer: Any, text: str) -> None:
     """Also of texts that have the names of special tokens, and of those that others would clean up."""

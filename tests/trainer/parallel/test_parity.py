@@ -10,6 +10,7 @@ import plain_llama
 import pytest
 import torch
 import torch.distributed as dist
+from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows, Shape, Weights
@@ -340,7 +341,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @pytest.mark.slow
 @settings(
-    max_examples=24,
+    max_examples=examples(24),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
