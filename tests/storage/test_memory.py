@@ -19,6 +19,7 @@ from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import column_path
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
 
@@ -43,7 +44,7 @@ def test_four_workers_read_everything(
     source = WebdatasetSource.open(tmp_path / "d", excluded_samples=excluded)
 
     def read() -> bool:
-        return all(len(source.read(number).parts) == 1 for number in range(len(source)))
+        return all(len(PartColumns(source).sample(number).parts) == 1 for number in range(len(source)))
 
     assert len(source) == 999 * shards
     growth = private_growth(read)

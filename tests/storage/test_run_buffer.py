@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.read import run_buffer as run_shelf
+from energon_lite.storage.read import part_columns, run_buffer
 from energon_lite.storage.read.part_columns import PartColumns
-from energon_lite.storage.read.run_buffer import RunBuffer, Runs, Scratch, Usage
+from energon_lite.storage.read.run_buffer import Runs, fetch_neighbours
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 FOREVER = 10**9
@@ -38,27 +40,37 @@ def opened(folder: Path, runs: Runs | None) -> WebdatasetSource:
     return source
 
 
-@pytest.fixture(autouse=True)
-def own_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_shelf._threads, "shelf", None, raising=False)
-
-
 @settings(max_examples=150)
 @given(
     length=st.integers(2, 20),
-    memory=st.integers(1, 400_000),
+    window=st.integers(0, 60),
+    largest=st.integers(1, 60_000),
     parts=st.sampled_from([None, frozenset({"bin"}), frozenset({"txt", "bin"}), frozenset({"extra"}), frozenset()]),
     wanted=st.lists(st.lists(st.integers(0, 44), min_size=1, max_size=8), max_size=12),
     by_columns=st.booleans(),
 )
 def test_the_same_as_one_by_one(
-    folder: Path, length: int, memory: int, parts: frozenset[str] | None, wanted: list[list[int]], by_columns: bool
+    folder: Path,
+    length: int,
+    window: int,
+    largest: int,
+    parts: frozenset[str] | None,
+    wanted: list[list[int]],
+    by_columns: bool,
 ) -> None:
-    run_shelf._threads.shelf = None
-    plain = opened(folder, None)
-    reader = PartColumns(opened(folder, Runs(length, FOREVER, memory)), parts)
+    plain = PartColumns(opened(folder, None), parts)
+    reader = PartColumns(opened(folder, Runs(length, window)), parts)
+    reader._usage._mean_bytes = 0  # it always pays
+    old, part_columns.LARGEST = part_columns.LARGEST, largest
+    try:
+        _same(reader, plain, wanted, by_columns)
+    finally:
+        part_columns.LARGEST = old
+
+
+def _same(reader: PartColumns, plain: PartColumns, wanted: list[list[int]], by_columns: bool) -> None:
     for indices in wanted:
-        expected = [plain.read(index, parts) for index in indices]
+        expected = [plain.sample(index) for index in indices]
         found = reader.read(indices) if by_columns else None
         if found is None:
             assert [reader.sample(index) for index in indices] == expected
@@ -79,22 +91,21 @@ def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_every_epoch_reads_a_run_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = opened(folder, Runs(15, FOREVER, 1 << 20))  # samples 0 to 14 lie in one shard
+    source = opened(folder, Runs(15, FOREVER))  # samples 0 to 14 lie in one shard
     reader = PartColumns(source, None)
     reader.sample(14)
     calls = reads_of(monkeypatch)
     for _ in range(3):
         for index in range(14, -1, -1):
             reader.sample(index)
-    # The first sample of an epoch is not told from one that is wanted twice before most of the run was handed out.
-    assert len(calls) <= 6
+    assert not calls  # no other run took its place
 
 
 def test_where_runs_are_not_alike_nothing_is_read_twice(
     write_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [(f"k{n}", {"txt" if n < 8 else "md": b"x" * 200}) for n in range(16)]
-    reader = PartColumns(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER, 1 << 20)), None)
+    reader = PartColumns(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER)), None)
     calls = reads_of(monkeypatch)
     assert reader.read([0, 1, 9, 2]) is None
     calls.clear()
@@ -103,37 +114,38 @@ def test_where_runs_are_not_alike_nothing_is_read_twice(
     assert not calls
 
 
-def test_what_was_handed_out_is_not_kept(folder: Path) -> None:
-    import gc
-    import sys
-
-    source = opened(folder, Runs(15, FOREVER, 1 << 20))
-    reader = PartColumns(source, None)
-    data = reader.sample(9).parts["bin"]
-    gc.collect()
-    assert sys.getrefcount(data) == 2
+def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PartColumns(opened(folder, Runs(2, 8)), None)
+    calls = reads_of(monkeypatch)
+    for index in [*range(16), *range(16)]:
+        assert reader.sample(index).parts["bin"]
+        assert len(reader._kept) <= 8
+    once = len(calls)
+    reader.sample(30)
+    reader.sample(0)  # it had to go for the run of the other
+    assert len(calls) == once + 2
 
 
 def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_shelf, "_WORTH", 2000)  # as if samples were large
-    reader = PartColumns(opened(folder, Runs(2, 5, 1 << 15)), None)
+    monkeypatch.setattr(run_buffer, "_WORTH", 2000)  # as if samples were large
+    reader = PartColumns(opened(folder, Runs(2, 5)), None)
     plain = opened(folder, None)
     for index in [*range(0, 45, 2)] * 6:  # one sample of each run, again and again
-        assert reader.sample(index) == plain.read(index)
-    assert reader._runs is None
-    monkeypatch.setattr(run_shelf, "_WORTH", 1 << 20)
-    reader = PartColumns(opened(folder, Runs(2, 5, 1 << 15)), None)
+        assert reader.sample(index) == PartColumns(plain).sample(index)
+    assert reader._runs is None and not reader._kept
+    monkeypatch.setattr(run_buffer, "_WORTH", 1 << 20)
+    reader = PartColumns(opened(folder, Runs(2, 5)), None)
     for index in [*range(0, 45)] * 6:
-        assert reader.sample(index) == plain.read(index)
+        assert reader.sample(index) == PartColumns(plain).sample(index)
     assert reader._runs is not None
 
 
 def test_a_shard_that_is_gone_fails_its_own_samples_only(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
     samples = [(f"k{n}", {"txt": b"%d" % n}) for n in range(12)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples[:6], "b.tar": samples[6:]})
-    reader = PartColumns(opened(path, Runs(12, FOREVER, 1 << 20)), None)
+    reader = PartColumns(opened(path, Runs(12, FOREVER)), None)
     (path / "b.tar").unlink()
     for index in range(6):
         assert reader.sample(index).parts == {"txt": b"%d" % index}
@@ -142,48 +154,31 @@ def test_a_shard_that_is_gone_fails_its_own_samples_only(write_dataset: Callable
             reader.sample(index)
 
 
-# -- the shelf by itself ---------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 100), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 40)), max_size=60))
-def test_the_newest_runs_that_fit_are_kept(size: int, puts: list[tuple[int, int, int]]) -> None:
-    shelf, usage = RunBuffer(size), Usage(Runs(1, 1, size), 1.0)
-    kept: list[tuple[int, int, int]] = []
-    for owner, number, bytes_ in puts:
-        if number in shelf.runs(owner):
-            shelf.drop(owner, number)
-            kept = [one for one in kept if one[:2] != (owner, number)]
-        shelf.put(owner, number, [None], bytes_, usage)
-        kept.append((owner, number, bytes_))
-        while len(kept) > 1 and sum(one[2] for one in kept) > size:
-            kept.pop(0)
-        assert {(o, n) for o in range(3) for n in shelf.runs(o)} == {one[:2] for one in kept}
-
-
 class Shard:
     """Byte i of the shard is i % 251; reads give at most 7 bytes."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, most: int = 7):
+        self.most = most
         self.data = bytes(i % 251 for i in range(size))
 
     def read_into(self, memory: memoryview, offset: int) -> int:
-        got = self.data[offset : offset + min(7, len(memory))]
+        got = self.data[offset : offset + min(self.most, len(memory))]
         memory[: len(got)] = got
         return len(got)
 
 
-def test_scratch_reads_all_or_nothing() -> None:
-    scratch, shard = Scratch(100), Shard(130)
-    memory = scratch.read(shard, 40, 90)
-    assert memory is not None and memory[:90] == shard.data[40:]
-    assert scratch.read(shard, 41, 90) is None
+def test_neighbours_are_read_whole_or_not_at_all() -> None:
+    shard = Shard(130)
+    starts, stops = np.array([[40, 50], [60, 129]]), np.array([[50, 51], [60, 130]])
+    found = fetch_neighbours(shard, starts, stops)
+    assert found == [[shard.data[40:50], b""], [shard.data[50:51], shard.data[129:]]]
+    assert fetch_neighbours(shard, starts, stops + 1) is None
+    assert fetch_neighbours(shard, starts[:, :0], stops[:, :0]) == []
 
 
-def test_one_shelf_a_thread_that_grows_and_none_after_a_fork() -> None:
-    small = run_shelf.shelf_of_this_thread(10)
-    assert run_shelf.shelf_of_this_thread(5) is small
-    assert run_shelf.shelf_of_this_thread(small.size + 1).size == small.size + 1
-    child = os.fork()
-    if not child:
-        os._exit(int(run_shelf._threads.shelf is not None))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_threads_do_not_read_into_the_same_memory() -> None:
+    shard, places = Shard(200_000, 5000), np.arange(0, 199_000, 1000)[:, None]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(fetch_neighbours, shard, places + at, places + at + 100) for at in range(200)]
+        for at, job in enumerate(jobs):
+            assert job.result() == [[shard.data[place + at : place + at + 100] for place in places[:, 0].tolist()]]

@@ -25,9 +25,12 @@ from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
     "LocalFile",
+    "Range",
     "RangeReader",
     "RemoteFile",
+    "Shard",
     "ShardIdentity",
+    "ShardRange",
     "ShardStore",
     "changed_shard",
     "head_checksum",
@@ -75,6 +78,20 @@ def head_checksum(block: bytes) -> int:
     """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
     that happen to have the same size."""
     return zlib.crc32(block[:_HEAD])
+
+
+#: Path and identity.
+Shard = tuple[str, ShardIdentity]
+#: Shard, offset and size.
+Range = tuple[Shard, int, int]
+
+
+class ShardRange(NamedTuple):
+    """A :data:`Range`, with names."""
+
+    shard: Shard
+    offset: int
+    size: int
 
 
 class RangeReader(Protocol):
@@ -142,7 +159,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
-        self._files: dict[tuple[str, ShardIdentity], RangeReader] = {}
+        self._files: dict[Shard, RangeReader] = {}
         self._gave_up = -math.inf
 
     def __len__(self) -> int:
@@ -165,10 +182,10 @@ class ShardStore:
         except DatasetError as error:
             return self._read_again(error, path, identity, offset, size)
 
-    def read_each(self, wanted: Iterable[tuple[tuple[str, ShardIdentity], int, int]]) -> list[bytes]:
-        """:meth:`read` for each of these shards, offsets and sizes. Of small samples, many calls would take longer."""
+    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
+        """:meth:`read` for each of these ranges, in order. Of small samples, many calls would take longer."""
         files, found = self._files, []
-        for shard, offset, size in wanted:
+        for shard, offset, size in ranges:
             file = files.pop(shard, None)
             if file is None:
                 data = b""
