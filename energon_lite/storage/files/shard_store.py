@@ -48,21 +48,8 @@ _RETRIES = (0.0, 0.1, 0.5, 2.0)
 #: For so many seconds after the last try failed, no other read is waited for.
 _GIVEN_UP = 30.0
 #: Errors of storage that may pass.
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EAGAIN",
-        "EINTR",
-        "EIO",
-        "EREMOTEIO",
-        "ESTALE",
-        "ETIMEDOUT",
-        "ECONNRESET",
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-    )
-    if hasattr(errno, name)
-)
+_PASSING = ("EAGAIN", "EINTR", "EIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH")
+_PASSING_NUMBERS = frozenset(getattr(errno, name) for name in _PASSING if hasattr(errno, name))
 #: Not the global generator: that one is the user's.
 _jitter = random.SystemRandom()
 
@@ -204,7 +191,7 @@ class ShardStore:
         for wait in _RETRIES[:1] if given_up else _RETRIES:
             if _number(error) in SHORTAGES:
                 self.close()  # what this process can give back
-            elif _number(error) in _PASSING:
+            elif _number(error) in _PASSING_NUMBERS:
                 self.forget(path, identity)
             else:
                 raise error
@@ -220,15 +207,18 @@ class ShardStore:
 
     def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         file = self.open(path, identity)
+        chunks, have = list[bytes](), 0
         try:
-            data = file.read(min(size, _LARGEST_READ), offset)
-            if len(data) < size:
-                data = self._read_on(file, data, path, identity, offset, size)
-        except FileNotFoundError:
-            raise _missing(path) from None
+            while have < size:  # a very large read takes several
+                data = file.read(min(size - have, _LARGEST_READ), offset + have)
+                if not data:
+                    found = file.size()
+                    raise changed_shard(path, identity.size, offset + have if found is None else found)
+                chunks.append(data)
+                have += len(data)
         except OSError as error:
             raise _storage_error(path, error) from error
-        return data
+        return b"".join(chunks)
 
     def open(self, path: str, identity: ShardIdentity) -> RangeReader:
         """The shard ``path``, open; it stays so as long as it is in use.
@@ -259,8 +249,6 @@ class ShardStore:
             file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(_HEAD, 0))
-        except FileNotFoundError:
-            raise _missing(path) from None
         except OSError as error:
             raise _storage_error(path, error) from error
         if size is not None and size != identity.size:
@@ -276,21 +264,6 @@ class ShardStore:
             with suppress(RuntimeError, StopIteration):  # another thread was faster
                 self._files.pop(next(iter(self._files)), None)
 
-    def _read_on(
-        self, file: RangeReader, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
-    ) -> bytes:
-        """Continue a read that gave fewer bytes than wanted: it was a very large one, or the file shrank."""
-        chunks = [data]
-        have = len(data)
-        while have < size:
-            data = file.read(min(size - have, _LARGEST_READ), offset + have)
-            if not data:
-                found = file.size()
-                raise changed_shard(path, identity.size, offset + have if found is None else found)
-            chunks.append(data)
-            have += len(data)
-        return b"".join(chunks)
-
 
 def _number(error: DatasetError) -> int | None:
     return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
@@ -305,11 +278,9 @@ def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
     )
 
 
-def _missing(path: str) -> MissingShardError:
-    return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
-
-
 def _storage_error(path: str, error: OSError) -> DatasetError:
+    if isinstance(error, FileNotFoundError):
+        return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
     return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")
 
 

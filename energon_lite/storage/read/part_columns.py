@@ -136,9 +136,9 @@ class PartColumns:
             IndexError: there is no such sample.
             MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
         """
-        row = None if self._runs is None else self._row(self._runs, index)
-        if row is not None:
-            names, key, shard_name, *data = row
+        rows = None if self._runs is None else self._buffered(self._runs, (index,))
+        if rows is not None:
+            names, key, shard_name, *data = rows[0]
         else:
             shard_name, key, names, ranges = self.source.choice.wanted(index, self.parts)
             data = self._fetch(index, ranges)
@@ -189,7 +189,8 @@ class PartColumns:
 
     def _buffered(self, runs: Runs, indices: Sequence[int]) -> list[Row] | None:
         """Rows of runs that are read as a whole; None: a run cannot be."""
-        kept, length, rows = self._kept, runs.length, list[Row]()
+        kept, length = self._kept, runs.length
+        rows: list[Row] = []
         for index in indices:
             run = kept.get(index // length) or self._bring(runs, index // length)
             if run is None:
@@ -197,14 +198,6 @@ class PartColumns:
             rows.append(run[index % length])
         self._usage.wanted += len(rows)
         return rows
-
-    def _row(self, runs: Runs, index: int) -> Row | None:
-        """:meth:`_buffered` of one sample."""
-        run = self._kept.get(index // runs.length) or self._bring(runs, index // runs.length)
-        if run is None:
-            return None
-        self._usage.wanted += 1
-        return run[index % runs.length]
 
     def _bring(self, runs: Runs, number: int) -> list[Row] | None:
         """Read a run; None: it is too large, samples are not alike, or most of it is not wanted."""
