@@ -48,7 +48,8 @@ if __name__ == "__main__":
         files = [count_files(pid) for pid in ("self", *workers)]
         leaves = len(dataset.leaves)
         print(json.dumps({"keys": keys, "files": files, "leaves": leaves, "start": start,
-                          "state": loader.save_state_rank(), "failed": loader.stats()["failed"], "deaths": loader.stats()["worker_deaths"]}))
+                          "state": loader.save_state_rank(), "failed": loader.stats()["failed"],
+                          "deaths": loader.stats()["worker_deaths"]}))
 """
 
 
