@@ -22,8 +22,8 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
-from energon_lite.storage.index import checked_file
 from energon_lite.storage.samples import decoding
 
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -206,7 +206,7 @@ def test_memory_that_runs_out_while_a_part_is_unpacked_ends_the_run(
 def test_an_index_that_is_damaged_under_a_running_loader_ends_the_run(
     workers: int, damage: str, leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked_file, "_KEPT", 1)  # so that a small index is read again and again
+    monkeypatch.setattr(stored_array, "_KEPT", 1)  # so that a small index is read again and again
     path = _copy(leaf_of(400, "a"), tmp_path)
     index = path / ".nv-meta/energon_lite.idx"
     with _train(path, workers, Patient()) as loader, pytest.raises(FatalSampleError, match="packed index"):

@@ -21,10 +21,10 @@ import json, os, resource, sys
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.storage.index import checked_file
+from energon_lite.storage.files import stored_array
 
 if sys.argv[4] == "large":
-    checked_file._KEPT = 64  # blocks are read again and again, as those of an index of gigabytes
+    stored_array._KEPT = 64  # blocks are read again and again, as those of an index of gigabytes
 
 
 def processor_seconds(pid):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def opened(folder: Path, runs: Runs | None) -> WebdatasetSource:
     return source
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     length=st.integers(2, 20),
     window=st.integers(0, 60),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def test_only_wanted_parts_are_fetched(
     assert PartColumns(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     order=st.lists(st.integers(0, 9), min_size=1, max_size=30),
     length=st.integers(1, 11),

@@ -161,8 +161,11 @@ class PlannedDataset(BaseDataset):
         inside = [number for number in numbers if end is None or number < end]
         beyond = [number for number in numbers if end is not None and number >= end]
         planned = self.plan.batches(inside, pass_number)
-        jobs = [Job(pass_number, number, addresses) for number, addresses in zip(inside, planned, strict=True)]
-        return jobs + [Job(pass_number, number, ()) for number in beyond]
+        addresses = [*planned, *[()] * len(beyond)]
+        return [
+            Job(pass_number, number, own, ("batch", pass_number, number))
+            for number, own in zip([*inside, *beyond], addresses, strict=True)
+        ]
 
     def __len__(self) -> int:
         """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or

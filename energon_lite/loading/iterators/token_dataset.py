@@ -14,7 +14,7 @@ from energon_lite.loading.iterators.dataset import BaseDataset
 from energon_lite.loading.iterators.plain_state import damaged
 from energon_lite.loading.iterators.plans_ahead import PlansAhead
 from energon_lite.loading.iterators.token_cursor import TokenCursor
-from energon_lite.loading.makers.token_pipeline import TokenJob, TokenPipeline, job_number
+from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["TokenDataset"]
 
@@ -49,9 +49,9 @@ class TokenDataset(BaseDataset):
 
         return PlansAhead(make)
 
-    def pipeline(self) -> TokenPipeline:
+    def pipeline(self) -> Pipeline:
         """What runs this data set's jobs."""
-        return TokenPipeline(
+        return Pipeline(
             self.leaves,
             self.task_encoder,
             seed=self.seed,
@@ -144,7 +144,7 @@ class TokenDataset(BaseDataset):
             if number * step < len(self.plans.get(pass_number, chunk)):
                 self.steps.prepare(pass_number, chunk, number)
 
-    def job(self, pass_number: int, place: tuple[int, int] | None) -> TokenJob:
+    def job(self, pass_number: int, place: tuple[int, int] | None) -> Job:
         """The job that makes a micro-batch; None, or a place that is none, gives an empty batch."""
         count = self.plan.chunk_count(pass_number)
         if place is None:
@@ -156,7 +156,7 @@ class TokenDataset(BaseDataset):
         if planned is not None and batch < len(planned):
             step = self.plan.step
             pieces = planned.pieces(batch) if step is None else self._step_pieces(pass_number, chunk, batch, step)
-        return TokenJob(pass_number, job_number(chunk, batch), pieces, place)
+        return Job(pass_number, (chunk << 40) + batch, pieces, ("batch", pass_number, chunk, batch))
 
     def _step_pieces(self, pass_number: int, chunk: int, batch: int, step: int) -> list[Piece]:
         return self.steps.get(pass_number, chunk, batch // step)[batch % step]

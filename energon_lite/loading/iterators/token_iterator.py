@@ -11,8 +11,7 @@ from energon_lite.loading.iterators.iterator import PlanIterator, State, no_such
 from energon_lite.loading.iterators.rebase_entry import check_rebase
 from energon_lite.loading.iterators.token_cursor import TokenCursor, from_token_state, to_token_state
 from energon_lite.loading.iterators.token_dataset import TokenDataset
-from energon_lite.loading.makers.pipeline import Address
-from energon_lite.loading.makers.token_pipeline import TokenJob
+from energon_lite.loading.makers.pipeline import Address, Job
 
 __all__ = ["TokenIterator"]
 
@@ -67,7 +66,7 @@ class TokenIterator(PlanIterator[TokenCursor]):
         places = [dataset.place_at(near, first + rank) for rank in ranks]
         return [dataset.job(number, place).addresses for place in places]
 
-    def _jobs_from(self, cursor: TokenCursor) -> Iterator[TokenJob]:
+    def _jobs_from(self, cursor: TokenCursor) -> Iterator[Job]:
         while not self.dataset.pass_is_over(cursor):
             seat, stop = self.dataset.seat(cursor), self.dataset.stop(cursor.ranks)
             inside = stop is None or cursor.position + seat < stop

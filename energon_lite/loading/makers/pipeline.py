@@ -50,9 +50,11 @@ from energon_lite.loading.makers.outcomes import (
     of_each,
     too_many_failures,
 )
+from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
+from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
@@ -76,7 +78,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource
+    source: WebdatasetSource | OpenedSource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
@@ -87,9 +89,9 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> PartColumns:
+    def reader(self) -> PartColumns | OpenedSource:
         """Brings the bytes."""
-        return PartColumns(self.source, self.parts)
+        return self.source if isinstance(self.source, OpenedSource) else PartColumns(self.source, self.parts)
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,16 @@ class Job:
 
     Args:
         pass_number: which pass over the data.
-        number: which micro-batch of the pass, counted over all ranks.
-        addresses: ``(leaf, index, epoch)`` of its samples; none: an empty batch is asked for.
+        number: tells the micro-batch from all others of the pass; the randomness of the batch hooks comes from it.
+        addresses: ``(leaf, index, epoch)`` of its samples, with ``(start, length, is cut)`` behind it where their
+            tokens were planned; none: an empty batch is asked for.
+        key: the ``__restore_key__`` of the batch.
     """
 
     pass_number: int
     number: int
     addresses: Sequence[Address]
+    key: tuple[Any, ...] = ()
 
 
 class Pipeline:
@@ -149,7 +154,12 @@ class Pipeline:
         """The quick way, if the hooks are the defaults."""
         if not self.batched or not has_default_hooks(self.encoder):
             return None
-        plain = [None if leaf.cooker else LeafColumns.plan(leaf.reader, leaf.loader) for leaf in self.leaves]
+        plain = [
+            LeafColumns.plan(leaf.reader, leaf.loader)
+            if leaf.cooker is None and isinstance(leaf.reader, PartColumns)
+            else None
+            for leaf in self.leaves
+        ]
         return ColumnBatches(plain, self.encoder.padding)
 
     def run(self, job: Job) -> Result:
@@ -163,8 +173,9 @@ class Pipeline:
             result.batch = self._empty(job)
             return result
         self.fetch(job.addresses)
-        if self._columns is not None:
-            batch = self._columns.batch(job.addresses, _key(job))
+        by_tokens = len(job.addresses[0]) > 3  # each sample is compared with the plan
+        if self._columns is not None and not by_tokens:
+            batch = self._columns.batch(job.addresses, job.key)
             if batch is not None:
                 return Result(batch, [*columns_of(job.addresses)[0]])
         row = self._in_a_row()
@@ -181,6 +192,9 @@ class Pipeline:
                 return result
             try:
                 result.batch = self._batch(samples, job)
+                if by_tokens:  # then no place was refilled: there is one outcome for each
+                    made_of = zip(job.addresses, result.outcomes, strict=True)
+                    result.tokens = sum(address[4] for address, outcome in made_of if isinstance(outcome, int))
                 return result
             except Rejected as rejected:
                 # The samples were fine each, but none of them gets through.
@@ -203,7 +217,7 @@ class Pipeline:
             fetch_samples((leaves[leaf].reader, index) for leaf, index, _ in addresses)
 
     def sample(self, address: Address, attempt: int = 0) -> Any:
-        """The encoded sample at an address.
+        """The encoded sample at an address, or the piece of it that was planned.
 
         Args:
             attempt: 0: the sample itself; k: the k-th replacement for it.
@@ -212,13 +226,15 @@ class Pipeline:
         leaf = self.leaves[leaf_number]
         length = len(leaf.source)
         context = HookContext(self.seed, _SAMPLE, leaf.key, epoch, index, sample_index=epoch * length + index)
-        key = ("sample", leaf_number, *address[1:], attempt)
+        key = ("sample", leaf_number, *address[1:3], attempt)
         with hook_context(context, seeds=False):
             name, sample = self._sample_of_source(leaf, index, key)
             for hook in self.hooks.sample:
                 sample = self._guarded(hook, leaf.name, name, sample, getattr(self.encoder, hook), sample)
         if not self.batched:
             set_restore_key(sample, key)
+        if len(address) > 3:
+            return self._guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
         return sample
 
     def _replacement(self, address: Address, attempt: int) -> Address:
@@ -279,7 +295,7 @@ class Pipeline:
         # A context of its own for each hook: what one draws must not depend on how much the other drew.
         with hook_context(HookContext(*origin, 1, batch_index=job.number), seeds=False):
             batch = self._guarded("encode_batch", "*", names, batch, self.encoder.encode_batch, batch)
-        set_restore_key(batch, _key(job))
+        set_restore_key(batch, job.key)
         return batch
 
     def _empty(self, job: Job) -> Any:
@@ -289,7 +305,7 @@ class Pipeline:
         if self._example is None:
             self._example = self._make_example()
         batch = self._empty_like(*self._example, _BATCH, job.pass_number, job.number)
-        set_restore_key(batch, _key(job))
+        set_restore_key(batch, job.key)
         return batch
 
     def _empty_like(self, batch: Any, rows: int, *origin: int) -> Any:
@@ -362,10 +378,6 @@ def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
     if isinstance(subject, list):
         return tuple(source for sample in subject for source in _sources_of(sample) or ()) or None
     return getattr(subject, "__sources__", None)
-
-
-def _key(job: Job) -> tuple[Any, ...]:
-    return ("batch", job.pass_number, job.number)
 
 
 def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:

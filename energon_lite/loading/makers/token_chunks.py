@@ -18,8 +18,8 @@ from energon_lite.loading.makers.chunk_log import BEHIND, ChunkLog
 from energon_lite.loading.makers.chunk_pipeline import Bundle, ChunkPipeline
 from energon_lite.loading.makers.chunk_samples import dropped
 from energon_lite.loading.makers.pipeline import Mark, Rejected
+from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.makers.token_pipeline import as_planned
 from energon_lite.order.hashing import hash_ints
 
 __all__ = ["DEFAULT_CHUNK", "TokenBundling", "TokenChunkPipeline"]

@@ -25,6 +25,7 @@ from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, Shar
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
 from energon_lite.storage.read.run_reader import RunReader
+from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "PartColumns", "fetch_samples"]
@@ -302,7 +303,7 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-def fetch_samples(samples: Iterable[tuple[PartColumns, int]]) -> None:
+def fetch_samples(samples: Iterable[tuple[PartColumns | OpenedSource, int]]) -> None:
     """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
     same time. Does nothing for sources that are read directly. Never raises; the read itself does."""
     wanted: dict[ReadAhead, list[ShardRange]] = {}

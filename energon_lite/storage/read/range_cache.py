@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
 from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
-from energon_lite.storage.index.index_cache import only_one
 
 __all__ = ["RangeCache", "ReadAhead", "shared_range_cache"]
 

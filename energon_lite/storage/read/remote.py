@@ -15,8 +15,9 @@ from typing import Any
 
 from energon_lite.errors import NotPreparedError
 from energon_lite.storage.files.atomic_file import replacing, write_bytes
+from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import copy_file, is_remote, list_files
-from energon_lite.storage.index.index_cache import cache_folder, only_one
+from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER
 
