@@ -160,7 +160,7 @@ class PartColumns:
     def _fetch(self, index: int, ranges: list[Range]) -> list[bytes]:
         """Parts of one sample."""
         if self.ahead is not None:
-            return [self.ahead.read(index, offset, size) for _, offset, size in ranges]
+            return [self.ahead.fetch(index, offset, size) for _, offset, size in ranges]
         fetch = self.source.store.fetch
         if len(ranges) < 2:
             return fetch(ranges)
@@ -176,8 +176,8 @@ class PartColumns:
         starts, stops = found.starts, found.stops
         columns = zip(starts.T.tolist(), (stops - starts).T.tolist(), strict=True)
         if self.ahead is not None:
-            read = self.ahead.read
-            return [[read(*where) for where in zip(indices, *column, strict=True)] for column in columns]
+            fetch_one = self.ahead.fetch
+            return [[fetch_one(*where) for where in zip(indices, *column, strict=True)] for column in columns]
         fetch = self.source.store.fetch
         if len(found.names) < 2 or (starts[:, 1:] - stops[:, :-1] > _GAP).any():
             return [fetch(zip(shards, *column, strict=True)) for column in columns]

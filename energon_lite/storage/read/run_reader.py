@@ -63,7 +63,7 @@ class RunReader:
             run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
         return run[place]
 
-    def read(self, index: int, offset: int, size: int) -> bytes:
+    def fetch(self, index: int, offset: int, size: int) -> bytes:
         """The bytes of sample ``index`` at ``offset`` of its shard, cut out of a range that is requested.
 
         Raises:
