@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
 from energon_lite.storage.read.source import AnySource, OpenedSource
 
 __all__ = ["data_digest", "data_digests"]
@@ -39,27 +39,29 @@ def data_digest(source: AnySource) -> str:
     """
     if isinstance(source, OpenedSource):  # which says itself what tells it from others
         return hashlib.sha256(source.fingerprint.encode()).hexdigest()
-    digest, store = hashlib.sha256(source.fingerprint.encode()), ShardStore()  # which leaves no file open
+    choice, store = source.choice, ShardStore()  # which leaves no file open
+    digest = hashlib.sha256(source.fingerprint.encode())
     firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
     for number, stop in pairwise([*firsts, len(source)]):
-        left, shards = _BYTES, set[int]()
+        left, shards = _BYTES, set[Shard]()
         while number < stop and left > 0:
-            place, parts = -1, list[tuple[int, int]]()
+            group: list[Range] = []
             while number < stop:  # samples that one read has
-                shard, _, wanted = source.wanted(number, None)
-                if parts and (shard != place or not wanted or not 0 <= wanted[0][0] - parts[0][0] < left):
-                    break
-                if len(shards | {shard}) > _SHARDS:
-                    break
-                shards.add(shard)
-                place, number = shard, number + 1
-                parts += [(offset, size) for offset, size, _ in wanted]
-            if not parts:
+                *_, ranges = choice.wanted(number, None)
+                if ranges:
+                    shard, offset, _ = ranges[0]
+                    if group and (shard != group[0][0] or not 0 <= offset - group[0][1] < left):
+                        break
+                    if len(shards | {shard}) > _SHARDS:
+                        break
+                    shards.add(shard)
+                number, group = number + 1, group + ranges
+            if not group:
                 break
-            start = min(offset for offset, _ in parts)
-            size = min(left, max(offset + size for offset, size in parts) - start)
-            data = store.read(*source.shard(place), start, size)
-            for offset, length in parts:
+            start = min(offset for _, offset, _ in group)
+            size = min(left, max(offset + size for _, offset, size in group) - start)
+            [data] = store.fetch([(group[0][0], start, size)])
+            for _, offset, length in group:
                 digest.update(f"{length}\n".encode() + data[offset - start : offset - start + length])
             left -= max(size, 1)
     return digest.hexdigest()

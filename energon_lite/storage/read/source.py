@@ -81,7 +81,7 @@ class OpenedSource:
         ConfigError: the subset does not fit.
     """
 
-    run_reader = runs = None
+    read_ahead = runs = ahead = None
     part_names: frozenset[str] = frozenset()
     shard_names = ("",)
     skipped, mean_bytes = 0, 0.0
