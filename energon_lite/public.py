@@ -41,9 +41,8 @@ from energon_lite.hooks import (
     cooker,
     stateless,
 )
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import PlannedDataset
-from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.sample_address import SampleAddress
 from energon_lite.loading.savable_loader import SavableDataLoader
@@ -85,7 +84,6 @@ __all__ = [
     "BestFitDecreasing",
     "Capacity",
     "CaptioningSample",
-    "ChunkedDataset",
     "ConcatSplit",
     "ConfigError",
     "Cooker",
@@ -101,6 +99,7 @@ __all__ = [
     "ImageClassificationSample",
     "ImageSample",
     "InterleavedSample",
+    "LaneDataset",
     "LengthDifference",
     "MaxLength",
     "MultiChoiceVQASample",
@@ -124,7 +123,6 @@ __all__ = [
     "StateMismatchError",
     "TaskEncoder",
     "TextSample",
-    "TokenDataset",
     "TokenSequence",
     "TokenizedTaskEncoder",
     "TopologyError",

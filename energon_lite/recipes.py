@@ -12,8 +12,8 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
 from energon_lite.loading.energon_compat import check_keywords, loader_arguments
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
@@ -190,7 +190,7 @@ def get_train_dataset(
     }
     identity = Identity(settings, _with_settings(identities, leaf_settings))
     if len(stages) > 1:
-        identity = StagedIdentity(settings, identity.leaves, stages=stages, rows=batch_size or 1)
+        identity = StagedIdentity(settings, identity.leaves, stages=stages)
     return _made(
         order,
         identity,

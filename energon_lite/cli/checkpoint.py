@@ -10,7 +10,7 @@ import click
 
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError
-from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.files import (
     SUFFIXES,
     FoundState,

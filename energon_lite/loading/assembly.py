@@ -9,10 +9,11 @@ from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, nearest
 from energon_lite.hooks import TaskEncoder, hooks_of
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import BaseDataset, PlannedDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_cursor import MAX_LANES, check_topology
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Order
 
@@ -67,12 +68,12 @@ def assembled(
     batch_size: int | None,
     refill: bool,
     **common: Any,
-) -> PlannedDataset | ChunkedDataset:
+) -> SavableDataset:
     """A data set.
 
     Args:
         refill: replace samples that fail, where batches are planned.
-        common: fields of :class:`~energon_lite.loading.iterators.dataset.BaseDataset`.
+        common: fields of :class:`~energon_lite.loading.iterators.dataset.SavableDataset`.
 
     Raises:
         UsageError: arguments that do not go together.
@@ -83,8 +84,23 @@ def assembled(
     if not content_decides(common["task_encoder"], batch_size, chunking):
         refuse_chunking(chunking)
         plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
-        planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
-        _check_size(planned, order)
+        planned = PlannedDataset(
+            plan=plan,
+            batched=batch_size is not None,
+            refill=refill,
+            drop_last=chunking.drop_last,
+            identity=identity,
+            **common,
+        )
+        _check_length(planned)
+        if planned.step(Cursor(plan.start)) is None:
+            world = planned.worker_config.world_size
+            raise EmptyDatasetError(
+                f"{_samples(planned)} samples do not fill one batch of {batch_size} on each of {world} ranks, and "
+                "batch_drop_last leaves out the rest",
+                where=_names(planned),
+                fix="use smaller batches, fewer ranks, or batch_drop_last=False",
+            )
         return planned
     buffer, size = chunking.packing_buffer_size, chunking.chunk_size
     groups = hooks_of(common["task_encoder"], packing=buffer is not None, batched=batch_size is not None).groups
@@ -106,7 +122,7 @@ def assembled(
     )
     settings = {
         "packing_buffer_size": chunks.packing_buffer_size,
-        "chunk_size": chunks.chunk_size,
+        "chunk_size": chunks.chunk,
         "chunk_remainder": "carry" if carries else "keep" if chunks.keep_remainder else "drop",
         "groups": groups,
     }
@@ -115,7 +131,7 @@ def assembled(
 
 def chunked(
     order: Order, identity: Identity, chunking: Chunking, chunks: ChunkPlan, *, settings: dict[str, Any], **common: Any
-) -> ChunkedDataset:
+) -> LaneDataset:
     """A data set that is worked on in chunks.
 
     Args:
@@ -130,14 +146,14 @@ def chunked(
     if chunking.lanes is not None:
         check_topology(chunking.lanes, common["worker_config"].world_size)
     # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
-    dataset = ChunkedDataset(
+    dataset = LaneDataset(
         plan=chunks,
         lanes=chunking.lanes,
         drop_last=chunking.drop_last,
         identity=_with(identity.whole(), settings),
         **{"seed": hash_ints(common["worker_config"].seed_offset, _HOOKS), **common},
     )
-    _check_length(dataset, order)
+    _check_length(dataset)
     return dataset
 
 
@@ -160,9 +176,9 @@ def refuse_chunking(chunking: Chunking) -> None:
             )
 
 
-def _check_length(dataset: BaseDataset, order: Order) -> None:
-    bounds, world = order.bounds(0), dataset.worker_config.world_size
-    samples = bounds[1] - bounds[0] if bounds else None
+def _check_length(dataset: SavableDataset) -> None:
+    """Refuse passes in which some rank would not get a single sample."""
+    samples, world = _samples(dataset), dataset.worker_config.world_size
     if samples is not None and samples < world:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
@@ -171,18 +187,11 @@ def _check_length(dataset: BaseDataset, order: Order) -> None:
         )
 
 
-def _check_size(dataset: PlannedDataset, order: Order) -> None:
-    _check_length(dataset, order)
-    if dataset.count(0) == 0:
-        bounds, world = order.bounds(0), dataset.worker_config.world_size
-        samples = bounds[1] - bounds[0] if bounds else None
-        raise EmptyDatasetError(
-            f"{samples} samples do not fill one batch of {dataset.plan.batch_size} on each of {world} ranks, and "
-            "batch_drop_last leaves out the rest",
-            where=_names(dataset),
-            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
-        )
+def _samples(dataset: SavableDataset) -> int | None:
+    """Samples of a pass; None: it does not end."""
+    bounds = dataset.plan.order.bounds(0)
+    return None if bounds is None else bounds[1] - bounds[0]
 
 
-def _names(dataset: BaseDataset) -> str:
+def _names(dataset: SavableDataset) -> str:
     return ", ".join(leaf.name for leaf in dataset.leaves[:3]) + (" and others" if len(dataset.leaves) > 3 else "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.errors import UsageError, nearest
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
 
 __all__ = ["check_keywords", "loader_arguments"]

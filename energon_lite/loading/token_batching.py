@@ -18,9 +18,9 @@ from energon_lite.config.yaml_document import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.hooks import TaskEncoder, hooks_of, is_overridden
 from energon_lite.loading.assembly import Chunking, chunked
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.token_dataset import TokenDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK, TokenBundling
 from energon_lite.order.hashing import hash_ints
@@ -107,7 +107,7 @@ def encoded_token_dataset(
     batching: TokenBatching,
     chunking: Chunking,
     **common: Any,
-) -> ChunkedDataset:
+) -> LaneDataset:
     """A data set of batches by tokens whose lengths are known when samples are encoded.
 
     Raises:
@@ -152,7 +152,7 @@ def token_dataset(
     task_encoder: TaskEncoder,
     drop_last: bool,
     **common: Any,
-) -> TokenDataset:
+) -> PlannedDataset:
     """A data set of batches by tokens.
 
     Raises:
@@ -200,9 +200,9 @@ def token_dataset(
         replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
         for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
     ]
-    return TokenDataset(
+    return PlannedDataset(
         plan=plan,
-        identity=replace(identity.by(chunk), settings=settings, leaves=tuple(identified)),
+        identity=replace(identity, settings=settings, leaves=tuple(identified)),
         leaves=tuple(leaves),
         task_encoder=task_encoder,
         seed=hash_ints(seed, _HOOKS),

@@ -59,7 +59,7 @@ def test_packs_and_groups_of_a_hundred_leaves(hundred: Any, tmp_path: Path, worl
         assert state is not None and len(state["cursors"]) == 64 // world
         check(loader, state, tmp_path)
         # Far into the run, in the middle of all chunks.
-        lanes = [[row[0], row[0] + 64 * 10**9, 14, 0, 2, 0, 3, 1] for row in state["cursors"]]
+        lanes = [[row[0], row[0] + 64 * 10**9, [14, 0, 2, 0, 3, 1]] for row in state["cursors"]]
         check(loader, state | {"position": 10**12, "cursors": lanes}, tmp_path)
         if world == 1:
             assert merged(dealt(state, 16)) == state

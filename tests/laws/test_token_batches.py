@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ from energon_lite import (
     pack_sequences,
     stateless,
 )
-from energon_lite.loading.iterators.plans_ahead import PlansAhead
+from energon_lite.batching.plans_ahead import PlansAhead
 from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -369,11 +370,11 @@ def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypat
     with pytest.raises(StateMismatchError, match="plan_chunk: 40 in the state, 41 here"):
         get_savable_loader(dataset_of(path, plan_chunk=41)).restore_state_rank(state)
     fixed = get_train_dataset(path, batch_size=2, worker_config=alone())
-    with pytest.raises(StateMismatchError, match="planned by their tokens"):
+    with pytest.raises(StateMismatchError, match=r"batching: .* in the state, '\(not set\)' here"):
         get_savable_loader(fixed).restore_state_rank(state)
-    for name in ("chunk", "batch"):
-        with pytest.raises(StateError, match=f"damaged: {name} is -1"):
-            get_savable_loader(dataset_of(path)).restore_state_rank({**state, name: -1})
+    for place in ([-1, 0], [0, -1], [0], 3):
+        with pytest.raises(StateError, match=f"damaged: place is {re.escape(str(place))}"):
+            get_savable_loader(dataset_of(path)).restore_state_rank({**state, "place": place})
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 9))
     with pytest.raises(StateMismatchError, match="other data, weight or settings"):
         get_savable_loader(dataset_of(path)).restore_state_rank(state)

@@ -36,7 +36,7 @@ if __name__ == "__main__":
     dataset = get_train_dataset(sys.argv[1], batch_size=32, worker_config=config)
     with get_savable_loader(dataset, start_method=sys.argv[5]) as loader:
         keys = [batch.__key__ for _, batch in zip(range(60), loader)]
-        workers = [worker.process.pid for worker in loader._crew.executor()._workers]
+        workers = [worker.process.pid for worker in loader._workers.executor()._workers]
         files = [count_files(pid) for pid in ("self", *workers)]
         leaves = len(dataset.leaves)
         print(json.dumps({"keys": keys, "files": files, "leaves": leaves, "state": loader.save_state_rank(),

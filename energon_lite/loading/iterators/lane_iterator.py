@@ -8,20 +8,19 @@ same for any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from energon_lite.batching.chunks import default_lanes
-from energon_lite.errors import FatalSampleError, StateError, UsageError
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
-from energon_lite.loading.iterators.cursor import check_reach
-from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
-from energon_lite.loading.iterators.lane_prefetcher import Chunks, LanePrefetcher
-from energon_lite.loading.iterators.rebase_entry import check_rebase
+from energon_lite.loading.iterators.iterator import Workers
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
 from energon_lite.loading.makers.report import Report
@@ -40,23 +39,24 @@ class LaneIterator:
 
     Args:
         dataset: what is cut into chunks.
-        chunks: makes the one who works on them, at the first batch.
-        ahead: chunks submitted before their turn.
+        workers: who works on them; started at the first batch.
+        prefetch_factor: one more than the chunks of each worker that are submitted before their turn.
         report: told what happened to samples that do not get into a batch.
         skip: ``(pass, step)`` of steps that are made, but passed over.
     """
 
     def __init__(
         self,
-        dataset: ChunkedDataset,
-        chunks: Callable[[], Chunks],
+        dataset: LaneDataset,
+        workers: Workers,
+        prefetch_factor: int,
         *,
-        ahead: int,
         report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
         self.dataset, self._unchanged, self._config = dataset, dataset, dataset.worker_config
-        self._chunks, self._ahead, self._report, self._skip = chunks, ahead, report, frozenset(skip)
+        self._workers, self._ahead = workers, max(1, prefetch_factor - 1) * self._config.num_workers
+        self._report, self._skip = report, frozenset(skip)
         self.feed: LanePrefetcher | None = None
         self.cursor = LaneCursor(1)
         self._is_fed = self._ended = self._delivered = False
@@ -231,7 +231,9 @@ class LaneIterator:
     def _started_feed(self) -> LanePrefetcher:
         if self.feed is None:
             self._is_fed = False
-            self.feed = LanePrefetcher(self._chunks(), self.dataset, ahead=self._ahead, check=self._report.check)
+            self.feed = LanePrefetcher(
+                self._workers.chunks(), self.dataset, ahead=self._ahead, check=self._report.check
+            )
         if not self._is_fed:
             self.feed.start(self.dataset, self.cursor)
             self._is_fed = True
@@ -256,34 +258,22 @@ class LaneIterator:
 
     # -- the state ------------------------------------------------------------------------------------------------
 
+    def planned_counts(self) -> dict[str, int] | None:
+        if self.dataset.bundling is None:
+            return None
+        return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
+
     def state(self, cursor: LaneCursor | None = None) -> State:
-        cursor = cursor or self.cursor
-        ranks = self.dataset.limit_ranks(cursor.ranks)
-        return to_lane_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
+        return self.dataset.state(cursor or self.cursor)
 
     def restore(self, state: State | None) -> None:
-        config, dataset, lanes = self._config, self._unchanged.at(state), self._unchanged.lanes
+        config, dataset = self._config, self._unchanged.at(state)
         if state is None:
-            self.dataset = dataset
-            lanes = default_lanes(config.world_size) if lanes is None else lanes
+            lanes = default_lanes(config.world_size) if dataset.lanes is None else dataset.lanes
             check_topology(lanes, config.world_size)
-            self._go_to(LaneCursor.at_start(lanes, config.rank, config.world_size))
-            return
-        cursor = from_lane_state(
-            state,
-            dataset.identity,
-            rank=config.rank,
-            world_size=config.world_size,
-            lanes=lanes,
-            reads=config.reads,
-        )
-        last = max((at.chunk for at in cursor.at.values()), default=0)
-        check_reach(dataset.plan.order, cursor.pass_number, last * dataset.plan.chunk_size)
-        if not dataset.plan.carries and any(at.tails for at in cursor.at.values()):
-            raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
-        position = min((at.chunk for at in cursor.at.values()), default=0) * dataset.plan.chunk_size
-        if config.reads:
-            check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+            cursor = LaneCursor.at_start(lanes, config.rank, config.world_size)
+        else:
+            cursor = dataset.cursor(state)
         self.dataset = dataset
         self._go_to(cursor)
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.loading.iterators.cursor import checked, kind_of
-from energon_lite.loading.iterators.iterator import State
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
+from energon_lite.loading.iterators.state import State, checked, kind_of
 
 __all__ = ["dealt", "merged"]
 
@@ -57,7 +56,7 @@ def dealt(state: State, world_size: int) -> list[State]:
 
 def _check_readable(name: str, state: Any) -> None:
     try:
-        checked(state, kind_of(state) if isinstance(state, Mapping) else "planned")
+        checked(state)
     except StateMismatchError as error:
         raise StateMismatchError(f"{name}: {error.what}", fix=error.fix) from None
     except StateError as error:

@@ -128,7 +128,7 @@ def test_a_damaged_state_is_refused_or_a_place_in_the_run(
     loader, state = _state(kind, leaf_of)
     changed = copy.deepcopy(state)
     for _ in range(data.draw(st.integers(1, 2))):
-        more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "chunk", "new"]))
+        more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "place", "new"]))
         place = (more,) if more else data.draw(st.sampled_from(list(_places(changed))))
         inner = changed
         for step in place[:-1]:
@@ -236,10 +236,11 @@ def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> N
     loader, state = _state("tokens", leaf_of)
     dataset = _tokens(leaf_of(20, "a"))
     for batch in (50, 1 << 39):
-        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
-            loader.restore_state_rank(state | {"batch": batch})
-        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
-            rebase_state(state | {"batch": batch}, dataset, dataset)
+        place = [state["place"][0], batch]
+        with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
+            loader.restore_state_rank(state | {"place": place})
+        with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
+            rebase_state(state | {"place": place}, dataset, dataset)
     assert loader.save_state_rank() == state
 
 
