@@ -33,6 +33,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.states.merge import dealt, merged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -289,14 +290,8 @@ def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any],
 
 
 def dataset_of(path: Any, config: WorkerConfig | None = None, encoder: TaskEncoder | None = None, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 40, **more}
-    return get_train_dataset(
-        path,
-        batch_size=None,
-        worker_config=config or alone(),
-        task_encoder=encoder or Tokens(),
-        **arguments,
-    )
+    arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 40, **more}
+    return get_train_dataset(path, worker_config=config or alone(), task_encoder=encoder or Tokens(), **arguments)
 
 
 def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any], same: Any) -> None:
@@ -313,6 +308,28 @@ def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..
     for wrong in (("batch", 0, 3), ("sample", 9, 0, 0, 0), ("chunk", 0, 0)):
         with pytest.raises(UsageError, match="not a restore key"):
             loader.restore_sample(wrong)
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_size": 3, "batching": None, "plan_chunk": None}])
+def test_no_job_is_thrown_away_where_a_loop_ends(
+    leaf_of: Callable[..., Any], batching: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was submitted before its turn belongs to the next loop."""
+    jobs: list[Any] = []
+    submit = WorkerPool.submit
+
+    def counted(pool: WorkerPool, job: Any) -> int:
+        jobs.append(job)
+        return submit(pool, job)
+
+    monkeypatch.setattr(WorkerPool, "submit", counted)
+    monkeypatch.setattr(WorkerPool, "ahead", lambda pool, wished: wished)  # else more of what is tiny
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = dataset_of(leaf_of(120), config, virtual_epoch_length=5, **batching)
+    with get_savable_loader(dataset, prefetch_factor=4) as loader:
+        assert sum(len(list(loader)) for _ in range(6)) == 30
+    assert len(jobs) == 30 + 2 * 4
+    assert len({job.key for job in jobs}) == len(jobs)
 
 
 def test_loops_of_an_endless_stream(leaf_of: Callable[..., Any]) -> None:

@@ -161,8 +161,9 @@ def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
 
 def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
     """What :func:`_row` wrote."""
-    is_row = isinstance(row, (list, tuple)) and len(row) >= 3
-    lane, chunk, place, *tails = row if is_row else (None, None, None)
+    if not isinstance(row, (list, tuple)) or len(row) < 3:
+        raise damaged("a lane", row)
+    lane, chunk, place, *tails = row
     if not (is_count(lane, lanes) and is_count(chunk, MAX_CHUNK) and chunk % lanes == lane):
         raise damaged("a lane", row)
     if not _are_counts(place, len(START)) or not all(_are_counts(tail, 1 + len(START)) and tail for tail in tails):
