@@ -107,7 +107,7 @@ def get_train_dataset(
         chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"carry"`` them over
             to a later chunk (at the end of a pass: as without), ``"keep"`` them in smaller batches, or ``"drop"`` and
             count them. None: "carry"; with groups "keep", or "drop" with ``batch_drop_last``.
-        lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.
+        lanes: there: among so many lanes chunks are divided. A run can go on on every number of ranks that divides it.
             None: the smallest number that 24 and twice the ranks divide with which the run begins.
         batching: put samples together by their tokens: a strategy such as ``BestFit(Capacity(12_000))``, its document
             as a dict, or the path of a YAML file. ``batch_size`` is None then. A sample that fails leaves its place

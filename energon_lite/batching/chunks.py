@@ -2,7 +2,7 @@
 
 A pass is cut into chunks of equal length. What a chunk's samples become depends on nothing outside of it, so any chunk
 can be worked on by itself, anywhere; only the few that do not fill a batch at its end go on to a later chunk of the
-same lane. Chunks are dealt to lanes like cards: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
+same lane. Chunks are assigned to lanes in turn: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
 is the next one of lane ``m % lanes``.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_lite.batching.plan import ChunkedOrder
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.orders import Addresses
@@ -27,7 +28,7 @@ _TYPICAL_BATCH = 32
 
 
 @dataclass(frozen=True)
-class ChunkPlan:
+class ChunkPlan(ChunkedOrder):
     """Chunks of a pass, and how their samples become batches.
 
     Args:
@@ -64,16 +65,9 @@ class ChunkPlan:
                 fix="give a multiple of packing_buffer_size, or leave out chunk_size",
             )
 
-    def count(self, pass_number: int) -> int | None:
-        """Chunks of a pass; None: it never ends."""
-        bounds = self.order.bounds(pass_number)
-        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
-
     def addresses(self, number: int, pass_number: int, first: int = 0) -> Addresses:
         """Addresses of a chunk's samples, from its ``first`` position on."""
-        bounds = self.order.bounds(pass_number)
-        start = (0 if bounds is None else bounds[0]) + number * self.chunk
-        stop = start + self.chunk if bounds is None else min(start + self.chunk, bounds[1])
+        start, stop = self.positions(pass_number, number)
         return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
 
 

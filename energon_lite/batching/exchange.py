@@ -58,7 +58,10 @@ def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) ->
         ([64, 32, 16], [64, 24, 24])
     """
     if not batches.packed:
-        raise UsageError("samples can be exchanged between packed micro-batches only", fix="deal whole micro-batches")
+        raise UsageError(
+            "samples can be exchanged between packed micro-batches only",
+            fix="assign whole micro-batches",
+        )
     sizes, costs = capacity.sizes(batches.length), batches.length * batches.length
     parts: list[Ints] = []
     for first in range(0, len(batches), step):

@@ -10,11 +10,12 @@ number; by tokens (:mod:`energon_lite.batching.token_plan`), a chunk has as many
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
-__all__ = ["FixedPlan", "Place", "Plan", "is_in_reach"]
+__all__ = ["ChunkedOrder", "FixedPlan", "Place", "Plan"]
 
 #: Where a micro-batch is in its pass: the number of its plan chunk and, where that can have several, its number there.
 Place = tuple[int, ...]
@@ -33,67 +34,93 @@ Place = tuple[int, ...]
 _TOGETHER, _SAMPLES_TOGETHER = 64, 1 << 14
 
 
-class Plan(Protocol):
-    """The micro-batches of a run.
+class ChunkedOrder:
+    """An order that is cut into chunks of equal length; a base class of frozen dataclasses.
 
     Attributes:
         order: the order of the samples. If it ends, so does each pass.
-        chunk: samples of a plan chunk; the last one of a pass may have fewer.
-        rows: samples in a full micro-batch; None: micro-batches differ, and how many there are is known when all of
-            them are planned.
-        start: the first place of each pass.
-        together: micro-batches that are best looked up at once.
+        chunk: positions in a chunk; the last one of a pass may have fewer.
     """
 
-    @property
-    def order(self) -> Order: ...
+    order: Order
+    chunk: int
 
-    @property
-    def chunk(self) -> int: ...
-
-    @property
-    def rows(self) -> int | None: ...
-
-    @property
-    def start(self) -> Place: ...
-
-    @property
-    def together(self) -> int: ...
-
-    @property
+    @cached_property
     def count(self) -> Callable[[int], int | None]:
-        """``count(pass_number)``: chunks in a pass; None: it never ends."""
+        """``count(pass_number)``: chunks in a pass, over all ranks together; None: it never ends."""
+        return lru_cache(self._count)  # asked at every step
+
+    def _count(self, pass_number: int) -> int | None:
+        bounds = self.order.bounds(pass_number)
+        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
+
+    def positions(self, pass_number: int, number: int) -> tuple[int, int]:
+        """The first position of a chunk in the order, and that behind its last one."""
+        bounds = self.order.bounds(pass_number) or (0, MAX_LENGTH)
+        first = bounds[0] + number * self.chunk
+        return first, min(first + self.chunk, bounds[1])
+
+    def reaches(self, pass_number: int, number: int) -> bool:
+        """Whether there are positions as far as a chunk's beginning."""
+        bounds = self.order.bounds(pass_number) or (0, 0)
+        return max(bounds[1], number * self.chunk) < MAX_LENGTH // 2
+
+
+class Plan(ChunkedOrder, ABC):
+    """The micro-batches of a run, chunk by chunk."""
+
+    #: The first place of each pass.
+    start: ClassVar[Place] = (0,)
+
+    @property
+    def rows(self) -> int | None:
+        """Samples in a full micro-batch; None: micro-batches differ, and how many there are is known when all of them
+        are planned."""
+        return None
+
+    @property
+    def together(self) -> int:
+        """Micro-batches that are best looked up at once."""
+        return 1
 
     def end(self, pass_number: int) -> Place:
         """The place behind the last micro-batch of a pass that ends."""
+        return (self.count(pass_number) or 0, *self.start[1:])
 
+    @abstractmethod
     def has(self, pass_number: int, place: Place) -> bool:
         """Whether there is such a place in a pass, its end included."""
 
+    @abstractmethod
     def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
         """The place so many micro-batches further on (or back, if it is negative), and how many it really is: fewer at
         the end of the pass."""
 
+    @abstractmethod
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
         """For each place the addresses ``(leaf, index, epoch)`` of its micro-batch, with ``(first token, tokens, 1 if
         that is not the whole sample)`` behind them where tokens are planned; none at the end of the pass."""
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
         """Which of the next ``world_size`` micro-batches from a place on a rank takes."""
+        return rank
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
         """What did not get into a micro-batch in chunks ``first`` to ``stop - 1``, which are now in use: those after
         them should be planned soon."""
+        return Counts()
 
     def undelivered(self, pass_number: int, place: Place) -> int:
-        """Samples of a place's chunk that are in a micro-batch from the place on."""
+        """Samples that are in micro-batches of a place's chunk from the place on, if others were before it."""
+        return 0
 
+    @abstractmethod
     def describe(self) -> str:
         """What batches these are, in a few words."""
 
 
 @dataclass(frozen=True)
-class FixedPlan:
+class FixedPlan(Plan):
     """Micro-batches of a fixed number of samples.
 
     Args:
@@ -110,70 +137,48 @@ class FixedPlan:
     order: Order
     batch_size: int | None
     drop_last: bool = False
+    chunk: int = field(init=False)  # each micro-batch is one
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None for single samples")
+        object.__setattr__(self, "chunk", self.batch_size or 1)
 
-    @cached_property
+    @property
     def rows(self) -> int:
-        """Samples in a full micro-batch."""
-        return self.batch_size or 1
-
-    @property
-    def chunk(self) -> int:
-        """See :class:`Plan`: each micro-batch is a chunk."""
-        return self.rows
-
-    @property
-    def start(self) -> Place:
-        """See :class:`Plan`."""
-        return (0,)
+        return self.chunk
 
     @property
     def together(self) -> int:
-        """See :class:`Plan`."""
-        return max(1, min(_TOGETHER, _SAMPLES_TOGETHER // self.rows))
-
-    @cached_property
-    def count(self) -> Callable[[int], int | None]:
-        """``count(pass_number)``: micro-batches in a pass, over all ranks together; None: it never ends."""
-        return lru_cache(self._count)  # asked at every step
+        return max(1, min(_TOGETHER, _SAMPLES_TOGETHER // self.chunk))
 
     def _count(self, pass_number: int) -> int | None:
         bounds = self.order.bounds(pass_number)
-        if bounds is None:
-            return None
-        length = bounds[1] - bounds[0]
-        return length // self.rows if self.drop_last else -(-length // self.rows)
-
-    def end(self, pass_number: int) -> Place:
-        """See :class:`Plan`."""
-        return (self.count(pass_number) or 0,)
+        if bounds is None or not self.drop_last:
+            return super()._count(pass_number)
+        return (bounds[1] - bounds[0]) // self.chunk
 
     def has(self, pass_number: int, place: Place) -> bool:
-        """See :class:`Plan`."""
         count = self.count(pass_number)
         inside = len(place) == 1 and (count is None or place[0] <= count)
-        return inside and is_in_reach(self.order, pass_number, place[0] * self.rows)
+        return inside and self.reaches(pass_number, place[0])
 
     def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
-        """See :class:`Plan`."""
         count = self.count(pass_number)
         if count is not None:
             batches = min(batches, count - place[0])
         return (place[0] + batches,), batches
 
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
-        """See :class:`Plan`. One look-up for all of them."""
+        """See :class:`Plan`; one look-up for all of them."""
         if not len(places):
             return []
         bounds, count = self.order.bounds(pass_number), self.count(pass_number)
         first = 0 if bounds is None else bounds[0]
-        starts = np.array(places, dtype=np.int64)[:, 0] * self.rows + first
-        sizes = np.full(len(starts), self.rows)
+        starts = np.array(places, dtype=np.int64)[:, 0] * self.chunk + first
+        sizes = np.full(len(starts), self.chunk)
         if bounds is not None and count is not None:
-            sizes = np.clip(min(bounds[1], first + count * self.rows) - starts, 0, self.rows)
+            sizes = np.clip(min(bounds[1], first + count * self.chunk) - starts, 0, self.chunk)
         edges = np.r_[0, np.cumsum(sizes)]
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
         found = self.order.lookup(np.repeat(starts, sizes) + inside)
@@ -181,24 +186,5 @@ class FixedPlan:
         slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
         return [AddressList(leaf[here], index[here], epoch[here]) for here in slices]
 
-    def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        """See :class:`Plan`."""
-        return rank
-
-    def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
-        """See :class:`Plan`."""
-        return Counts()
-
-    def undelivered(self, pass_number: int, place: Place) -> int:
-        """See :class:`Plan`."""
-        return self.rows
-
     def describe(self) -> str:
-        """See :class:`Plan`."""
-        return f"batches of {self.rows}"
-
-
-def is_in_reach(order: Order, pass_number: int, samples: int) -> bool:
-    """Whether an order reaches the place behind so many samples of a pass."""
-    bounds = order.bounds(pass_number) or (0, samples)
-    return max(bounds[1], samples) < MAX_LENGTH // 2
+        return f"batches of {self.chunk}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -13,9 +13,9 @@ from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
-from energon_lite.batching.plan import Place, is_in_reach
+from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
-from energon_lite.batching.steps import even_step, seat, whole_steps
+from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
@@ -83,7 +83,7 @@ class PlannedChunk:
 
 
 @dataclass(frozen=True)
-class TokenPlan:
+class TokenPlan(Plan):
     """Cuts an order into chunks of positions, and each of them into micro-batches. Where an epoch ends inside of a
     chunk, it ends between two micro-batches (:func:`~energon_lite.batching.epochs.plan_epochs`).
 
@@ -122,19 +122,7 @@ class TokenPlan:
         if self.step is not None and self.step < 1:
             raise UsageError(f"micro_batches_per_step is {self.step}", fix="give at least 1, or None")
 
-    #: See :class:`~energon_lite.batching.plan.Plan`.
-    rows: ClassVar[int | None] = None
     start: ClassVar[Place] = (0, 0)
-    together: ClassVar[int] = 1
-
-    @cached_property
-    def count(self) -> Callable[[int], int | None]:
-        """``count(pass_number)``: chunks of a pass; None: it never ends."""
-        return lru_cache(self._count)  # asked at every step
-
-    def _count(self, pass_number: int) -> int | None:
-        bounds = self.order.bounds(pass_number)
-        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
 
     @cached_property
     def chunks(self) -> PlansAhead[PlannedChunk]:
@@ -150,13 +138,8 @@ class TokenPlan:
         size = self.step or 1
         return self.chunks.get(pass_number, chunk).step_spans(number * size, size)
 
-    def end(self, pass_number: int) -> Place:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
-        return self.count(pass_number) or 0, 0
-
     def has(self, pass_number: int, place: Place) -> bool:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
-        if len(place) != 2 or not is_in_reach(self.order, pass_number, place[0] * self.chunk):
+        if len(place) != 2 or not self.reaches(pass_number, place[0]):
             return False
         count, (chunk, batch) = self.count(pass_number), place
         if count is not None and chunk >= count:
@@ -189,7 +172,6 @@ class TokenPlan:
         return (chunk, 0), batches - batch
 
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[Span]]:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
         return [self._batch(pass_number, *place) for place in places]
 
     def _batch(self, pass_number: int, chunk: int, batch: int) -> list[Span]:
@@ -205,11 +187,9 @@ class TokenPlan:
         return spans
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
-        return rank if self.step is None else seat(rank, world_size, place[1] % self.step // world_size)
+        return rank if self.step is None else rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
         count = self.count(pass_number)
         found = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
         if count is None or stop < count:
@@ -217,12 +197,10 @@ class TokenPlan:
         return found
 
     def undelivered(self, pass_number: int, place: Place) -> int:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
         batches = self.chunks.get(pass_number, place[0]).batches
         return len(np.unique(batches.sample[batches.offsets[place[1]] :]))
 
     def describe(self) -> str:
-        """See :class:`~energon_lite.batching.plan.Plan`."""
         steps = "" if self.step is None else f", steps of {self.step} micro-batches"
         return f"batches by {describe(self.strategy)}{steps}"
 
@@ -232,9 +210,7 @@ class TokenPlan:
         Raises:
             UsageError: a sample does not fit, and the strategy says that this is an error.
         """
-        bounds = self.order.bounds(pass_number)
-        first = number * self.chunk + (0 if bounds is None else bounds[0])
-        last = first + self.chunk if bounds is None else min(first + self.chunk, bounds[1])
+        first, last = self.positions(pass_number, number)
         addresses = self.order.lookup(np.arange(first, last, dtype=np.int64))
         lengths = _lengths_at(addresses, self.lengths)
         batches, stretches = plan_epochs(

@@ -18,7 +18,7 @@ from energon_lite.loading.states.files import (
     read_state_files,
     write_state_file,
 )
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.summary import summary, summary_lines
 
 __all__ = ["command"]
@@ -29,8 +29,8 @@ _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 
 @click.group(name="checkpoint", context_settings=_HELP)
 def command() -> None:
-    """Look at saved states of loaders, put those of all ranks together, deal them to other ranks, carry a run over to a
-    changed blend.
+    """Look at saved states of loaders, put those of all ranks together, redistribute them to other ranks, carry a run
+    over to a changed blend.
 
     STATES are files of JSON, msgpack or torch.save: states, or checkpoints that have loader states in them. Or folders
     of such files, or a checkpoint folder of energon_lite's trainer. Nothing in them is run.
@@ -83,7 +83,7 @@ def merge(states: tuple[str, ...], output: str) -> None:
 )
 def redist(states: tuple[str, ...], world: int, output: str, suffix: str | None) -> None:
     """Deal the state of a run to another number of ranks: a file loader_rankN for each of them."""
-    own = dealt(_whole(_found(states)), world)
+    own = redistributed(_whole(_found(states)), world)
     if os.path.isdir(output) and os.listdir(output):
         raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)

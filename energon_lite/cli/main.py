@@ -25,7 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Compare strategies of batching (token capacity, packing) on the lengths of a data set."),
     "profile": ("profile", "Find the largest capacity with which a training step fits into memory."),
     "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
-    "checkpoint": ("checkpoint", "Look at saved states of loaders, merge them, deal them to other ranks, rebase them."),
+    "checkpoint": (
+        "checkpoint",
+        "Look at saved states of loaders, merge, redistribute or rebase them.",
+    ),
     "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
     "convert-weights": ("convert_weights", "Convert weights from and to Hugging Face's Llama, or into one file."),
     "doctor": ("doctor", "Examine this machine, and the ranks of a launch: what is wrong, and what to do."),

@@ -353,7 +353,7 @@ def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None
     loader = get_savable_loader(old)
     before = [one for _, batch in zip(range(8), loader, strict=False) for one in batch["shown"]]
     state, report = rebase_state(loader.save_state_rank(), old, new)  # two chunks of 20 samples, four batches each
-    assert report.first == 40 and not report.given_up and state["chunk"] == 2
+    assert report.first == 40 and not report.given_up and state["place"] == [2, 0]
     again = get_savable_loader(new)
     again.restore_state_rank(state)
     after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]

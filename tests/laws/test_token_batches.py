@@ -34,7 +34,7 @@ from energon_lite import (
 )
 from energon_lite.batching.plans_ahead import PlansAhead
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CAPACITY = 100
@@ -140,7 +140,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
         with cluster(build, world, workers, state) as ranks:
             found += tokens_of(ranks.steps(steps))
             state = json.loads(json.dumps(ranks.state()))
-            assert merged(dealt(state, 3)) == state
+            assert merged(redistributed(state, 3)) == state
     assert found == expected
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_lanes
-from energon_lite.batching.plan import is_in_reach
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import SampleError, StateError, UnknownLengthError
 from energon_lite.hooks import Hooks, hooks_of
@@ -31,7 +30,7 @@ class LaneDataset(SavableDataset):
 
     Args:
         plan: which samples make up which chunk.
-        lanes: among so many lanes chunks are dealt; None: see
+        lanes: among so many lanes chunks are divided; None: see
             :func:`~energon_lite.batching.chunks.default_lanes`, for the ranks with which the run begins.
         bundling: batches are made by the lengths of encoded samples, in this way.
     """
@@ -100,9 +99,8 @@ class LaneDataset(SavableDataset):
         reads = whole or config.reads
         cursor = read_cursor(state, self.identity, rank=rank, world_size=world, lanes=lanes, reads=reads)
         chunks = [at.chunk for at in cursor.at.values()]
-        last = max(chunks, default=0) * self.plan.chunk
-        if not is_in_reach(self.plan.order, cursor.pass_number, last):
-            raise damaged("cursors", f"behind {last} samples of pass {cursor.pass_number}")
+        if not self.plan.reaches(cursor.pass_number, max(chunks, default=0)):
+            raise damaged("cursors", f"in chunk {max(chunks)} of pass {cursor.pass_number}")
         if not self.plan.carries and any(at.tails for at in cursor.at.values()):
             raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
         if reads:

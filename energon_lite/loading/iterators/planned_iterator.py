@@ -65,7 +65,7 @@ class PlannedIterator:
         return self.cursor.pass_number, self.cursor.position
 
     def start_loop(self) -> None:
-        if not self.is_over():
+        if not self._loop_is_over():
             return
         at_end = self.cursor
         if self.dataset.is_endless:
@@ -74,13 +74,9 @@ class PlannedIterator:
             self.cursor = Cursor(self.dataset.plan.start, at_end.pass_number + 1)
 
     def is_over(self) -> bool:
-        cursor, dataset = self.cursor, self.dataset
-        while self._is_skipped(cursor) and (after := self._after(cursor)) is not None:
+        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
             self._move(after)
-            cursor = after
-        if dataset.loop_length and cursor.position - cursor.loop_start >= dataset.loop_length * self._world:
-            return True
-        return self._after(cursor) is None
+        return self._loop_is_over()
 
     def take(self) -> Result | None:
         if self._executor is None and self._reads:
@@ -161,6 +157,12 @@ class PlannedIterator:
                     places.append(dataset.place(cursor, self._rank))
                 cursor, following = following, dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
+
+    def _loop_is_over(self) -> bool:
+        length, cursor = self.dataset.loop_length, self.cursor
+        if length and cursor.position - cursor.loop_start >= length * self._world:
+            return True
+        return self._after(cursor) is None
 
     def _after(self, cursor: Cursor) -> Cursor | None:
         """The cursor behind the step at one; of the last one it is known. None: no step of the pass is left."""

@@ -9,7 +9,7 @@ from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, kind_of
 
-__all__ = ["dealt", "merged"]
+__all__ = ["merged", "redistributed"]
 
 
 def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
@@ -38,7 +38,7 @@ def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
     return dict(states[0]) | {"cursors": _all_lanes(states, names)}
 
 
-def dealt(state: State, world_size: int) -> list[State]:
+def redistributed(state: State, world_size: int) -> list[State]:
     """A whole run's state as those of so many ranks.
 
     Raises:

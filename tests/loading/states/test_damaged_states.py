@@ -33,7 +33,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.rebase import rebase_state
 from energon_lite.loading.states.summary import summary, summary_lines
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -172,7 +172,7 @@ def test_what_reads_states_says_what_is_wrong(
         torch.save(state, path)
     for work in (
         lambda: [summary_lines(summary(one.state)) for one in read_state_files([path])],
-        lambda: dealt(merged([state, state]), 3),
+        lambda: redistributed(merged([state, state]), 3),
         lambda: rebase_state(state, dataset, dataset, give_up=True),
     ):
         try:
@@ -187,7 +187,7 @@ def test_the_number_of_lanes_takes_no_memory(leaf_of: Callable[..., Path], lanes
     bad = state | {"lanes": lanes}
     tracemalloc.start()
     try:
-        for work in (loader.restore_state_rank, summary, lambda one: merged([one]), lambda one: dealt(one, 1)):
+        for work in (loader.restore_state_rank, summary, lambda one: merged([one]), lambda one: redistributed(one, 1)):
             with pytest.raises(StateError, match="damaged: lanes is"):
                 work(bad)
         assert tracemalloc.get_traced_memory()[1] < 10 << 20

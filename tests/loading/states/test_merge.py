@@ -22,7 +22,7 @@ from energon_lite import (
 from energon_lite.batching.chunks import worlds_for
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, make_state
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}
 
@@ -96,9 +96,9 @@ def test_dealt_and_merged_again(lanes: int, position: int, data: st.DataObject) 
     for world in range(1, lanes + 1):
         if world not in worlds_for(lanes):
             with pytest.raises(TopologyError, match="cannot be divided"):
-                dealt(whole, world)
+                redistributed(whole, world)
             continue
-        own = dealt(whole, world)
+        own = redistributed(whole, world)
         assert len(own) == world and merged(own) == whole
         if world > 1:
             with pytest.raises(StateMismatchError, match="lanes are in none of"):
