@@ -10,7 +10,7 @@ from typing import Any
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
-from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
+from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.energon_compat import check_keywords, loader_arguments
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
@@ -19,13 +19,7 @@ from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
-from energon_lite.loading.token_batching import (
-    Batching,
-    TokenBatching,
-    encoded_token_dataset,
-    token_batching,
-    token_dataset,
-)
+from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -191,7 +185,7 @@ def get_train_dataset(
     identity = Identity(settings, _with_settings(identities, leaf_settings))
     if len(stages) > 1:
         identity = StagedIdentity(settings, identity.leaves, stages=stages)
-    return _made(
+    return assembled(
         order,
         identity,
         chunking,
@@ -338,7 +332,7 @@ def _val_dataset(
         "batch_drop_last": chunking.drop_last,
         "seed": worker_config.seed_offset,
     }
-    return _made(
+    return assembled(
         ConcatOrder([len(leaf.source) for leaf in leaves]),
         Identity(settings, _with_settings(identities, [() for _ in identities])),
         chunking,
@@ -366,20 +360,6 @@ def _opened(
     leaves, identities = open_leaves(specs, encoder, trust_code, _skips(skips), sample_type)
     read_in_runs([leaf.source for leaf in leaves], read_ahead, run=_VAL_RUN, window=_VAL_RUN)
     return leaves, identities
-
-
-def _made(
-    order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching | None, **common: Any
-) -> SavableDataset:
-    """The data set: of batches by tokens, or of a number of samples."""
-    if tokens is None:
-        return assembled(order, identity, chunking, **common)
-    common.pop("batch_size")
-    common.pop("refill")
-    if tokens.length_column is None:
-        return encoded_token_dataset(order, identity, tokens, chunking, **common)
-    refuse_chunking(chunking)
-    return token_dataset(order, identity, tokens, drop_last=chunking.drop_last, **common)
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:

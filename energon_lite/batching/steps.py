@@ -60,15 +60,8 @@ def whole_steps(
     if assignments is None:
         assignments = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
     entries = np.concatenate([np.arange(start), *(start + share for share in assignments)])
-    offsets = np.cumsum([start, *map(len, assignments)])
-    return replace(
-        batches,
-        sample=batches.sample[entries],
-        start=batches.start[entries],
-        length=batches.length[entries],
-        offsets=np.concatenate([batches.offsets[:first], offsets]).astype(np.int64),
-        lateness_bound=batches.lateness_bound + len(lengths),
-    )
+    rows = [*batches.rows()[:first], *map(len, assignments)]
+    return batches.regrouped(entries, rows, later=len(lengths))
 
 
 def _assigned(sizes: list[int], count: int, limit: int) -> list[Ints] | None:

@@ -55,7 +55,7 @@ class PlannedIterator:
         self._jobs: Iterator[Job] = iter(())  # those behind the tickets
         self._in_line: Cursor | None = None  # the cursor to which the first ticket belongs
         self._stepped: tuple[Cursor, Cursor | None] | None = None
-        self.counts = Counts()
+        self._by_tokens, self.counts = dataset.plan.rows is None, Counts()
         self.dataset, self.cursor = dataset, Cursor(dataset.plan.start)
         self._counted = (0, 0)  # a pass, and the first of its plan chunks that is not in `counts`
         self._unchanged = dataset
@@ -65,7 +65,7 @@ class PlannedIterator:
         return self.cursor.pass_number, self.cursor.position
 
     def start_loop(self) -> None:
-        if not self._loop_is_over():
+        if self._following() is not None:
             return
         at_end = self.cursor
         if self.dataset.is_endless:
@@ -74,20 +74,20 @@ class PlannedIterator:
             self.cursor = Cursor(self.dataset.plan.start, at_end.pass_number + 1)
 
     def is_over(self) -> bool:
-        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
-            self._move(after)
-        return self._loop_is_over()
+        if self._skip:
+            self._pass_over()
+        return self._following() is None
 
     def take(self) -> Result | None:
         if self._executor is None and self._reads:
             # Before anything is planned: workers that are forked should not inherit a thread at work.
             self._executor = self._workers.executor()
-        if self.is_over():
+        if self._skip:
+            self._pass_over()
+        cursor, after = self.cursor, self._following()
+        if after is None:
             return None
-        cursor = self.cursor
-        after = self._after(cursor)
-        assert after is not None
-        if self.dataset.plan.rows is None:
+        if self._by_tokens:
             self._count_left_out(after)
         executor = self._executor
         if executor is None:
@@ -132,7 +132,7 @@ class PlannedIterator:
         )
 
     def planned_counts(self) -> dict[str, int] | None:
-        return asdict(self.counts) if self.dataset.plan.rows is None else None
+        return asdict(self.counts) if self._by_tokens else None
 
     def state(self, cursor: Cursor | None = None) -> State:
         return self.dataset.state(cursor or self.cursor)
@@ -153,16 +153,22 @@ class PlannedIterator:
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
-                if not self._is_skipped(cursor):
+                if not (self._skip and self._is_skipped(cursor)):
                     places.append(dataset.place(cursor, self._rank))
                 cursor, following = following, dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
 
-    def _loop_is_over(self) -> bool:
+    def _pass_over(self) -> None:
+        """Go to the next step that is not skipped; or, of a pass, to its end."""
+        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
+            self._move(after)
+
+    def _following(self) -> Cursor | None:
+        """The cursor behind the step that comes; None: the loop is over."""
         length, cursor = self.dataset.loop_length, self.cursor
         if length and cursor.position - cursor.loop_start >= length * self._world:
-            return True
-        return self._after(cursor) is None
+            return None
+        return self._after(cursor)
 
     def _after(self, cursor: Cursor) -> Cursor | None:
         """The cursor behind the step at one; of the last one it is known. None: no step of the pass is left."""
@@ -177,7 +183,7 @@ class PlannedIterator:
         self._in_line = cursor if in_line else None
 
     def _is_skipped(self, cursor: Cursor) -> bool:
-        return bool(self._skip) and (cursor.pass_number, cursor.position // self._world) in self._skip
+        return (cursor.pass_number, cursor.position // self._world) in self._skip
 
     def _count_left_out(self, after: Cursor) -> None:
         """Count what the plan left out in the chunks that a step reaches, each once; have the next one planned.
