@@ -139,12 +139,10 @@ def _by_encoded_tokens(
     order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching, **common: Any
 ) -> LaneDataset:
     """A data set of batches by tokens whose lengths are known when samples are encoded."""
-    for name in ("chunk_size", "chunk_remainder"):
-        if getattr(chunking, name) is not None:
-            raise UsageError(
-                f"{name}={getattr(chunking, name)!r} has no effect with batching",
-                fix=f"leave out {name}; see plan_chunk",
-            )
+    if chunking.chunk_remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
     encoder = common["task_encoder"]
     if is_overridden(encoder, "batch_group_criterion"):
         raise UsageError(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
-from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, to_dict
+from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, read_strategy, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
-from energon_lite.config.yaml_document import load_yaml
+from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
@@ -88,14 +88,15 @@ def token_batching(
             )
     strategy: Strategy
     if isinstance(batching, (str, os.PathLike)):
-        strategy = from_dict(load_yaml(batching).plain(), at=os.fspath(batching))
+        strategy = read_strategy(load_yaml(batching))
     elif isinstance(batching, Mapping):
         strategy = from_dict(batching)
     elif isinstance(batching, tuple(STRATEGIES.values())):
         strategy = batching
     else:
         raise UsageError(
-            f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
+            f"batching is a {type(batching).__name__}",
+            fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:
         plan_chunk = DEFAULT_CHUNK

@@ -55,6 +55,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.run_reader import fetch_samples
+from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
@@ -78,7 +79,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource
+    source: WebdatasetSource | OpenedSource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
@@ -89,9 +90,9 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> PartColumns:
+    def reader(self) -> PartColumns | OpenedSource:
         """Brings the bytes."""
-        return PartColumns(self.source, self.parts)
+        return self.source if isinstance(self.source, OpenedSource) else PartColumns(self.source, self.parts)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,12 @@ class Pipeline:
         """The quick way, if the hooks are the defaults."""
         if not self.batched or not has_default_hooks(self.encoder):
             return None
-        plain = [None if leaf.cooker else LeafColumns.plan(leaf.reader, leaf.loader) for leaf in self.leaves]
+        plain = [
+            LeafColumns.plan(leaf.reader, leaf.loader)
+            if leaf.cooker is None and isinstance(leaf.reader, PartColumns)
+            else None
+            for leaf in self.leaves
+        ]
         return ColumnBatches(plain, self.encoder.padding)
 
     def run(self, job: Job) -> Result:
@@ -209,7 +215,11 @@ class Pipeline:
         """Have the bytes of these samples at hand, where storage is slow: what is missing is requested all at once."""
         if self._reads_ahead:
             leaves = self.leaves
-            fetch_samples((leaves[leaf].source, index, leaves[leaf].parts) for leaf, index, _ in addresses)
+            fetch_samples(
+                (source, index, leaves[leaf].parts)
+                for leaf, index, _ in addresses
+                if isinstance(source := leaves[leaf].source, WebdatasetSource)
+            )
 
     def sample(self, address: Address, attempt: int = 0) -> Any:
         """The encoded sample at an address, or the piece of it that was planned.
