@@ -79,18 +79,18 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     runs: list[tuple[dict[str, Any], list[str]]] = []
     for name, state in zip(names, states, strict=True):
         run = {key: value for key, value in state.items() if key != "cursors"}
-        known = next((who for other, who in runs if other == run), None)
-        if known is None:
-            runs.append((run, [name]))
-        else:
-            known.append(name)
+        who = next((who for other, who in runs if other == run), None)
+        if who is None:
+            runs.append((run, who := []))
+        who.append(name)
     if len(runs) == 1:
         return
-    most = max(runs, key=lambda one: len(one[1]))
-    lines = [f"    {_some(most[1])}: fingerprint {_fingerprint(most[0])}"]
-    for run, who in runs:
-        if run is not most[0]:
-            lines.append(f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most[0]))}")
+    most, them = max(runs, key=lambda one: len(one[1]))
+    lines = [f"    {_some(them)}: fingerprint {_fingerprint(most)}"] + [
+        f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
+        for run, who in runs
+        if run is not most
+    ]
     raise StateMismatchError(
         "the ranks' states belong to different data or configurations:\n" + "\n".join(lines),
         fix="build the loader from the same data and with the same arguments on every rank",
