@@ -208,6 +208,7 @@ class PartColumns:
             self._runs = None  # from now on they are read one by one
             self._kept.clear()
             return None
+        _make_room(self._kept, runs.kept)  # first, so that its memory is used again
         first = number * runs.length
         try:
             rows = self._read_run(first, min(first + runs.length, len(self.source)))
@@ -217,7 +218,6 @@ class PartColumns:
             _make_room(self._unfit, _REMEMBERED)
             self._unfit[number] = None
             return None
-        _make_room(self._kept, runs.kept)
         self._usage.read += len(rows)
         self._kept[number] = rows
         return rows
