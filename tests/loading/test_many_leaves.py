@@ -42,7 +42,7 @@ if __name__ == "__main__":
     with get_savable_loader(dataset, start_method=sys.argv[5]) as loader:
         batches = iter(loader)
         keys = [next(batches).__key__]
-        workers = [worker.process.pid for worker in loader._crew.executor()._workers]
+        workers = [worker.process.pid for worker in loader._workers.executor()._workers]
         start = max(map(processor_seconds, workers))
         keys += [batch.__key__ for _, batch in zip(range(59), batches)]
         files = [count_files(pid) for pid in ("self", *workers)]

@@ -54,8 +54,7 @@ from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
-from energon_lite.storage.read.source import OpenedSource
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
 
@@ -78,7 +77,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource | OpenedSource
+    source: AnySource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None

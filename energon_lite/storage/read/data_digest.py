@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
-from energon_lite.storage.read.source import OpenedSource
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.source import AnySource, OpenedSource
 
 __all__ = ["data_digest", "data_digests"]
 
@@ -20,7 +19,7 @@ _PLACES, _BYTES, _SHARDS = 4, 1 << 16, 2
 _TOGETHER = 16
 
 
-def data_digests(sources: Sequence[WebdatasetSource | OpenedSource]) -> list[str]:
+def data_digests(sources: Sequence[AnySource]) -> list[str]:
     """:func:`data_digest` of each; of those in a store, many are asked for at the same time."""
     if not any(is_remote(source.path) for source in sources):
         return [data_digest(source) for source in sources]
@@ -28,7 +27,7 @@ def data_digests(sources: Sequence[WebdatasetSource | OpenedSource]) -> list[str
         return list(pool.map(data_digest, sources))
 
 
-def data_digest(source: WebdatasetSource | OpenedSource) -> str:
+def data_digest(source: AnySource) -> str:
     """Identifies the samples that a source reads, wherever its folder is: a digest of its fingerprint and of some of
     their bytes, all of them where there are few (256 KiB, in a few shards).
 
