@@ -15,7 +15,7 @@ from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.collate import Padding, collate_entry
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.samples import BASE_FIELDS, Sample
-from energon_lite.storage.read.part_columns import Columns, PartColumns
+from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -35,7 +35,7 @@ class LeafColumns:
         reader: brings the bytes.
     """
 
-    def __init__(self, reader: PartColumns, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
+    def __init__(self, reader: SampleReader, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
         assert loader.sample_type is not None
         self.reader, self.sample_type = reader, loader.sample_type
         self.path, self.labels = reader.source.path, dict(loader.subflavors)
@@ -45,7 +45,7 @@ class LeafColumns:
         self._decoder, self._fields = loader.decoder, tuple(fields)
 
     @classmethod
-    def plan(cls, reader: PartColumns, loader: SampleLoader) -> LeafColumns | None:
+    def plan(cls, reader: SampleReader, loader: SampleLoader) -> LeafColumns | None:
         """How a leaf's samples are read by columns; None: they have to be made one by one."""
         kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
         if kind is None or field_map is None or loader.sample_loader is not None or not _is_plain(kind):

@@ -53,7 +53,7 @@ from energon_lite.loading.makers.outcomes import (
 from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
-from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
+from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
@@ -88,9 +88,9 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> PartColumns | OpenedSource:
+    def reader(self) -> SampleReader | OpenedSource:
         """Brings the bytes."""
-        return self.source if isinstance(self.source, OpenedSource) else PartColumns(self.source, self.parts)
+        return self.source if isinstance(self.source, OpenedSource) else SampleReader(self.source, self.parts)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Pipeline:
             return None
         plain = [
             LeafColumns.plan(leaf.reader, leaf.loader)
-            if leaf.cooker is None and isinstance(leaf.reader, PartColumns)
+            if leaf.cooker is None and isinstance(leaf.reader, SampleReader)
             else None
             for leaf in self.leaves
         ]

@@ -32,7 +32,7 @@ from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -138,7 +138,7 @@ class _PartPipeline(MeasuringPipeline):
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
         self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
         assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
-        self._reader = PartColumns(leaf.source, frozenset({part}))
+        self._reader = SampleReader(leaf.source, frozenset({part}))
 
     def sample(self, address: Address, attempt: int = 0) -> int:
         leaf = self.leaves[address[0]]
