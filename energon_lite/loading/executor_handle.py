@@ -12,7 +12,7 @@ from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.iterators.lane_prefetcher import InlineChunks, PooledChunks
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.pipeline import Pipeline
-from energon_lite.loading.makers.stage_timer import time_stages
+from energon_lite.loading.makers.stage_timer import StageTimer
 
 __all__ = ["ExecutorHandle"]
 
@@ -29,12 +29,12 @@ class ExecutorHandle:
         UsageError: threads cannot do what the hooks ask for.
     """
 
-    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions):
+    def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
         self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
         if not num_workers and options.trace:
-            time_stages(pipeline)
+            pipeline.samples.observers += (StageTimer(pipeline.samples.leaves),)
         self._watchdog = OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0

@@ -25,7 +25,7 @@ from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.iterators.token_dataset import TokenDataset
 from energon_lite.loading.iterators.token_iterator import TokenIterator
-from energon_lite.loading.makers.pipeline import Pipeline, Result
+from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.trace_file import TraceFile
@@ -111,7 +111,7 @@ class DataLoader:
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
-        self._pipeline: Pipeline = dataset.pipeline()
+        self._pipeline = dataset.pipeline()
         reaction: OnTimeout = on_timeout or ("raise" if fail_on_timeout else "warn")
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None, prefetch_factor

@@ -17,7 +17,7 @@ from energon_lite.loading.makers.pipeline import Pipeline
 __all__ = ["restore_by_key"]
 
 
-def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeline) -> Any:
+def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeline | ChunkPipeline) -> Any:
     """The batch or sample of a key, made in this process.
 
     Keys are ``("batch", pass, number)``, ``("batch", pass, plan chunk, number in it)``, ``("chunk", pass, number,
@@ -40,13 +40,13 @@ def restore_by_key(key: Sequence[Any], dataset: SavableDataset, pipeline: Pipeli
                 for number in range(dataset.plan.count(0) or 1):
                     for made in pipeline.run(dataset.job(0, number, empty=True)).batch:
                         return made.batch
-    elif isinstance(dataset, TokenDataset):
+    elif isinstance(dataset, TokenDataset) and isinstance(pipeline, Pipeline):
         match parts:
             case ("batch", pass_number, chunk, number) if whole:
                 return pipeline.run(dataset.job(pass_number, (chunk, number))).batch
             case ("sample", leaf, index, epoch, 0) if whole and dataset.has(leaf, index):
                 return pipeline.restore((leaf, index, epoch), 0)
-    elif isinstance(dataset, PlannedDataset):
+    elif isinstance(dataset, PlannedDataset) and isinstance(pipeline, Pipeline):
         match parts:
             case ("batch", pass_number, number) if whole:
                 (job,) = dataset.jobs(pass_number, [number])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
@@ -13,7 +12,7 @@ from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.dataset import BaseDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.token_chunks import TokenBundling, TokenChunkPipeline
+from energon_lite.loading.makers.token_chunks import ByTokens, TokenBundling
 
 __all__ = ["ChunkedDataset"]
 
@@ -41,16 +40,16 @@ class ChunkedDataset(BaseDataset):
 
     def pipeline(self) -> ChunkPipeline:
         """What runs this data set's jobs."""
-        settings: dict[str, Any] = {
-            "seed": self.seed,
-            "batch_size": self.plan.batch_size,
-            "packing_buffer_size": self.plan.packing_buffer_size,
-            "keep_remainder": self.plan.keep_remainder,
-            "error_handler": self.worker_config.global_error_handler,
-        }
-        if self.bundling is not None:
-            return TokenChunkPipeline(self.leaves, self.task_encoder, bundling=self.bundling, **settings)
-        return ChunkPipeline(self.leaves, self.task_encoder, **settings)
+        return ChunkPipeline(
+            self.leaves,
+            self.task_encoder,
+            seed=self.seed,
+            batch_size=self.plan.batch_size,
+            packing_buffer_size=self.plan.packing_buffer_size,
+            keep_remainder=self.plan.keep_remainder,
+            error_handler=self.worker_config.global_error_handler,
+            bundler=None if self.bundling is None else ByTokens(self.bundling, self.task_encoder),
+        )
 
     @cached_property
     def hooks(self) -> Hooks:
