@@ -8,11 +8,16 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test demo bench clean
+.PHONY: help venv style check test demo bench clean
+
+# The inner loop: what starts ranks, kills processes or tries thousands of examples is left to `make test`.
+LEFT_OUT := laws chaos compat docs examples trainer/parallel
 
 help:
 	@echo "make venv    make the virtual environment in $(VENV) and install everything into it"
-	@echo "make test    style, types, import contract, tests"
+	@echo "make style   style, types, import contracts: seconds"
+	@echo "make check   style, and the tests that are quick: under 2 minutes; run it before each commit"
+	@echo "make test    style, and all tests; run it before a merge"
 	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
 	@echo "make bench   list the benchmark scripts"
 	@echo "make clean   remove what the other targets made (but not $(VENV))"
@@ -29,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
-test: venv
+style: venv
 	@echo "== ruff check"
 	@$(BIN)/ruff check --quiet .
 	@echo "== ruff format"
@@ -38,6 +43,13 @@ test: venv
 	@$(BIN)/mypy
 	@echo "== import contract"
 	@$(BIN)/lint-imports --no-logo
+
+check: style
+	@echo "== pytest, without $(LEFT_OUT) and what is marked as slow"
+	@HYPOTHESIS_PROFILE=check $(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" \
+		$(addprefix --ignore=tests/,$(LEFT_OUT))
+
+test: style
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -n 2 -q
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

@@ -24,8 +24,8 @@ else:
         from importlib import import_module
 
         public = import_module("energon_lite.public")
-        names = {wanted: getattr(public, wanted) for wanted in public.__all__}
-        globals().update(names, __all__=[*public.__all__, "__version__"])
+        names = {key: value for key, value in vars(public).items() if not key.startswith("_")}
+        globals().update(names, __all__=[*names, "__version__"])
         if name not in globals():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals()[name]

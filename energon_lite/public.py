@@ -1,166 +1,97 @@
-"""The public names of the library, all of which ``energon_lite`` has; import them from there."""
+"""The public names of the library, all of which ``energon_lite`` has; import them from there.
 
-from energon_lite.batching.best_fit import BestFit
-from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
-from energon_lite.batching.capacity import AttentionCost, Capacity
-from energon_lite.batching.collate import batch_list, batch_pad_stack, batch_stack, generic_batch
-from energon_lite.batching.concat_split import ConcatSplit
-from energon_lite.batching.context_parallel import context_parallel_positions, context_parallel_slice
-from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
-from energon_lite.batching.greedy import Greedy
-from energon_lite.batching.learning_rate import learning_rate_scale
-from energon_lite.batching.loss_tokens import count_loss_tokens
-from energon_lite.batching.segment_mask import flex_segment_mask, segment_mask
-from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
-from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
-from energon_lite.batching.sorted_window import SortedWindow
-from energon_lite.batching.strategy import from_dict as strategy_from_dict
-from energon_lite.error_handlers import log_exception, reraise_exception
-from energon_lite.errors import (
-    ConfigError,
-    DatasetError,
-    EmptyDatasetError,
-    EnergonLiteError,
-    FatalSampleError,
-    SampleError,
-    SkipSample,
-    StateError,
-    StateMismatchError,
-    TopologyError,
-    TrustError,
-    UnknownLengthError,
-    UsageError,
-    WorkerError,
-)
-from energon_lite.extras.packed_list import PackedList
-from energon_lite.hooks import (
-    Cooker,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import PlannedDataset
-from energon_lite.loading.iterators.token_dataset import TokenDataset
-from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.sample_address import SampleAddress
-from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.states.rebase import RebaseReport, rebase_state
-from energon_lite.recipes import (
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    get_val_datasets,
-)
-from energon_lite.samples import (
-    Batch,
-    CaptioningSample,
-    CrudeSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    Sample,
-    SimilarityInterleavedSample,
-    SourceInfo,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-    edataclass,
-)
-from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder
-from energon_lite.worker_config import WorkerConfig
+That a name is given twice says to type checkers that it is meant to be seen."""
 
-__all__ = [
-    "AttentionCost",
-    "Batch",
-    "BestFit",
-    "BestFitDecreasing",
-    "Capacity",
-    "CaptioningSample",
-    "ChunkedDataset",
-    "ConcatSplit",
-    "ConfigError",
-    "Cooker",
-    "CrudeSample",
-    "DataLoader",
-    "DatasetError",
-    "DefaultTaskEncoder",
-    "EmptyDatasetError",
-    "EnergonLiteError",
-    "FatalSampleError",
-    "Fixed",
-    "Greedy",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "LengthDifference",
-    "MaxLength",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "PackedBatch",
-    "PackedList",
-    "PaddedBatch",
-    "PlannedDataset",
-    "ReadAhead",
-    "RebaseReport",
-    "Sample",
-    "SampleAddress",
-    "SampleDecoder",
-    "SampleError",
-    "SavableDataLoader",
-    "SimilarityInterleavedSample",
-    "SkipSample",
-    "SortedWindow",
-    "SourceInfo",
-    "StateError",
-    "StateMismatchError",
-    "TaskEncoder",
-    "TextSample",
-    "TokenDataset",
-    "TokenSequence",
-    "TokenizedTaskEncoder",
-    "TopologyError",
-    "TrustError",
-    "UnknownLengthError",
-    "UsageError",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "WorkerConfig",
-    "WorkerError",
-    "basic_sample_keys",
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
-    "context_parallel_positions",
-    "context_parallel_slice",
-    "cooker",
-    "count_loss_tokens",
-    "cut_sequence",
-    "edataclass",
-    "flex_segment_mask",
-    "generic_batch",
-    "get_loader",
-    "get_savable_loader",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-    "learning_rate_scale",
-    "log_exception",
-    "next_token_pairs",
-    "pack_sequences",
-    "pad_sequences",
-    "rebase_state",
-    "reraise_exception",
-    "segment_mask",
-    "stateless",
-    "strategy_from_dict",
-]
+from energon_lite.batching.best_fit import BestFit as BestFit
+from energon_lite.batching.best_fit_decreasing import BestFitDecreasing as BestFitDecreasing
+from energon_lite.batching.capacity import AttentionCost as AttentionCost
+from energon_lite.batching.capacity import Capacity as Capacity
+from energon_lite.batching.collate import batch_list as batch_list
+from energon_lite.batching.collate import batch_pad_stack as batch_pad_stack
+from energon_lite.batching.collate import batch_stack as batch_stack
+from energon_lite.batching.collate import generic_batch as generic_batch
+from energon_lite.batching.concat_split import ConcatSplit as ConcatSplit
+from energon_lite.batching.context_parallel import context_parallel_positions as context_parallel_positions
+from energon_lite.batching.context_parallel import context_parallel_slice as context_parallel_slice
+from energon_lite.batching.fixed_size import Fixed as Fixed
+from energon_lite.batching.fixed_size import LengthDifference as LengthDifference
+from energon_lite.batching.fixed_size import MaxLength as MaxLength
+from energon_lite.batching.greedy import Greedy as Greedy
+from energon_lite.batching.learning_rate import learning_rate_scale as learning_rate_scale
+from energon_lite.batching.loss_tokens import count_loss_tokens as count_loss_tokens
+from energon_lite.batching.micro_batches import MicroBatches as MicroBatches
+from energon_lite.batching.segment_mask import flex_segment_mask as flex_segment_mask
+from energon_lite.batching.segment_mask import segment_mask as segment_mask
+from energon_lite.batching.sequence_batches import PackedBatch as PackedBatch
+from energon_lite.batching.sequence_batches import PaddedBatch as PaddedBatch
+from energon_lite.batching.sequence_batches import pack_sequences as pack_sequences
+from energon_lite.batching.sequence_batches import pad_sequences as pad_sequences
+from energon_lite.batching.sequences import TokenSequence as TokenSequence
+from energon_lite.batching.sequences import cut_sequence as cut_sequence
+from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
+from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
+from energon_lite.batching.strategy import from_dict as _strategy_from_dict
+from energon_lite.batching.strategy import register_strategy as register_strategy
+from energon_lite.error_handlers import log_exception as log_exception
+from energon_lite.error_handlers import reraise_exception as reraise_exception
+from energon_lite.errors import ConfigError as ConfigError
+from energon_lite.errors import DatasetError as DatasetError
+from energon_lite.errors import EmptyDatasetError as EmptyDatasetError
+from energon_lite.errors import EnergonLiteError as EnergonLiteError
+from energon_lite.errors import FatalSampleError as FatalSampleError
+from energon_lite.errors import SampleError as SampleError
+from energon_lite.errors import SkipSample as SkipSample
+from energon_lite.errors import StateError as StateError
+from energon_lite.errors import StateMismatchError as StateMismatchError
+from energon_lite.errors import TopologyError as TopologyError
+from energon_lite.errors import TrustError as TrustError
+from energon_lite.errors import UnknownLengthError as UnknownLengthError
+from energon_lite.errors import UsageError as UsageError
+from energon_lite.errors import WorkerError as WorkerError
+from energon_lite.extras.packed_list import PackedList as PackedList
+from energon_lite.hooks import Cooker as Cooker
+from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder
+from energon_lite.hooks import TaskEncoder as TaskEncoder
+from energon_lite.hooks import basic_sample_keys as basic_sample_keys
+from energon_lite.hooks import cooker as cooker
+from energon_lite.hooks import stateless as stateless
+from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset as ChunkedDataset
+from energon_lite.loading.iterators.dataset import PlannedDataset as PlannedDataset
+from energon_lite.loading.iterators.token_dataset import TokenDataset as TokenDataset
+from energon_lite.loading.loader import DataLoader as DataLoader
+from energon_lite.loading.options import ByTokens as ByTokens
+from energon_lite.loading.options import Chunks as Chunks
+from energon_lite.loading.options import Reading as Reading
+from energon_lite.loading.sample_address import SampleAddress as SampleAddress
+from energon_lite.loading.savable_loader import SavableDataLoader as SavableDataLoader
+from energon_lite.loading.states.rebase import RebaseReport as RebaseReport
+from energon_lite.loading.states.rebase import rebase_state as rebase_state
+from energon_lite.recipes import get_loader as get_loader
+from energon_lite.recipes import get_savable_loader as get_savable_loader
+from energon_lite.recipes import get_train_dataset as get_train_dataset
+from energon_lite.recipes import get_val_dataset as get_val_dataset
+from energon_lite.recipes import get_val_datasets as get_val_datasets
+from energon_lite.samples import Batch as Batch
+from energon_lite.samples import CaptioningSample as CaptioningSample
+from energon_lite.samples import CrudeSample as CrudeSample
+from energon_lite.samples import ImageClassificationSample as ImageClassificationSample
+from energon_lite.samples import ImageSample as ImageSample
+from energon_lite.samples import InterleavedSample as InterleavedSample
+from energon_lite.samples import MultiChoiceVQASample as MultiChoiceVQASample
+from energon_lite.samples import OCRSample as OCRSample
+from energon_lite.samples import Sample as Sample
+from energon_lite.samples import SimilarityInterleavedSample as SimilarityInterleavedSample
+from energon_lite.samples import SourceInfo as SourceInfo
+from energon_lite.samples import TextSample as TextSample
+from energon_lite.samples import VidQASample as VidQASample
+from energon_lite.samples import VQAOCRSample as VQAOCRSample
+from energon_lite.samples import VQASample as VQASample
+from energon_lite.samples import edataclass as edataclass
+from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
+from energon_lite.storage.read.source import Source as Source
+from energon_lite.storage.read.source import register_source as register_source
+from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
+from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
+from energon_lite.worker_config import WorkerConfig as WorkerConfig
+
+strategy_from_dict = _strategy_from_dict

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
-from energon_lite.loading.energon_compat import check_keywords, loader_arguments
+from energon_lite.loading.energon_compat import grouped_keywords, loader_arguments
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
+from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import (
@@ -30,11 +31,14 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.index.columns import SKIP
-from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.run_reader import read_in_runs
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Keeps the hashes for different purposes apart.
 _BLEND = 22
@@ -51,7 +55,7 @@ def get_train_dataset(
     *,
     split_part: str = "train",
     worker_config: WorkerConfig,
-    batch_size: int | None,
+    batch_size: int | None = None,
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     shuffle_buffer_size: int | None = None,
@@ -60,31 +64,21 @@ def get_train_dataset(
     shuffle_over_epochs_multiplier: int | None = 1,
     task_encoder: TaskEncoder | None = None,
     repeat: bool = True,
-    subflavors: Mapping[str, Any] | None = None,
-    dataset_config: str = "dataset.yaml",
-    split_config: str = "split.yaml",
-    trust_code: bool = False,
-    chunk_size: int | None = None,
-    chunk_remainder: str | None = None,
-    lanes: int | None = None,
-    batching: Batching | None = None,
-    length_column: str | None = "length",
-    length_field: str | None = None,
-    plan_chunk: int | None = None,
-    micro_batches_per_step: int | None = None,
-    use_measured_skips: bool | str = False,
-    read_ahead: ReadAhead | None = None,
-    sample_type: type | None = None,
+    batching: ByTokens | Batching | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """A shuffled, blended, endless data set for training.
+
+    Up to ``repeat`` the arguments are Energon's; what this library adds is in three groups.
 
     Args:
         path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a ``.jsonl`` file, a metadataset ``.yaml``,
             or one as a dict.
         split_part: the split to read, where the YAML does not say otherwise.
         worker_config: who this process is.
-        batch_size: samples in a micro-batch; None: single samples, not batched.
+        batch_size: samples in a micro-batch; None: single samples, not batched, or what ``batching`` says.
         batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
         packing_buffer_size: pack samples by ``select_samples_to_pack`` and ``pack_selected_samples``, which see so many
             samples at a time. None: no packing.
@@ -98,36 +92,15 @@ def get_train_dataset(
         task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
         repeat: False: one ``for`` loop is one pass over the data set, or one epoch of a ``blend_epochized``. A blend by
             weight has no end.
-        subflavors: more labels for all samples; they win over those in the files.
-        dataset_config, split_config: names of the files in ``.nv-meta``.
-        trust_code: allow the files to name Python code that is run.
-        chunk_size: where hooks decide how many samples there are (packing, groups, generators): positions of the order
-            that are worked on together. None: 8 micro-batches' worth (32, if chunks hand nothing over), in whole
-            packing buffers; but one buffer if packs are not batched, or each pass ends.
-        chunk_remainder: there: what becomes of samples that do not fill a batch at a chunk's end: ``"carry"`` them over
-            to a later chunk (at the end of a pass: as without), ``"keep"`` them in smaller batches, or ``"drop"`` and
-            count them. None: "carry"; with groups "keep", or "drop" with ``batch_drop_last``.
-        lanes: there: among so many lanes chunks are dealt. A run can go on on every number of ranks that divides it.
-            None: the smallest number that 24 and twice the ranks divide with which the run begins.
-        batching: put samples together by their tokens: a strategy such as ``BestFit(Capacity(12_000))``, its document
-            as a dict, or the path of a YAML file. ``batch_size`` is None then. A sample that fails leaves its place
-            empty, since nobody counted the tokens of a replacement.
-        length_column: there: the column that has the tokens of each sample. None: nobody measured them; chunks of
-            samples are encoded, and then planned by their lengths. ``lanes`` counts there, and hooks may yield.
-        length_field: there, without a column: the field of an encoded sample that has its length, or is as long. None:
-            what the encoder's ``sample_length(sample)`` says, or its tokens.
-        plan_chunk: there: samples that are planned together, each epoch by itself. None: 131,072 (of small data sets,
-            64 epochs or more), or 1,024 if they must be encoded first.
-        micro_batches_per_step: there, with a column: micro-batches of an optimizer step, over all ranks together. Those
-            of a step are evened out: about as many tokens, and as much attention, for each rank, on any number of ranks
-            that divides it; each chunk has whole steps. None: nothing is evened out.
-        use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
-            that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
-            other data sets, with another order, of those in which anything is left out.
-        read_ahead: how slow storage is read; None: local folders directly, URLs with the defaults of
-            :class:`~energon_lite.ReadAhead`. Never changes a batch.
-        sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
-        kwargs: Energon's other keywords are accepted where they have nothing to act on here.
+        batching: instead of ``batch_size``: put samples together by their tokens, with a strategy such as
+            ``BestFit(Capacity(12_000))``, its document as a dict, or the path of a YAML file; or with
+            :class:`~energon_lite.ByTokens`, which also says where the lengths come from. A sample that fails leaves its
+            place empty, since nobody counted the tokens of a replacement.
+        chunks: the samples that are worked on together, for packing, hooks that yield, and batches by tokens; see
+            :class:`~energon_lite.Chunks`.
+        reading: how files are understood and read; see :class:`~energon_lite.Reading`.
+        kwargs: the fields of the groups may stand here by themselves, as ``subflavors`` does in Energon. Its other
+            keywords are accepted where they have nothing to act on here.
 
     Raises:
         ConfigError, DatasetError: something is wrong with the files; says where and what to do.
@@ -135,73 +108,55 @@ def get_train_dataset(
 
     Example:
         >>> dataset = get_train_dataset("blend.yaml", batch_size=4, shuffle_buffer_size=1000,
-        ...                             max_samples_per_sequence=100,
+        ...                             max_samples_per_sequence=100, reading=Reading(subflavors={"run": 7}),
         ...                             worker_config=WorkerConfig.default_worker_config())
         >>> for batch in get_savable_loader(dataset): ...
     """
-    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_train_dataset)
-    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(
-        batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field, micro_batches_per_step
+    groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
+    recipe = _Recipe.of(
+        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
     )
-    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(use_measured_skips), sample_type)
-    both = max_samples_per_sequence and shuffle_buffer_size  # one of them alone has no effect
-    read_in_runs(
-        [leaf.source for leaf in leaves],
-        read_ahead,
-        run=max_samples_per_sequence if both else None,
-        window=shuffle_buffer_size,
-    )
-    copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
         )
-    orders = [
-        LeafOrder(len(leaf.source), hash_ints(worker_config.seed_offset, leaf.key), copy)
-        for leaf, copy in zip(leaves, copies, strict=True)
-    ]
-    key = hash_ints(worker_config.seed_offset, _BLEND)
     run, window = max_samples_per_sequence, shuffle_buffer_size
+    specs = recipe.find(path)
+    leaves, identities = recipe.open(specs, run=run if window else None, window=window)  # one alone has no effect
+    copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
+    seed = worker_config.seed_offset
+    orders = [
+        LeafOrder(len(leaf.source), hash_ints(seed, leaf.key), copy) for leaf, copy in zip(leaves, copies, strict=True)
+    ]
+    mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
     stages = find_stages(specs)
     weights = stages[0].weights
     repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all leaves or of none
-    if repetitions:
-        _check_epoch(leaves, repetitions)
-        order: Order = EpochBlendOrder(orders, repetitions, key, run=run, window=window, repeat=repeat)
-        leaf_settings: list[tuple[Any, ...]] = [
-            ("repetitions", *pair) for pair in zip(repetitions, copies, strict=True)
-        ]
-    else:
-        length = _length_of_pass(leaves, repeat)
-        order = BlendOrder(orders, weights if len(stages) == 1 else stages, key, run=run, window=window, length=length)
-        leaf_settings = [*zip(weights, copies, strict=True)]
-    settings = {
-        "kind": "train",
-        "split_part": split_part,
-        "batch_size": batch_size,
-        "batch_drop_last": batch_drop_last,
-        "seed": worker_config.seed_offset,
+    settings = recipe.settings("train") | {
         "shuffle_buffer_size": shuffle_buffer_size,
         "max_samples_per_sequence": max_samples_per_sequence,
         "repeat": repeat,
-        **({"blend": "repetitions"} if repetitions else {}),
     }
+    if repetitions:
+        _check_epoch(leaves, repetitions)
+        order: Order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
+        leaf_settings: list[tuple[Any, ...]] = [
+            ("repetitions", *pair) for pair in zip(repetitions, copies, strict=True)
+        ]
+        settings["blend"] = "repetitions"
+    else:
+        length = _length_of_pass(leaves, repeat)
+        order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
+        leaf_settings = [*zip(weights, copies, strict=True)]
     identity = Identity(settings, _with_settings(identities, leaf_settings))
     if len(stages) > 1:
         identity = StagedIdentity(settings, identity.leaves, stages=stages, rows=batch_size or 1)
-    return _made(
+    return recipe.dataset(
         order,
         identity,
-        chunking,
-        tokens,
-        batch_size=batch_size,
+        leaves,
         refill=True,
-        leaves=leaves,
         weights=None if repetitions else weights,
-        task_encoder=encoder,
-        worker_config=worker_config,
         loop_length=virtual_epoch_length,
         repetitions=repetitions or None,
         stages=stages if len(stages) > 1 else (),
@@ -209,29 +164,18 @@ def get_train_dataset(
 
 
 def get_val_dataset(
-    path: PathOrDict,
+    path: PathOrDict | LeafSpec,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig,
-    batch_size: int | None,
+    batch_size: int | None = None,
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
     task_encoder: TaskEncoder | None = None,
-    subflavors: Mapping[str, Any] | None = None,
-    dataset_config: str = "dataset.yaml",
-    split_config: str = "split.yaml",
-    trust_code: bool = False,
-    chunk_size: int | None = None,
-    chunk_remainder: str | None = None,
-    lanes: int | None = None,
-    batching: Batching | None = None,
-    length_column: str | None = "length",
-    length_field: str | None = None,
-    plan_chunk: int | None = None,
-    use_measured_skips: bool | str = False,
-    read_ahead: ReadAhead | None = None,
-    sample_type: type | None = None,
+    batching: ByTokens | Batching | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
     """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
@@ -240,56 +184,50 @@ def get_val_dataset(
     ``TaskEncoder.empty_batch``), so a loop with collectives in it does not hang, and nothing is counted twice.
 
     Args:
+        path: as for :func:`get_train_dataset`; or a leaf's description, as :func:`get_val_datasets` returns it.
         limit: at most so many batches per rank in a loop. A loop that goes on on other ranks ends with the same batch.
         batch_drop_last: leave out what does not fill a batch on every rank.
 
     The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
     count here; subsets do.
     """
-    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_dataset)
-    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
-    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    reading: dict[str, Any] = {"skips": use_measured_skips, "read_ahead": read_ahead, "sample_type": sample_type}
-    opened = partial(_opened, encoder=encoder, trust_code=trust_code, **reading)
-    return _val_dataset(specs, split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
+    groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
+    recipe = _Recipe.of(
+        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
+    )
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
+    leaves, identities = recipe.open(recipe.find(path), run=_VAL_RUN, window=_VAL_RUN)
+    return recipe.dataset(
+        ConcatOrder([len(leaf.source) for leaf in leaves]),
+        Identity(recipe.settings("val"), _with_settings(identities, [() for _ in identities])),
+        leaves,
+        refill=False,
+        limit=limit,
+        weights=None,
+    )
 
 
-def get_val_datasets(
-    path: PathOrDict,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig,
-    batch_size: int | None,
-    batch_drop_last: bool = False,
-    packing_buffer_size: int | None = None,
-    limit: int | None = None,
-    task_encoder: TaskEncoder | None = None,
-    subflavors: Mapping[str, Any] | None = None,
-    dataset_config: str = "dataset.yaml",
-    split_config: str = "split.yaml",
-    trust_code: bool = False,
-    chunk_size: int | None = None,
-    chunk_remainder: str | None = None,
-    lanes: int | None = None,
-    batching: Batching | None = None,
-    length_column: str | None = "length",
-    length_field: str | None = None,
-    plan_chunk: int | None = None,
-    use_measured_skips: bool | str = False,
-    read_ahead: ReadAhead | None = None,
-    sample_type: type | None = None,
-    **kwargs: Any,
-) -> list[tuple[SavableDataset, LeafSpec]]:
+def _called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
+
+    def declare(declared: Callable[..., T]) -> Callable[P, T]:
+        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return declared
+
+    return declare
+
+
+@_called_as(get_val_dataset)
+def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
-    encoder = _checked(task_encoder, packing_buffer_size, kwargs, get_val_datasets)
-    chunking = Chunking(packing_buffer_size, chunk_size, chunk_remainder, lanes, batch_drop_last)
-    tokens = token_batching(batching, length_column, plan_chunk, batch_size, packing_buffer_size, length_field)
-    specs = find_leaves(path, split_part, dataset_config, split_config, subflavors)
-    reading: dict[str, Any] = {"skips": use_measured_skips, "read_ahead": read_ahead, "sample_type": sample_type}
-    opened = partial(_opened, encoder=encoder, trust_code=trust_code, **reading)
-    common = (split_part, worker_config, batch_size, chunking, tokens, limit, encoder, opened)
-    return [(_val_dataset([spec], *common), spec) for spec in specs]
+    call = inspect.signature(get_val_dataset).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    path, flat = given.pop("path"), given.pop("kwargs")
+    names = ("batching", "chunks", "reading")
+    given |= zip(names, grouped_keywords(get_val_datasets, flat, *(given[name] for name in names)), strict=True)
+    return [(get_val_dataset(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
@@ -317,69 +255,89 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _val_dataset(
-    specs: Sequence[LeafSpec],
-    split_part: str,
-    worker_config: WorkerConfig,
-    batch_size: int | None,
-    chunking: Chunking,
-    tokens: TokenBatching | None,
-    limit: int | None,
-    encoder: TaskEncoder,
-    opened: Callable[[Sequence[LeafSpec]], tuple[tuple[Leaf, ...], list[LeafIdentity]]],
-) -> SavableDataset:
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
-    leaves, identities = opened(specs)
-    settings = {
-        "kind": "val",
-        "split_part": split_part,
-        "batch_size": batch_size,
-        "batch_drop_last": chunking.drop_last,
-        "seed": worker_config.seed_offset,
-    }
-    return _made(
-        ConcatOrder([len(leaf.source) for leaf in leaves]),
-        Identity(settings, _with_settings(identities, [() for _ in identities])),
-        chunking,
-        tokens,
-        batch_size=batch_size,
-        refill=False,
-        limit=limit,
-        leaves=leaves,
-        weights=None,
-        task_encoder=encoder,
-        worker_config=worker_config,
-    )
+@dataclass(frozen=True)
+class _Recipe:
+    """What data sets for training and for validation have in common."""
+
+    split_part: str
+    worker_config: WorkerConfig
+    batch_size: int | None
+    encoder: TaskEncoder
+    chunking: Chunking
+    tokens: TokenBatching | None
+    reading: Reading
+
+    @classmethod
+    def of(
+        cls,
+        split_part: str,
+        worker_config: WorkerConfig,
+        batch_size: int | None,
+        drop_last: bool,
+        packing: int | None,
+        encoder: TaskEncoder | None,
+        batching: ByTokens | None,
+        chunks: Chunks,
+        reading: Reading,
+    ) -> _Recipe:
+        encoder = DefaultTaskEncoder() if encoder is None else encoder
+        check_hooks(encoder, packing_buffer_size=packing)
+        tokens = None
+        size: int | None = chunks.size
+        if batching is not None:
+            tokens = token_batching(
+                batching.strategy,
+                batching.length_column,
+                chunks.size,
+                batch_size,
+                packing,
+                batching.length_field,
+                batching.micro_batches_per_step,
+            )
+            size = None
+        chunking = Chunking(packing, size, chunks.remainder, chunks.lanes, drop_last)
+        return cls(split_part, worker_config, batch_size, encoder, chunking, tokens, reading)
+
+    def find(self, path: PathOrDict | LeafSpec) -> Sequence[LeafSpec]:
+        return _find(path, self.split_part, self.reading)
+
+    def open(
+        self, specs: Sequence[LeafSpec], run: int | None, window: int | None
+    ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
+        skips = self.reading.use_measured_skips
+        column = SKIP if skips is True else skips or None
+        leaves, identities = open_leaves(specs, self.encoder, self.reading.trust_code, column, self.reading.sample_type)
+        folders = [leaf.source for leaf in leaves if isinstance(leaf.source, WebdatasetSource)]
+        read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
+        return leaves, identities
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """For the identity: what decides the order, beside the leaves."""
+        return {
+            "kind": kind,
+            "split_part": self.split_part,
+            "batch_size": self.batch_size,
+            "batch_drop_last": self.chunking.drop_last,
+            "seed": self.worker_config.seed_offset,
+        }
+
+    def dataset(
+        self, order: Order, identity: Identity, leaves: tuple[Leaf, ...], *, refill: bool, **common: Any
+    ) -> SavableDataset:
+        """The data set: of batches by tokens, or of a number of samples."""
+        common |= {"leaves": leaves, "task_encoder": self.encoder, "worker_config": self.worker_config}
+        if self.tokens is None:
+            return assembled(order, identity, self.chunking, batch_size=self.batch_size, refill=refill, **common)
+        if self.tokens.length_column is None:
+            return encoded_token_dataset(order, identity, self.tokens, self.chunking, **common)
+        refuse_chunking(self.chunking)
+        return token_dataset(order, identity, self.tokens, drop_last=self.chunking.drop_last, **common)
 
 
-def _opened(
-    specs: Sequence[LeafSpec],
-    *,
-    encoder: TaskEncoder,
-    trust_code: bool,
-    skips: bool | str,
-    read_ahead: ReadAhead | None,
-    sample_type: type | None,
-) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
-    """The leaves for validation."""
-    leaves, identities = open_leaves(specs, encoder, trust_code, _skips(skips), sample_type)
-    read_in_runs([leaf.source for leaf in leaves], read_ahead, run=_VAL_RUN, window=_VAL_RUN)
-    return leaves, identities
-
-
-def _made(
-    order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching | None, **common: Any
-) -> SavableDataset:
-    """The data set: of batches by tokens, or of a number of samples."""
-    if tokens is None:
-        return assembled(order, identity, chunking, **common)
-    common.pop("batch_size")
-    common.pop("refill")
-    if tokens.length_column is None:
-        return encoded_token_dataset(order, identity, tokens, chunking, **common)
-    refuse_chunking(chunking)
-    return token_dataset(order, identity, tokens, drop_last=chunking.drop_last, **common)
+def _find(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:
+    if isinstance(path, LeafSpec):
+        return [path]
+    return find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.subflavors)
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:
@@ -405,19 +363,3 @@ def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
 
 def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:
     return tuple(replace(one, settings=setting) for one, setting in zip(identities, settings, strict=True))
-
-
-def _checked(
-    encoder: TaskEncoder | None, packing_buffer_size: int | None, kwargs: Mapping[str, Any], function: Any
-) -> TaskEncoder:
-    encoder = DefaultTaskEncoder() if encoder is None else encoder
-    check_hooks(encoder, packing_buffer_size=packing_buffer_size)
-    check_keywords(kwargs, function)
-    return encoder
-
-
-def _skips(use_measured_skips: bool | str) -> str | None:
-    """The column by which samples are left out."""
-    if isinstance(use_measured_skips, str):
-        return use_measured_skips
-    return SKIP if use_measured_skips else None

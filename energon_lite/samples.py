@@ -15,15 +15,15 @@ Example:
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, dataclass_transform
 
 from energon_lite.errors import UsageError
+from energon_lite.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,6 @@ __all__ = [
     "VQASample",
     "VidQASample",
     "edataclass",
-    "map_tensors",
 ]
 
 T = TypeVar("T")
@@ -105,49 +104,6 @@ class _Record:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """A copy whose tensors, nested ones too, are on ``device``."""
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
-
-
-def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
-    """A copy of a nested structure in which each tensor is replaced by ``fn(tensor)``; everything else is shared.
-
-    Looks into lists, tuples, dicts, dataclasses (slotted and frozen ones too), named tuples, and what has been
-    registered with ``torch.utils._pytree``.
-
-    Example:
-        >>> map_tensors(lambda tensor: tensor + 1, {"a": [torch.zeros(2)], "b": "text"})
-        {'a': [tensor([1., 1.])], 'b': 'text'}
-    """
-    import torch
-
-    def visit(value: Any) -> Any:
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
-            return fn(value)
-        if isinstance(value, (str, bytes, int, float)) or value is None:
-            return value
-        if isinstance(value, dict):
-            # A copy first: a subclass keeps what it has beside its entries (a default factory, say).
-            copied: Any = copy.copy(value)
-            for key, item in value.items():
-                copied[key] = visit(item)
-            return copied
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return kind(*(visit(item) for item in value))
-        if kind in (list, tuple):
-            return kind(visit(item) for item in value)
-        if is_dataclass(value) and not isinstance(value, type):
-            copied = copy.copy(value)  # not replace(): that would run the checks of __post_init__ a second time
-            for field in dataclasses.fields(value):
-                object.__setattr__(copied, field.name, visit(getattr(value, field.name)))
-            return copied
-        if kind in pytree.SUPPORTED_NODES:
-            leaves, structure = pytree.tree_flatten(value)
-            return pytree.tree_unflatten([visit(leaf) for leaf in leaves], structure)
-        return value
-
-    import torch.utils._pytree as pytree
-
-    return visit(value)
 
 
 @edataclass
@@ -230,63 +186,6 @@ class Batch(_Record):
             if name not in fields and samples and all(hasattr(sample, name) for sample in samples)
         }
         return cls(**(base_fields_of(samples) | collated | fields))
-
-
-def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
-    """Stack tensors of equal rank, each dimension padded at its end with ``pad`` to the largest among them.
-
-    Raises:
-        UsageError: their ranks differ.
-    """
-    import torch
-
-    first = values[0]
-    if all(value.shape == first.shape for value in values):
-        return torch.stack(list(values))
-    if any(value.dim() != first.dim() for value in values):
-        shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(value.shape for value in values))
-        raise UsageError(f"tensors of unequal rank cannot be padded to one: {shapes}", fix="bring them to one rank")
-    largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
-    out = first.new_full((len(values), *largest), pad) if pad else first.new_zeros((len(values), *largest))
-    seen = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
-    target: Any = out.numpy() if seen else out
-    for number, value in enumerate(values):
-        place = (number, *map(slice, value.shape))
-        target[place] = value.numpy() if seen else value
-    return out
-
-
-_NUMPY_TYPES = frozenset(
-    f"torch.{name}"
-    for name in [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
-
-
-def _all_seen_by_numpy(values: Sequence[torch.Tensor]) -> bool:
-    """Whether these are plain CPU tensors of one type that numpy has."""
-    import torch
-
-    dtype = values[0].dtype
-    return str(dtype) in _NUMPY_TYPES and all(
-        type(value) is torch.Tensor
-        and value.dtype is dtype
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
-        for value in values
-    )
 
 
 def _stack(values: list[Any]) -> Any:

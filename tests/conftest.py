@@ -16,19 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps and damage
+sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps, damage and effort
 
-settings.register_profile(
-    "default",
-    deadline=None,
-    derandomize=True,
-    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "50")),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
-)
-settings.register_profile("nightly", parent=settings.get_profile("default"), derandomize=False, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+from effort import load_profile
+
+load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:

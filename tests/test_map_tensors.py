@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import Batch, edataclass
-from energon_lite.samples import map_tensors
+from energon_lite.tensors import map_tensors
 
 Pair = namedtuple("Pair", "left right")
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 
 from energon_lite.errors import FatalSampleError, UsageError, field_of
-from energon_lite.samples import BASE_FIELDS, Batch, pad_stack
+from energon_lite.samples import BASE_FIELDS, Batch
+from energon_lite.tensors import pad_stack
 
 __all__ = [
     "Padding",

@@ -52,6 +52,37 @@ class MicroBatches:
     lateness_bound: int = 0
     counts: Counts = field(default_factory=Counts)
 
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[int] | Ints], lengths: Ints, *, packed: bool) -> MicroBatches:
+        """Micro-batches of whole samples; those that are in none are counted as dropped.
+
+        Args:
+            groups: the samples of each micro-batch, by their numbers; none is empty, and no sample is in two.
+            lengths: tokens of each sample, ``[samples]``.
+            packed: see above.
+
+        Raises:
+            UsageError: a sample is in two micro-batches, or a micro-batch is empty.
+
+        Example:
+            >>> MicroBatches.of([[2, 0], [1]], np.array([5, 7, 1]), packed=True).tokens()
+            array([6, 7])
+        """
+        sizes = [len(group) for group in groups]
+        sample = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(group, np.int64) for group in groups)])
+        if 0 in sizes or len(np.unique(sample)) < len(sample):
+            raise UsageError("a micro-batch is empty, or a sample is in two", fix="put each sample into one at most")
+        left_out = np.delete(lengths, sample)
+        return cls(
+            sample,
+            np.zeros_like(sample),
+            lengths[sample],
+            np.cumsum([0, *sizes]),
+            packed,
+            lateness_bound=len(lengths),
+            counts=Counts(dropped_samples=len(left_out), dropped_tokens=int(left_out.sum())),
+        )
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
-from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints, Unit, checked_lengths
+from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, checked_lengths
 from energon_lite.batching.concat_split import ConcatSplit
 from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
 from energon_lite.batching.greedy import Greedy
-from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches, concatenate
-from energon_lite.batching.oversize import POLICIES
+from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.sorted_window import SortedWindow
-from energon_lite.errors import ConfigError, UsageError
+from energon_lite.documents import Node, from_plain, keys_of, located, read_keys
+from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "from_dict",
     "packing_capacity",
     "plan_in_chunks",
+    "read_strategy",
+    "register_strategy",
     "to_dict",
 ]
 
@@ -70,7 +72,39 @@ STRATEGIES: dict[str, type[Any]] = {
     "concat_split": ConcatSplit,
 }
 _NAMES = {cls: name for name, cls in STRATEGIES.items()}
+_T = TypeVar("_T", bound=type[Any])
 _UNIT_OF: dict[str, Unit] = {"capacity": "padded_tokens", "sorted_window": "padded_tokens"}
+
+
+def register_strategy(name: str) -> Callable[[_T], _T]:
+    """Decorates a strategy of one's own, which documents and saved states call ``name`` from then on.
+
+    Args:
+        name: not that of another strategy; it may be the same class again, imported anew.
+
+    Raises:
+        UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
+
+    Example:
+        >>> @register_strategy("pairs")
+        ... @dataclass(frozen=True)
+        ... class Pairs:
+        ...     def plan(self, lengths, *, seed=0, key_lengths=None):
+        ...         numbers = np.arange(len(lengths))
+        ...         return MicroBatches.of([numbers[i : i + 2] for i in numbers[::2]], lengths, packed=False)
+    """
+
+    def register(cls: _T) -> _T:
+        settings = getattr(cls, "__dataclass_params__", None)
+        if settings is None or not settings.frozen or not callable(getattr(cls, "plan", None)):
+            raise UsageError(f"{cls.__name__} is no strategy", fix="make it a frozen dataclass with a method plan")
+        other = STRATEGIES.get(name, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise UsageError(f"there is a strategy {name!r} already: {other.__qualname__}", fix="give another name")
+        STRATEGIES[name], _NAMES[cls] = cls, name
+        return cls
+
+    return register
 
 
 def plan_in_chunks(
@@ -116,35 +150,46 @@ def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
         >>> from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
         BestFit(capacity=Capacity(limit=12000, unit='packed_tokens', ...), open_bins=16, ...)
     """
-    if not isinstance(document, Mapping):
-        raise ConfigError("batching is not a mapping", at=at, expected="keys and values", found=repr(document))
-    name = document.get("strategy")
+    return read_strategy(from_plain(document, "", at))
+
+
+def read_strategy(node: Node) -> Strategy:
+    """The same of a document that was read, so that messages have its file and lines.
+
+    Raises:
+        ConfigError: as :func:`from_dict`.
+    """
+    entries = node.entries()
+    if "strategy" not in entries:
+        raise node.error("the key 'strategy' is missing", expected="the name of one", choices=STRATEGIES)
+    name = entries["strategy"].value
     if not isinstance(name, str) or name not in STRATEGIES:
-        what = "there is no strategy" if "strategy" in document else "the key 'strategy' is missing"
-        raise ConfigError(
-            what, at=f"{at}.strategy", found=repr(name) if name else None, choices=[*STRATEGIES], suggest_for=name
-        )
-    cls = STRATEGIES[name]
-    known = {one.name: one for one in fields(cls)}
-    allowed = [*known, *(("unit", "multiple", "alpha") if "capacity" in known else ())]
-    values = {key: value for key, value in document.items() if key != "strategy"}
-    for key in values:
-        if key not in allowed:
-            raise ConfigError(
-                f"the strategy {name} has no key {key!r}", at=f"{at}.{key}", choices=allowed, suggest_for=key
-            )
-    for key, one in known.items():
-        if one.default is MISSING and key not in values:
-            raise ConfigError(f"the strategy {name} needs the key {key!r}", at=f"{at}.{key}", expected="an integer")
-    for key, value in values.items():
-        _check_value(key, value, at)
-    try:
-        if "capacity" in known:
-            values = _with_capacity(name, values, at)
-        made: Strategy = cls(**values)
-    except UsageError as error:
-        raise ConfigError(error.what, at=at, fix=error.fix) from None
+        raise entries["strategy"].error("there is no such strategy", choices=STRATEGIES)
+    keys = dict(keys_of(STRATEGIES[name]))
+    has_capacity = "capacity" in keys
+    if has_capacity:
+        keys |= keys_of(_CapacityKeys)
+    values = read_keys(node, keys, ignored={"strategy"})
+    alpha, unit = values.pop("alpha", None), values.get("unit", _UNIT_OF.get(name, "packed_tokens"))
+    if alpha is not None and unit != "cost":
+        raise entries["alpha"].key_error(f"alpha has no meaning with the unit {unit}", "leave it out")
+    with located(node):
+        if has_capacity:
+            cost = AttentionCost() if alpha is None else AttentionCost(alpha)
+            values.pop("unit", None)
+            values["capacity"] = Capacity(values["capacity"], unit, values.pop("multiple", 1), cost)
+        made: Strategy = STRATEGIES[name](**values)
     return made
+
+
+@dataclass(frozen=True)
+class _CapacityKeys:
+    """A capacity as it stands in a document, beside the strategy's own keys."""
+
+    capacity: int
+    unit: Unit = "packed_tokens"
+    multiple: int = 1
+    alpha: int | None = None
 
 
 def to_dict(strategy: Strategy) -> dict[str, Any]:
@@ -190,42 +235,3 @@ def describe(strategy: Strategy) -> str:
     document = to_dict(strategy)
     settings = ", ".join(f"{key} {value}" for key, value in document.items() if key != "strategy")
     return f"{document['strategy']} ({settings})"
-
-
-def _with_capacity(name: str, values: dict[str, Any], at: str) -> dict[str, Any]:
-    """The values with ``capacity``, ``unit``, ``multiple`` and ``alpha`` made one capacity."""
-    rest = dict(values)
-    unit = rest.pop("unit", _UNIT_OF.get(name, "packed_tokens"))
-    alpha = rest.pop("alpha", None)
-    if alpha is not None and unit != "cost":
-        raise ConfigError(f"alpha has no meaning with the unit {unit}", at=f"{at}.alpha", fix="leave it out")
-    cost = AttentionCost() if alpha is None else AttentionCost(alpha)
-    return rest | {"capacity": Capacity(rest["capacity"], unit, rest.pop("multiple", 1), cost)}
-
-
-_WORDS: dict[str, tuple[str, ...]] = {"unit": UNITS, "order": PLAN_ORDERS, "oversize": POLICIES}
-#: Beyond what integers of arrays hold.
-_TOO_LARGE = 1 << 62
-_OPTIONAL = ("batches", "max_samples", "max_age", "chunk", "key")
-
-
-def _check_value(key: str, value: object, at: str) -> None:
-    place = f"{at}.{key}"
-    if value is None and key in _OPTIONAL:
-        return
-    if key in _WORDS:
-        if value not in _WORDS[key]:
-            raise ConfigError(
-                f"{key} has a value that does not exist",
-                at=place,
-                found=repr(value),
-                choices=_WORDS[key],
-                suggest_for=value,
-            )
-        return
-    kind, expected = {"sort": (bool, "true or false"), "key": (str, "the name of a field")}.get(
-        key, (int, "an integer")
-    )
-    is_good = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-    if not is_good or (isinstance(value, int) and abs(value) >= _TOO_LARGE):
-        raise ConfigError(f"{key} has a value of the wrong type", at=place, expected=expected, found=repr(value))

@@ -23,47 +23,46 @@ from energon_lite.loading.states.summary import summary, summary_lines
 
 __all__ = ["command"]
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 
 
-@click.group(name="checkpoint", context_settings=_HELP)
+@click.group(name="checkpoint", context_settings={"show_default": True})
 def command() -> None:
-    """Look at saved states of loaders, put those of all ranks together, deal them to other ranks, carry a run over to a
-    changed blend.
+    """Look at saved states of loaders, put those of all ranks together, divide them among other ranks, carry a run over
+    to a changed blend.
 
     STATES are files of JSON, msgpack or torch.save: states, or checkpoints that have loader states in them. Or folders
     of such files, or a checkpoint folder of energon_lite's trainer. Nothing in them is run.
     """
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_STATES
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def info(states: tuple[str, ...], as_json: bool) -> None:
     """Show what is in the states of a run, and on how many ranks it can go on."""
     found = _found(states)
-    whole, problem = _whole_or_not(found)
-    summaries = [summary(whole, len(found))] if whole is not None else [summary(one.state) for one in found]
+    names, problem = [one.name for one in found], None
+    try:
+        runs = [(names, summary(_whole(found), len(found)))]
+    except StateError as error:
+        problem = error
+        runs = [([one.name], summary(one.state)) for one in found]
     if as_json:
-        named = [{"files": [one.name for one in found], **summaries[0]}]
-        if whole is None:
-            named = [{"files": [one.name], **item} for one, item in zip(found, summaries, strict=True)]
+        named = [{"files": files, **item} for files, item in runs]
         click.echo(json.dumps({"runs": named, "problem": problem and str(problem)}, indent=2))
     else:
-        names = [f"{found[0].name} and {len(found) - 1} more"] if whole is not None and len(found) > 1 else []
-        names = names or [one.name for one in found]
-        for name, item in zip(names, summaries, strict=True):
-            click.echo(name)
+        for files, item in runs:
+            click.echo(files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
             for title, text in summary_lines(item):
                 click.echo(f"  {title:<14}{text}")
     if problem is not None and len(found) > 1:
         raise problem
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_STATES
-@click.option("--output", "-o", required=True, type=click.Path(path_type=str), help="The file to be written.")
+@click.option("--output", "-o", required=True, type=click.Path(), help="The file to be written.")
 def merge(states: tuple[str, ...], output: str) -> None:
     """Put the states of all ranks together: one state, that each rank of any suitable number can be given."""
     found = _found(states)
@@ -72,39 +71,34 @@ def merge(states: tuple[str, ...], output: str) -> None:
     click.echo(f"{output}: {len(found)} states at pass {whole['pass_number']}, micro-batch {whole['position']:,}")
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_STATES
 @click.option("--world", required=True, type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
-@click.option("--output", "-o", required=True, type=click.Path(path_type=str), help="The folder to be written.")
-@click.option(
-    "--suffix",
-    type=click.Choice(list(SUFFIXES)),
-    help="Format of the files.  [default: that of the first STATE]",
-)
+@click.option("--output", "-o", required=True, type=click.Path(), help="The folder to be written.")
+@click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
 def redist(states: tuple[str, ...], world: int, output: str, suffix: str | None) -> None:
-    """Deal the state of a run to another number of ranks: a file loader_rankN for each of them."""
+    """Divide the state of a run among another number of ranks: a file loader_rankN for each of them."""
     own = dealt(_whole(_found(states)), world)
     if os.path.isdir(output) and os.listdir(output):
         raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)
-    ending = os.path.splitext(states[0])[1]
-    suffix = suffix or (ending if ending in SUFFIXES else ".json")
+    suffix = suffix or _suffix_of(states[0])
     width = len(str(world - 1))
     for rank, state in enumerate(own):
         write_state_file(os.path.join(output, f"loader_rank{rank:0{width}}{suffix}"), state)
     click.echo(f"{output}: {world} states at micro-batch {own[0]['position']:,}")
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_STATES
 @click.option("--from", "old", required=True, metavar="PATH", help="The blend (or folder) it was saved with.")
 @click.option("--to", "new", required=True, metavar="PATH", help="The blend (or folder) to go on with.")
-@click.option("--output", "-o", type=click.Path(path_type=str), help="[default: STATE with .rebased in its name]")
+@click.option("--output", "-o", type=click.Path(), help="[default: STATE with .rebased in its name]")
 @click.option("--give-up", is_flag=True, help="Allow samples of chunks that were begun to be passed over.")
 @click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; needed where they make the batches.")
-@click.option("--shuffle-over-epochs-multiplier", default="1", show_default=True, help="As in get_train_dataset.")
-@click.option("--dataset-config", default="dataset.yaml", show_default=True, help="As in get_train_dataset.")
-@click.option("--split-config", default="split.yaml", show_default=True, help="As in get_train_dataset.")
+@click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset.")
+@click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset.")
+@click.option("--split-config", default="split.yaml", help="As in get_train_dataset.")
 @click.option("--use-measured-skips", is_flag=True, help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="As in get_train_dataset.")
 def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give_up: bool, **options: Any) -> None:
@@ -114,19 +108,16 @@ def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give
     """
     from energon_lite.loading.states.rebase import rebase_state
 
-    output = output or _rebased_name(states[0])
+    output = output or os.path.splitext(states[0].rstrip("/"))[0] + ".rebased" + _suffix_of(states[0])
     whole = _whole(_found(states))
-    before, after = (_dataset(whole, path, options) for path in (old, new))
+    before, after = (_dataset(whole, path, **options) for path in (old, new))
     try:
         state, report = rebase_state(whole, before, after, give_up=give_up)
     except StateMismatchError as error:
         if "another run" not in error.what:
             raise
-        raise StateMismatchError(
-            error.what,
-            where=f"--from {old}",
-            fix="give the blend as it was when the state was saved, and the options that it was built with",
-        ) from None
+        fix = "give the blend as it was when the state was saved, and the options that it was built with"
+        raise StateMismatchError(error.what, where=f"--from {old}", fix=fix) from None
     write_state_file(output, state)
     click.echo(f"{output}: {report}")
 
@@ -158,20 +149,14 @@ def _whole(found: list[FoundState]) -> State:
     return merged([one.state for one in found], [one.name for one in found])
 
 
-def _whole_or_not(found: list[FoundState]) -> tuple[State | None, StateError | None]:
-    """One state for all, or what is wrong with that."""
-    try:
-        return _whole(found), None
-    except StateError as error:
-        return None, error
+def _suffix_of(path: str) -> str:
+    suffix = os.path.splitext(path.rstrip("/"))[1]
+    return suffix if suffix in SUFFIXES else ".json"
 
 
-def _rebased_name(path: str) -> str:
-    stem, suffix = os.path.splitext(path.rstrip("/"))
-    return f"{stem}.rebased{suffix if suffix in SUFFIXES else '.json'}"
-
-
-def _dataset(state: State, path: str, options: dict[str, Any]) -> Any:
+def _dataset(
+    state: State, path: str, task_encoder: str | None, shuffle_over_epochs_multiplier: str, **options: Any
+) -> Any:
     """The data set of a state, with another blend."""
     from energon_lite.cli.task_encoder_argument import make_task_encoder
     from energon_lite.recipes import get_train_dataset
@@ -184,25 +169,20 @@ def _dataset(state: State, path: str, options: dict[str, Any]) -> Any:
         "split_part", "batch_size", "batch_drop_last", "shuffle_buffer_size", "max_samples_per_sequence", "repeat",
         "batching", "length_column", "plan_chunk", "packing_buffer_size", "chunk_size", "chunk_remainder",
     ]  # fmt: skip
-    arguments = {name: settings[name] for name in names if name in settings}
-    multiplier = options["shuffle_over_epochs_multiplier"].lower()
+    multiplier = shuffle_over_epochs_multiplier.lower()
     if multiplier not in ("none", "null") and not multiplier.lstrip("-").isdigit():
         raise UsageError(f"--shuffle-over-epochs-multiplier {multiplier}", fix="give an integer, or none")
-    encoder = options["task_encoder"]
-    if encoder is None and state.get("kind") == "lanes" and "batching" not in settings:
+    if task_encoder is None and state.get("kind") == "lanes" and "batching" not in settings:
         raise UsageError(
             "hooks made the batches of the run, and none are given",
             fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
         )
     return get_train_dataset(
         path,
-        **arguments,
+        **{name: settings[name] for name in names if name in settings},
+        **options,
         lanes=state.get("lanes"),
         worker_config=WorkerConfig(rank=0, world_size=1, seed_offset=settings.get("seed", 0)),
         shuffle_over_epochs_multiplier=None if multiplier in ("none", "null") else int(multiplier),
-        task_encoder=None if encoder is None else make_task_encoder(encoder),
-        dataset_config=options["dataset_config"],
-        split_config=options["split_config"],
-        use_measured_skips=options["use_measured_skips"],
-        trust_code=options["trust_code"],
+        task_encoder=None if task_encoder is None else make_task_encoder(task_encoder),
     )

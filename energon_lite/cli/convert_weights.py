@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
 __all__ = ["bytes_of", "command"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_HELP = {"help_option_names": ["-h", "--help"]}
+_SOURCE, _TARGET = (click.argument(name, type=click.Path()) for name in ("source", "target"))
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
 
 
@@ -30,7 +31,7 @@ def bytes_of(text: str) -> int:
     return size
 
 
-@click.group(name="convert-weights", context_settings=_HELP)
+@click.group(name="convert-weights", context_settings={"show_default": True})
 def command() -> None:
     """Convert weights from and to Hugging Face's Llama, or into one file.
 
@@ -43,17 +44,11 @@ def command() -> None:
     """
 
 
-@command.command(name="hf-to-native", context_settings=_HELP)
-@click.argument("source", type=click.Path(path_type=str))
-@click.argument("target", type=click.Path(path_type=str))
-@click.option("--dtype", type=_DTYPE, default=None, help="Of the model; by default what the weights have.")
-@click.option(
-    "--vocab-multiple",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Pad the vocabulary to a multiple.",
-)
+@command.command(name="hf-to-native")
+@_SOURCE
+@_TARGET
+@click.option("--dtype", type=_DTYPE, help="Of the model; by default what the weights have.")
+@click.option("--vocab-multiple", type=click.IntRange(min=1), default=64, help="Pad the vocabulary to a multiple.")
 @click.option("--ignore", multiple=True, metavar="KEY", help="A key of config.json that may have any value.")
 def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: int, ignore: tuple[str, ...]) -> None:
     """Make a checkpoint of the model in folder SOURCE (config.json and safetensors).
@@ -67,28 +62,17 @@ def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: in
     click.echo(f"wrote {place}")
 
 
-@command.command(name="native-to-hf", context_settings=_HELP)
-@click.argument("source", type=click.Path(path_type=str))
-@click.argument("target", type=click.Path(path_type=str))
+@command.command(name="native-to-hf")
+@_SOURCE
+@_TARGET
 @click.option(
-    "--like",
-    type=click.Path(path_type=str),
-    default=None,
-    help="A model's folder: its tokenizer, configuration and files are followed.",
+    "--like", type=click.Path(), help="Folder of a model whose tokenizer, configuration and files are followed."
 )
-@click.option("--shard-size", default=None, help="Of a file of weights, as 5GB; by default as in the former model.")
-@click.option("--dtype", type=_DTYPE, default=None, help="Of the weights; by default what they have.")
-@click.option("--max-length", type=click.IntRange(min=1), default=None, help="max_position_embeddings.")
+@click.option("--shard-size", help="Of a file of weights, as 5GB; by default as in the former model.")
+@click.option("--dtype", type=_DTYPE, help="Of the weights; by default what they have.")
+@click.option("--max-length", type=click.IntRange(min=1), help="max_position_embeddings.")
 @click.option("--text-only", is_flag=True, help="Of a model with images, the language model alone.")
-def native_to_hf(
-    source: str,
-    target: str,
-    like: str | None,
-    shard_size: str | None,
-    dtype: str | None,
-    max_length: int | None,
-    text_only: bool,
-) -> None:
+def native_to_hf(source: str, target: str, shard_size: str | None, **options: Any) -> None:
     """Make a folder for transformers of a checkpoint.
 
     SOURCE is a checkpoint of any layout, or a folder of checkpoints, of which the newest is taken. TARGET is a folder
@@ -99,18 +83,16 @@ def native_to_hf(
     from energon_lite.trainer.conversion.tokenizer_files import has_tokenizer
 
     shard_bytes = None if shard_size is None else bytes_of(shard_size)
-    folder = native_to_huggingface(
-        source, target, like=like, shard_bytes=shard_bytes, dtype=dtype, max_length=max_length, text_only=text_only
-    )
+    folder = native_to_huggingface(source, target, shard_bytes=shard_bytes, **options)
     names = sorted(file.name for file in folder.iterdir())
     click.echo(f"wrote {folder}: {', '.join(names)}")
     if not has_tokenizer(names):
         click.echo("no tokenizer is known, or that of the run is not where it was: --like FOLDER takes that of a model")
 
 
-@command.command(name="to-file", context_settings=_HELP)
-@click.argument("source", type=click.Path(path_type=str))
-@click.argument("target", type=click.Path(path_type=str))
+@command.command(name="to-file")
+@_SOURCE
+@_TARGET
 @click.option("--optimizer", is_flag=True, help="Also what the optimizer has.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""

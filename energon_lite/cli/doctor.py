@@ -9,18 +9,12 @@ import click
 __all__ = ["command"]
 
 
-@click.command(name="doctor", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--path", default=".", show_default=True, help="Where checkpoints will be written.")
+@click.command(name="doctor", context_settings={"show_default": True})
+@click.option("--path", default=".", help="Where checkpoints will be written.")
 @click.option(
-    "--megabytes",
-    type=click.IntRange(1, 4000),
-    default=64,
-    show_default=True,
-    help="Size of the sum that links are timed with.",
+    "--megabytes", type=click.IntRange(1, 4000), default=64, help="Size of the sum that links are timed with."
 )
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait for other ranks."
-)
+@click.option("--timeout", type=click.FloatRange(min=1), default=60.0, help="Seconds to wait for other ranks.")
 def command(path: str, megabytes: int, timeout: float) -> None:
     """Examine this machine, and under torchrun all ranks and their links.
 

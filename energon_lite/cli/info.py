@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import click
 
+from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
+from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.config.paths import local_path
-from energon_lite.loading.leaves import find_leaves, open_source
+from energon_lite.documents.paths import local_path
 from energon_lite.loading.stages import find_stages
 from energon_lite.order.stages import Stage, StagedBlend
 
@@ -19,6 +21,8 @@ __all__ = ["LeafFacts", "command", "leaf_facts"]
 
 #: The splits that validation reads.
 _READ_ONCE = ("val", "test")
+_VALIDATION = """
+Validation shows each sample once; weights do not count. For a training run on this split, give --samples."""
 #: More warnings, and more stages, than this are only counted.
 _SHOWN_WARNINGS, _SHOWN_STAGES = 10, 8
 
@@ -42,12 +46,8 @@ class LeafFacts:
     stages: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns the table has, beside names and samples: weights or repetitions, and epochs."""
-
-    shares: bool
-    epochs: bool
+#: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
+_Column = tuple[str, Callable[[Sequence[LeafFacts], bool], str]]
 
 
 def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int = 0) -> list[LeafFacts]:
@@ -84,9 +84,9 @@ def _staged_facts(
     ]
 
 
-@click.command(name="info", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("path", type=click.Path(path_type=str))
-@click.option("--split-part", default="train", show_default=True, help="The split to look at.")
+@click.command(name="info", context_settings={"show_default": True})
+@click.argument("path", type=click.Path())
+@split_part_option
 @click.option(
     "--samples", type=click.IntRange(min=1), help="Length of the run, in samples: count epochs, and warn of too many."
 )
@@ -94,10 +94,9 @@ def _staged_facts(
     "--max-epochs",
     type=click.FloatRange(min=0, min_open=True),
     default=4.0,
-    show_default=True,
     help="Warn of data sets that such a run shows more often than this.",
 )
-@click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
+@split_config_option
 def command(path: str, split_part: str, samples: int | None, max_epochs: float, split_config: str) -> None:
     """Show what PATH, a prepared folder or a metadataset .yaml, is made of.
 
@@ -110,26 +109,21 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
     Example:
       energon-lite info blend.yaml --samples 20000000
     """
-    specs = find_leaves(path, split_part, "dataset.yaml", split_config, None)
-    facts = leaf_facts(specs, [len(open_source(spec)) for spec in specs], samples or 0)
+    leaves = open_dataset(path, split_part, split_config)
+    specs = [spec for spec, _ in leaves]
+    facts = leaf_facts(specs, [len(source) for _, source in leaves], samples or 0)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
     once = samples is None and split_part in _READ_ONCE
     click.echo(_title(base, split_part, facts, once))
     click.echo()
     # Each column is shown only if it says anything.
-    columns = Columns(
-        shares=blended and not once and (samples is not None or not facts[0].stages), epochs=samples is not None
-    )
-    rows = [_header(facts, columns), *_rows(facts, folder, 0, partial(_cells, columns=columns))]
-    for line in _aligned([*rows, *([_cells("total", facts, columns=columns)] if blended else [])]):
+    shares = blended and not once and (samples is not None or not facts[0].stages)
+    for line in _table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended):
         click.echo(line)
+    if once and blended:
+        click.echo(_VALIDATION)
     if once:
-        if blended:
-            click.echo(
-                "\nValidation shows each sample once; weights do not count. For a training run on this split, give "
-                "--samples."
-            )
         return
     if blended or samples is not None:
         click.echo()
@@ -139,7 +133,7 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
         epoch = sum(one.samples * (one.spec.repetitions or 0.0) for one in facts)
         click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
     if samples is not None:
-        run = _run(facts, samples)
+        run = f"{samples:,} samples of the {'blend' if len(facts) > 1 else 'run'}"
         click.echo(f"Epochs: how often {run} show each sample of the data set.")
         _warn(facts, folder, run, max_epochs)
     elif blended:
@@ -154,84 +148,70 @@ def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -
     return f"{path} [{split_part}]: {kind}"
 
 
-def _run(facts: Sequence[LeafFacts], samples: int) -> str:
-    """The run, in words."""
-    return f"{samples:,} samples of the {'blend' if len(facts) > 1 else 'run'}"
+def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
+    columns: list[_Column] = [("samples", lambda facts, leaf: f"{sum(one.samples for one in facts):,}")]
+    if shares:
+        title = "mean weight" if first.stages else "weight"
+        if first.spec.repetitions is not None:
+            title = "share"
+            columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
+        columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+    if epochs:
+        columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
+    return columns
 
 
 def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, stages: Sequence[Stage]) -> None:
     """The second table: a column, or a pair of them, for each stage."""
-    shown = min(len(stages), _SHOWN_STAGES)
-    header = ["from position"]
-    for stage in stages[:shown]:
-        header += [f"{stage.start:,}", *(["epochs"] if samples else [])]
-
-    def cells(name: str, facts: Sequence[LeafFacts], *, leaf: bool = False) -> list[str]:
-        row = [name]
-        for number in range(shown):
-            first, last = (sum(one.stages[number][side] for one in facts) for side in (0, 1))
-            sloping = any(one.stages[number][0] != one.stages[number][1] for one in facts)
-            share = f"{100 * first:.4g}% to {100 * last:.4g}%" if sloping else f"{100 * first:.4g}%"
-            row.append(share)
-            if samples:
-                row.append(_number((first + last) / 2 * samples / facts[0].samples) if leaf else "")
-        return row
-
+    columns: list[_Column] = []
+    for number, stage in enumerate(stages[:_SHOWN_STAGES]):
+        columns.append((f"{stage.start:,}", partial(_stage_share, number)))
+        if samples is not None:
+            columns.append(("epochs", partial(_stage_epochs, number, samples)))
     epochs = f", and the epochs of {samples:,} samples with these weights" if samples else ""
-    click.echo(f"Weights in each stage{epochs}:")
-    click.echo()
-    for line in _aligned([header, *_rows(facts, folder, 0, cells)]):
+    click.echo(f"Weights in each stage{epochs}:\n")
+    for line in _table("from position", columns, facts, folder):
         click.echo(line)
-    if len(stages) > shown:
-        click.echo(f"... and {len(stages) - shown} more stages, up to position {stages[-1].start:,}")
+    if len(stages) > _SHOWN_STAGES:
+        more = len(stages) - _SHOWN_STAGES
+        click.echo(f"... and {more} more stages, up to position {stages[-1].start:,}")
     click.echo()
     if samples and stages[-1].start >= samples:
         click.echo(f"Weights change up to position {stages[-1].start:,}: give --samples for a longer run.")
 
 
-def _aligned(rows: Sequence[list[str]]) -> Iterator[str]:
-    """Lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()
+def _stage_share(number: int, facts: Sequence[LeafFacts], leaf: bool) -> str:
+    first, last = (_percent(sum(one.stages[number][side] for one in facts)) for side in (0, 1))
+    sloping = any(one.stages[number][0] != one.stages[number][1] for one in facts)
+    return f"{first} to {last}" if sloping else first
 
 
-def _header(facts: Sequence[LeafFacts], columns: Columns) -> list[str]:
-    header = ["data set", "samples"]
-    if columns.shares:
-        weight = "mean weight" if facts[0].stages else "weight"
-        header += [weight] if facts[0].spec.repetitions is None else ["repetitions", "share"]
-    return header + (["epochs"] if columns.epochs else [])
+def _stage_epochs(number: int, samples: int, facts: Sequence[LeafFacts], leaf: bool) -> str:
+    return _number(sum(facts[0].stages[number]) / 2 * samples / facts[0].samples) if leaf else ""
 
 
-def _rows(facts: Sequence[LeafFacts], folder: str, depth: int, cells: Callable[..., list[str]]) -> Iterator[list[str]]:
-    """The lines for leaves whose trails agree in the first ``depth`` steps."""
-    place = 0
-    while place < len(facts):
-        trail = facts[place].spec.trail
-        if len(trail) == depth:
-            yield cells("  " * depth + _leaf_name(facts[place].spec, folder), facts[place : place + 1], leaf=True)
-            place += 1
+def _table(
+    title: str, columns: Sequence[_Column], facts: Sequence[LeafFacts], folder: str, total: bool = False
+) -> Iterator[str]:
+    """The tree of data sets, with columns."""
+    lines = [*_branches(facts, folder, 0), *([("total", facts, False)] if total else [])]
+    rows = [[name, *(cell(part, leaf) for _, cell in columns)] for name, part, leaf in lines]
+    return aligned([[title, *(name for name, _ in columns)], *rows])
+
+
+def _branches(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[tuple[str, Sequence[LeafFacts], bool]]:
+    """Name, leaves, and whether it is a leaf, of each line for leaves whose trails agree in the first steps."""
+    for steps, group in groupby(facts, key=lambda one: one.spec.trail[depth : depth + 1]):
+        part = [*group]
+        if not steps:
+            yield from (("  " * depth + _leaf_name(one.spec, folder), [one], True) for one in part)
             continue
-        stop = place
-        while stop < len(facts) and facts[stop].spec.trail[: depth + 1] == trail[: depth + 1]:
-            stop += 1
-        step = trail[depth]
-        yield cells(f"{'  ' * depth}{_short(step.path, folder)} [{step.split_part}]", facts[place:stop])
-        yield from _rows(facts[place:stop], folder, depth + 1, cells)
-        place = stop
+        yield f"{'  ' * depth}{_short(steps[0].path, folder)} [{steps[0].split_part}]", part, False
+        yield from _branches(part, folder, depth + 1)
 
 
-def _cells(name: str, facts: Sequence[LeafFacts], *, columns: Columns, leaf: bool = False) -> list[str]:
-    cells = [name, f"{sum(one.samples for one in facts):,}"]
-    if columns.shares:
-        if facts[0].spec.repetitions is not None:
-            cells.append(f"{facts[0].spec.repetitions:g}" if leaf else "")
-        cells.append(f"{100 * sum(one.share for one in facts):.4g}%")
-    if columns.epochs:
-        cells.append(_number(facts[0].epochs) if leaf else "")
-    return cells
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"
 
 
 def _number(value: float) -> str:
@@ -251,14 +231,12 @@ def _short(path: str, folder: str) -> str:
 def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) -> None:
     often = sorted((one for one in facts if one.epochs > max_epochs), key=lambda one: -one.epochs)
     word = "weight" if facts[0].spec.repetitions is None else "repetitions"
+    cure = f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"
+    lines = []
     for one in often[:_SHOWN_WARNINGS]:
-        place = f" ({one.spec.origin})" if one.spec.origin else ""
-        click.secho(
-            f"Warning: {_leaf_name(one.spec, folder)}{place}: {run} show it "
-            f"{_number(one.epochs)} times, more than {max_epochs:g}; "
-            + (f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"),
-            fg="yellow",
-            err=True,
-        )
+        name = _leaf_name(one.spec, folder) + (f" ({one.spec.origin})" if one.spec.origin else "")
+        lines.append(f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}")
     if len(often) > _SHOWN_WARNINGS:
-        click.secho(f"Warning: ... and {len(often) - _SHOWN_WARNINGS} more data sets", fg="yellow", err=True)
+        lines.append(f"... and {len(often) - _SHOWN_WARNINGS} more data sets")
+    for line in lines:
+        click.secho(f"Warning: {line}", fg="yellow", err=True)

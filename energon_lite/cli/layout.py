@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "draw_grid", "group_table", "layer_map"]
 
+_COUNT = click.IntRange(min=1)
 _TITLES = {
     ("tp",): "Tensor parallel",
     ("cp",): "Context parallel",
@@ -25,15 +27,13 @@ _TITLES = {
 def group_table(grid: RankGrid) -> Iterator[str]:
     """Each axis with its groups, one group a line."""
     for axes, title in _TITLES.items():
-        size = 1
-        for axis in axes:
-            size *= grid.size(axis)
+        size = math.prod(grid.size(axis) for axis in axes)
         if len(axes) > 1 and (grid.dp == 1 or grid.cp == 1):
             continue  # the same as one of the two
         yield f"{title}, {'-'.join(axes)} = {size}" + (": each rank by itself" if size == 1 else "")
         if size > 1:
             for group in grid.groups(*axes):
-                yield f"    {_ranks(group)}"
+                yield f"    [{_ranks(group)}]"
 
 
 def draw_grid(grid: RankGrid) -> Iterator[str]:
@@ -63,22 +63,22 @@ def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
     for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
         shown = " ".join(str([number + 1 for number in chunk]) for chunk in chunks)
         ranks = [rank for rank in range(grid.world_size) if grid.coordinates(rank)["pp"] == stage]
-        yield f"    stage {stage} ({', '.join(f'g{rank}' for rank in ranks)}): {shown}"
+        yield f"    stage {stage} ({_ranks(ranks)}): {shown}"
 
 
 def _ranks(group: list[int]) -> str:
-    return "[" + ", ".join(f"g{rank}" for rank in group) + "]"
+    return ", ".join(f"g{rank}" for rank in group)
 
 
-@click.command(name="layout", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--world", type=click.IntRange(min=1), required=True, help="Number of ranks.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel size.")
-@click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context parallel size.")
-@click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel size; by default what is left.")
-@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
-@click.option("--order", default="tp-cp-dp-pp", show_default=True, help="The axes, the fastest varying first.")
-@click.option("--layers", type=click.IntRange(min=1), default=None, help="Also show which stage has which layers.")
-@click.option("--virtual", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks for each stage.")
+@click.command(name="layout", context_settings={"show_default": True})
+@click.option("--world", type=_COUNT, required=True, help="Number of ranks.")
+@click.option("--tp", type=_COUNT, default=1, help="Tensor parallel size.")
+@click.option("--cp", type=_COUNT, default=1, help="Context parallel size.")
+@click.option("--dp", type=_COUNT, help="Data parallel size; by default what is left.")
+@click.option("--pp", type=_COUNT, default=1, help="Pipeline stages.")
+@click.option("--order", default="tp-cp-dp-pp", help="The axes, the fastest varying first.")
+@click.option("--layers", type=_COUNT, help="Also show which stage has which layers.")
+@click.option("--virtual", type=_COUNT, default=1, help="Chunks for each stage.")
 def command(
     world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int
 ) -> None:
@@ -91,9 +91,8 @@ def command(
     from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes
 
     grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
-    click.echo(
-        f"{world} ranks g0 to g{world - 1}: " + ", ".join(f"{a} {grid.size(a)}" for a in ("tp", "cp", "dp", "pp"))
-    )
+    sizes = ", ".join(f"{axis} {grid.size(axis)}" for axis in ("tp", "cp", "dp", "pp"))
+    click.echo(f"{world} ranks g0 to g{world - 1}: {sizes}")
     click.echo(f"counted in the order {'-'.join(reversed(grid.slow_to_fast))}, the fastest varying axis first\n")
     for line in itertools.chain(draw_grid(grid), [""], group_table(grid)):
         click.echo(line)

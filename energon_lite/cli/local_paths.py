@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from energon_lite.config.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import UsageError
 
 __all__ = ["ExistingPath", "local_dataset"]

@@ -11,26 +11,24 @@ from typing import Any
 
 import click
 
-from energon_lite.errors import EnergonLiteError
+from energon_lite import __version__
+from energon_lite.errors import EnergonLiteError, nearest
 
 __all__ = ["COMMANDS", "main"]
 
-#: Name of a command: (module in this package, one line of help).
-COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": ("prepare", "Index a folder of tar shards, divide it into splits, say what a sample is."),
-    "measure": (
-        "measure",
-        "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
-    ),
-    "plan": ("plan", "Compare strategies of batching (token capacity, packing) on the lengths of a data set."),
-    "profile": ("profile", "Find the largest capacity with which a training step fits into memory."),
-    "info": ("info", "Show a data set or a blend: samples, effective weights, how often each sample comes."),
-    "checkpoint": ("checkpoint", "Look at saved states of loaders, merge them, deal them to other ranks, rebase them."),
-    "tokenize": ("tokenize", "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks."),
-    "convert-weights": ("convert_weights", "Convert weights from and to Hugging Face's Llama, or into one file."),
-    "doctor": ("doctor", "Examine this machine, and the ranks of a launch: what is wrong, and what to do."),
-    "trace": ("trace", "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too."),
-    "layout": ("layout", "Show which ranks of a training run form which groups, and which layers they have."),
+#: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
+COMMANDS: dict[str, str] = {
+    "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
+    "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+    "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
+    "profile": "Find the largest capacity with which a training step fits into memory.",
+    "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
+    "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
+    "tokenize": "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
+    "convert-weights": "Convert weights from and to Hugging Face's Llama, or into one file.",
+    "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
+    "trace": "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
+    "layout": "Show which ranks of a training run form which groups, and which layers they have.",
 }
 
 
@@ -43,15 +41,13 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"energon_lite.cli.{COMMANDS[cmd_name][0]}").command
+        command = import_module(f"energon_lite.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)  # ours, not the user's doing
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from energon_lite.errors import nearest
-
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = nearest(args[0], COMMANDS)
             hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(COMMANDS)}"
@@ -60,7 +56,7 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -73,28 +69,9 @@ class _LazyGroup(click.Group):
             raise click.ClickException(str(error)) from None
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if not value or ctx.resilient_parsing:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"energon-lite {version('energon-lite')}")
-    except PackageNotFoundError:
-        click.echo("energon-lite (version unknown: the package is not installed)")
-    ctx.exit()
-
-
+# Commands inherit the settings.
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.option(
-    "--version",
-    "-V",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, "--version", "-V", prog_name="energon-lite", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Prepare data sets for loading with energon_lite or Megatron-Energon, and look at blends of them."""

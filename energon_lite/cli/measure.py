@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
 
+from energon_lite.cli.job_options import job_options
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.measure_progress import measure_progress
-from energon_lite.cli.rank_options import rank_options
+from energon_lite.cli.progress import Show, progress
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
@@ -26,7 +28,7 @@ from energon_lite.storage.index.columns import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
@@ -46,30 +48,28 @@ _SHOWN_REASONS = 20
     help="Only the shards of this split (repeatable).  [default: all of a folder; train of a metadataset]",
 )
 @click.option("--name", default="", help="Store NAME.length and NAME.skip instead of length and skip.")
-@click.option("--num-workers", type=click.IntRange(min=0), help="Processes that encode.  [default: one per core]")
 @click.option("--again", is_flag=True, help="Measure also what is known already.")
 @click.option("--same-encoder", is_flag=True, help="Keep what the encoder measured before its code changed.")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: what a sample is.")
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
 @click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
-@click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
-@rank_options
+@job_options("Processes that encode.", least_workers=0)
 def command(
     path: str,
     task_encoder: str,
     length_field: str | None,
     split_parts: tuple[str, ...],
     name: str,
+    subflavors: str | None,
+    trust_code: bool,
     num_workers: int | None,
     again: bool,
     same_encoder: bool,
+    show_progress: bool,
+    ranks: Ranks,
     dataset_config: str,
     split_config: str,
-    subflavors: str | None,
-    trust_code: bool,
-    progress: bool,
-    ranks: Ranks,
 ) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
 
@@ -92,40 +92,37 @@ def command(
         check_column_name(name)
     encoder = make_task_encoder(task_encoder)
     length = SampleLength(encoder, length_field)
-    options = {
-        "--length-field": length_field or "",
-        "--name": name,
-        "--dataset-config": dataset_config,
-        "--split-config": split_config,
-        "--subflavors": subflavors or "",
-    }
-    written_as = _command(path, task_encoder, options, split_parts, trust_code)
-    specs = _specs(path, split_parts, dataset_config, split_config, _labels(subflavors))
+    labels = _labels(subflavors)
+    # An empty split stands for all shards.
+    parts = split_parts or (("train",) if is_metadataset(path) else ("",))
+    specs = [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, labels)]
     for folder, same in _by_folder(specs).items():
-        spec = same[0]
-        leaf = open_whole(spec, encoder, trust_code)
-        shards = _shards(same)
         settings = {
             "by": "measure",
             "task_encoder": task_encoder,
             "encoder_class": type(encoder).__name__,
             "length": str(length),
-            **_reading(spec, trust_code),
+            "sample": _reading(same[0], trust_code),
         }
-        maker = Maker(settings, code_hash(encoder), written_as, any_code=same_encoder)
-        samples = sum(count for shard, count in shard_counts(folder).items() if shard in shards)
-        with measure_progress(folder, samples if not ranks.rank else -(-samples // ranks.world_size), progress) as tick:
+        leaf = open_whole(same[0], encoder, trust_code)
+        maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=same_encoder)
+        with measuring(folder, show_progress) as show:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length),
                 maker,
-                shards=shards,
+                shards=_shards(same),
                 name=name,
                 ranks=ranks,
                 workers=num_workers,
                 again=again,
-                progress=tick,
+                progress=show,
             )
         show_report(report, ranks)
+
+
+def measuring(folder: str, wanted: bool) -> AbstractContextManager[Show | None]:
+    """Show how far the measuring of a data set is."""
+    return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
 
 def _labels(text: str | None) -> dict[str, Any]:
@@ -138,14 +135,6 @@ def _labels(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError("--subflavors is not a JSON object", fix=cure)
     return value
-
-
-def _specs(
-    path: str, split_parts: Sequence[str], dataset_config: str, split_config: str, subflavors: Mapping[str, Any]
-) -> list[LeafSpec]:
-    """The data sets that are meant; an empty split stands for all shards."""
-    parts = split_parts or (("train",) if is_metadataset(path) else ("",))
-    return [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, subflavors)]
 
 
 def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
@@ -193,18 +182,26 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
     plain = dataclasses.asdict(config)
     del plain["origin"]
     plain["subflavors"] = config.subflavors | spec.subflavors
-    return {"sample": json.loads(json.dumps(plain, sort_keys=True, default=str))}
+    plain = json.loads(json.dumps(plain, sort_keys=True, default=str))
+    return plain
 
 
-def _command(
-    path: str, task_encoder: str, options: Mapping[str, str], split_parts: Sequence[str], trust_code: bool
-) -> str:
+#: Options that decide what is measured; how it is done is left to who does it again.
+_DECIDING = {
+    *("task_encoder", "length_field", "name", "split_parts"),
+    *("dataset_config", "split_config", "subflavors", "trust_code"),
+}
+
+
+def _command_line(path: str) -> str:
     """The command line by which this is done again."""
-    usual = ("", "dataset.yaml", "split.yaml")
-    words = ["energon-lite", "measure", path, "--task-encoder", task_encoder]
-    for option, value in [*options.items(), *(("--split-part", part) for part in split_parts)]:
-        words += [] if value in usual else [option, value]
-    return shlex.join([*words, *(["--trust-code"] if trust_code else [])])
+    context, words = click.get_current_context(), ["energon-lite", "measure", path]
+    for option in context.command.params:
+        value = context.params[str(option.name)]
+        if option.name in _DECIDING and value and value != option.get_default(context):
+            values = value if isinstance(value, tuple) else [] if value is True else [value]
+            words += [word for one in values for word in (option.opts[0], one)] or [option.opts[0]]
+    return shlex.join(words)
 
 
 def show_report(report: MeasureReport, ranks: Ranks) -> None:

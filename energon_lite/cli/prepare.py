@@ -11,20 +11,21 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from energon_lite.cli.job_options import job_options
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.rank_options import rank_options
-from energon_lite.cli.scan_progress import scan_progress
+from energon_lite.cli.progress import progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
-from energon_lite.config.paths import missing_file_fix
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans
+from energon_lite.storage.prepare.dataset_scan import find_shards, merge_scans
 from energon_lite.storage.prepare.prepare import (
     PrepareReport,
     check_not_prepared,
@@ -33,9 +34,9 @@ from energon_lite.storage.prepare.prepare import (
     share_report,
     write_prepared,
 )
-from energon_lite.storage.prepare.ranks import Ranks
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.storage.prepare.shard_scans import scan_share
+from energon_lite.storage.prepare.shard_scans import ShardScans
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
@@ -51,7 +52,6 @@ __all__ = ["command"]
     help="A split and a regular expression for the names of its shards (repeatable), instead of a ratio.",
 )
 @click.option("--exclude", metavar="REGEX", help="Leave out shards in whose relative path this is found.")
-@click.option("--num-workers", type=click.IntRange(min=1), help="Processes that read shards.  [default: one per core]")
 @click.option("--shuffle-tars", is_flag=True, help="Mix the shards before the ratio is applied.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare a data set again that is prepared already.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
@@ -65,31 +65,11 @@ __all__ = ["command"]
     metavar="PART",
     help="Store lengths as a column: bytes of a part (txt), rows of an array (npy), a value in it (json.tokens).",
 )
-@click.option("--progress/--no-progress", default=True, help="Show how far it is, as a bar or in lines.")
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
-@rank_options
-def command(
-    path: str,
-    non_interactive: bool,
-    split_ratio: str | None,
-    split_parts: tuple[str, ...],
-    exclude: str | None,
-    num_workers: int | None,
-    shuffle_tars: bool,
-    force_overwrite: bool,
-    skip_dataset_yaml: bool,
-    dataset_yaml_name: str,
-    sample_type: str | None,
-    field_map: str | None,
-    length_field: str | None,
-    progress: bool,
-    tar_index_only: bool,
-    sqlite: bool,
-    rescan: bool,
-    ranks: Ranks,
-) -> None:
+@job_options("Processes that read shards.")
+def command(path: str, **options: Any) -> None:
     """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
 
     Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
@@ -104,75 +84,112 @@ def command(
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
-    root = local_dataset(path, "prepare")
-    if not os.path.exists(root):
-        what = "JSONL file" if is_jsonl(root) else "folder"
-        fix = missing_file_fix(root, "give the folder that holds the tar files")
-        raise UsageError(f"there is no such {what}", where=root, fix=fix)
-    if is_metadataset(root):
-        raise _metadataset(root)
-    if is_jsonl(root):
-        choices = {
-            "--split-ratio": split_ratio,
-            "--split-parts": split_parts,
-            "--exclude": exclude,
-            "--shuffle-tars": shuffle_tars,
-            "--sample-type": sample_type,
-            "--field-map": field_map,
-        }
-        _refuse_choices(root, [name for name, value in choices.items() if value])
-        if not ranks.rank:
-            _prepare_jsonl(root)
-            _store_lengths(root, length_field, num_workers, progress)
-        return
-    if tar_index_only:
-        if ranks.world_size > 1:
-            raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
-        with scan_progress(root, len(nv_meta.read_info(root)), progress) as tick:
-            _show_report(index_again(root, workers=num_workers, sqlite=sqlite, progress=tick), splits=False)
-        _store_lengths(root, length_field, num_workers, progress)
-        return
-    # All that can be wrong is found before shards are read, which may take long.
-    patterns = _check_options(split_ratio, split_parts, shuffle_tars, non_interactive)
-    fields = _parse_field_map(field_map)
-    if sample_type is not None and sample_type != CRUDE:
-        find_sample_type(sample_type)
-    if ranks.world_size > 1 and not non_interactive:
+    asked = _Options(local_dataset(path, "prepare"), **options)
+    if not os.path.exists(asked.root):
+        what = "JSONL file" if is_jsonl(asked.root) else "folder"
+        fix = missing_file_fix(asked.root, "give the folder that holds the tar files")
+        raise UsageError(f"there is no such {what}", where=asked.root, fix=fix)
+    if is_metadataset(asked.root):
+        raise _metadataset(asked.root)
+    if is_jsonl(asked.root):
+        _prepare_jsonl(asked)
+    elif asked.tar_index_only:
+        _index_again(asked)
+    else:
+        _prepare_folder(asked)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command, and the path as one that is here."""
+
+    root: str
+    non_interactive: bool
+    split_ratio: str | None
+    split_parts: tuple[str, ...]
+    exclude: str | None
+    num_workers: int | None
+    shuffle_tars: bool
+    force_overwrite: bool
+    skip_dataset_yaml: bool
+    dataset_yaml_name: str
+    sample_type: str | None
+    field_map: str | None
+    length_field: str | None
+    show_progress: bool
+    tar_index_only: bool
+    sqlite: bool
+    rescan: bool
+    ranks: Ranks
+
+
+def _prepare_jsonl(asked: _Options) -> None:
+    choices = ("split_ratio", "split_parts", "exclude", "shuffle_tars", "sample_type", "field_map")
+    refused = ["--" + name.replace("_", "-") for name in choices if getattr(asked, name)]
+    if refused:
         raise UsageError(
-            f"{ranks.world_size} processes cannot ask questions",
-            fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
+            f"{', '.join(refused)}: a JSONL file is one shard of crude samples, without splits",
+            where=asked.root,
+            fix="leave that out; a `subset` in a metadataset takes a part of the file",
         )
-    shards = find_shards(root, exclude)
-    if ranks.rank:
-        with scan_progress(root, len(ranks.share(shards)), progress) as tick:
-            share = scan_share(root, shards, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
-        _show_share(share_report(root, share), ranks)
+    if asked.ranks.rank:
         return
-    check_not_prepared(root, force_overwrite)
-    with scan_progress(root, len(shards), progress) as tick:
-        share = scan_share(root, shards, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
-        scan = merge_scans(root, shards, share, ranks=ranks, workers=num_workers, rescan=rescan, progress=tick)
-    with _answers_expected(non_interactive):
+    path = asked.root
+    index = prepare_jsonl(path)
+    for note in index.notes.get(os.path.basename(path), ()):
+        click.secho(f"Note: {note}", fg="yellow", err=True)
+    click.echo(f"{path}: {len(index):,} samples; wrote {os.path.basename(path)}.idx and energon_lite's own index")
+    _store_lengths(asked)
+
+
+def _index_again(asked: _Options) -> None:
+    if asked.ranks.world_size > 1:
+        raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
+    with progress(asked.show_progress, "Indexing", "shards") as show:
+        report = index_again(asked.root, workers=asked.num_workers, sqlite=asked.sqlite, progress=show)
+    _show_report(report, splits=False)
+    _store_lengths(asked)
+
+
+def _prepare_folder(asked: _Options) -> None:
+    # All that can be wrong is found before shards are read, which may take long.
+    ranks, patterns, fields = asked.ranks, _check_options(asked), _parse_field_map(asked.field_map)
+    shards = find_shards(asked.root, asked.exclude)
+    if not ranks.rank:
+        check_not_prepared(asked.root, asked.force_overwrite)
+    with progress(asked.show_progress, "Indexing", "shards") as show:
+        scans = ShardScans(
+            asked.root, shards, ranks=ranks, workers=asked.num_workers, rescan=asked.rescan, progress=show
+        )
+        scans.do_share()
+        if ranks.rank:
+            _show_share(share_report(scans), ranks)
+            return
+        scan = merge_scans(scans)
+    with _answers_expected(asked.non_interactive):
         from energon_lite.cli import prepare_dialogue as dialogue
 
         dialogue.show_scan(scan)
-        ratio = None if patterns else split_ratio or dialogue.ask_split_ratio()
-        splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=shuffle_tars)
+        ratio = None if patterns else asked.split_ratio or dialogue.ask_split_ratio()
+        splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked.shuffle_tars)
         document = None
-        if not skip_dataset_yaml:
+        if not asked.skip_dataset_yaml:
             dialogue.show_samples(scan)
-            document = _dataset_document(scan, sample_type, fields, non_interactive)
+            if fields is None and asked.sample_type != CRUDE and not asked.non_interactive:
+                document = dialogue.ask_dataset_document(scan, asked.sample_type)
+            else:
+                document = sample_document(scan, sample_type=asked.sample_type, field_map=fields)
     report = write_prepared(
         scan,
         splits,
         dataset_document=document,
-        dataset_yaml_name=dataset_yaml_name,
-        sqlite=sqlite,
+        dataset_yaml_name=asked.dataset_yaml_name,
+        sqlite=asked.sqlite,
         may_be_empty=may_be_empty,
     )
     _show_report(report, splits=True)
-    _store_lengths(root, length_field, num_workers, progress)
-    _show_next_step(report, dataset_yaml_name)
+    _store_lengths(asked)
+    _show_next_step(report, asked.dataset_yaml_name)
 
 
 def _metadataset(path: str) -> UsageError:
@@ -190,35 +207,24 @@ def _metadataset(path: str) -> UsageError:
     )
 
 
-def _refuse_choices(path: str, refused: list[str]) -> None:
-    if refused:
-        raise UsageError(
-            f"{', '.join(refused)}: a JSONL file is one shard of crude samples, without splits",
-            where=path,
-            fix="leave that out; a `subset` in a metadataset takes a part of the file",
-        )
-
-
-def _prepare_jsonl(path: str) -> None:
-    index = prepare_jsonl(path)
-    for note in index.notes.get(os.path.basename(path), ()):
-        click.secho(f"Note: {note}", fg="yellow", err=True)
-    click.echo(f"{path}: {len(index):,} samples; wrote {os.path.basename(path)}.idx and energon_lite's own index")
-
-
-def _check_options(
-    split_ratio: str | None, split_parts: tuple[str, ...], shuffle_tars: bool, non_interactive: bool
-) -> list[tuple[str, str]]:
+def _check_options(asked: _Options) -> list[tuple[str, str]]:
     """Check what can be checked without the data; returns the patterns of the splits."""
-    patterns = [parse_pattern(text) for text in split_parts]
-    if patterns and (split_ratio is not None or shuffle_tars):
+    patterns = [parse_pattern(text) for text in asked.split_parts]
+    if patterns and (asked.split_ratio is not None or asked.shuffle_tars):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
-    if split_ratio is not None:
-        parse_ratio(split_ratio)
-    elif not patterns and non_interactive:
+    if asked.split_ratio is not None:
+        parse_ratio(asked.split_ratio)
+    elif not patterns and asked.non_interactive:
         raise UsageError(
             "--non-interactive needs --split-ratio or --split-parts",
             fix="add --split-ratio 8,1,1 (train, val, test in shards)",
+        )
+    if asked.sample_type not in (None, CRUDE):
+        find_sample_type(asked.sample_type)
+    if asked.ranks.world_size > 1 and not asked.non_interactive:
+        raise UsageError(
+            f"{asked.ranks.world_size} processes cannot ask questions",
+            fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
         )
     return patterns
 
@@ -236,16 +242,6 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
     return value
 
 
-def _dataset_document(
-    scan: DatasetScan, sample_type: str | None, fields: dict[str, str] | None, non_interactive: bool
-) -> dict[str, Any] | None:
-    from energon_lite.cli import prepare_dialogue as dialogue
-
-    if fields is None and sample_type != CRUDE and not non_interactive:
-        return dialogue.ask_dataset_document(scan, sample_type)
-    return sample_document(scan, sample_type=sample_type, field_map=fields)
-
-
 @contextmanager
 def _answers_expected(non_interactive: bool) -> Iterator[None]:
     """Say what to do when a question finds nobody to answer it."""
@@ -260,11 +256,18 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         ) from None
 
 
-def _store_lengths(root: str, length_field: str | None, workers: int | None, progress: bool) -> None:
-    if length_field is not None:
-        from energon_lite.cli.length_field import store_lengths  # imports torch
+def _store_lengths(asked: _Options) -> None:
+    """Store the column ``length`` of what has just been prepared, if it is wanted, and say what it holds."""
+    if asked.length_field is None:
+        return
+    from energon_lite.cli.measure import measuring, show_report  # imports torch
+    from energon_lite.loading.measuring.part_lengths import measure_parts
 
-        store_lengths(root, length_field, workers, progress)
+    only = [] if is_jsonl(asked.root) else ["--tar-index-only"]
+    again = shlex.join(["energon-lite", "prepare", asked.root, *only, "--length-field", asked.length_field])
+    with measuring(asked.root, asked.show_progress) as show:
+        report = measure_parts(asked.root, asked.length_field, command=again, workers=asked.num_workers, progress=show)
+    show_report(report, Ranks())
 
 
 def _show_share(report: PrepareReport, ranks: Ranks) -> None:

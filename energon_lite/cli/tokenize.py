@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.job_options import job_options
 from energon_lite.cli.progress import progress
-from energon_lite.cli.rank_options import rank_options
 from energon_lite.errors import UsageError
-from energon_lite.storage.prepare.ranks import Ranks
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, TokenizeReport, tokenize_files
-from energon_lite.tokenizing.shards import ShardCounts
 from energon_lite.tokenizing.tasks import TASKS, Task
 
 __all__ = ["command"]
@@ -23,11 +21,17 @@ __all__ = ["command"]
 @click.argument("files", nargs=-1, type=click.Path(path_type=str))
 @click.option("--tokenizer", "-t", required=True, help="Folder (or tokenizer.json) of a Hugging Face tokenizer.")
 @click.option("--output", "-o", required=True, help="Folder of the data set that is made.")
-@click.option("--task", type=click.Choice(TASKS), default="sft", show_default=True, help="What records are for.")
-@click.option("--prompt-field", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b.")
-@click.option("--response-field", default="response", show_default=True, help="sft: field of the response.")
-@click.option("--messages-field", help="sft: field with a list of {role, content}, instead of prompt and response.")
-@click.option("--text-field", help="pt: field of the text.  [default: text, or else content]")
+@click.option(
+    "--task", "kind", type=click.Choice(TASKS), default="sft", show_default=True, help="What records are for."
+)
+@click.option(
+    "--prompt-field", "prompt", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b."
+)
+@click.option("--response-field", "response", default="response", show_default=True, help="sft: field of the response.")
+@click.option(
+    "--messages-field", "messages", help="sft: field with a list of {role, content}, instead of prompt and response."
+)
+@click.option("--text-field", "text", help="pt: field of the text.  [default: text, or else content]")
 @click.option(
     "--text-records",
     type=click.Choice(["file", "line"]),
@@ -43,38 +47,24 @@ __all__ = ["command"]
     show_default=True,
     help="What happens to an example with more.",
 )
-@click.option("--begin-token", help="Text of the first token of each example; '' for none.  [default: the tokenizer's]")
-@click.option("--end-token", help="Text of the last one; '' for none.  [default: the tokenizer's]")
+@click.option(
+    "--begin-token", "begin", help="Text of the first token of each example; '' for none.  [default: the tokenizer's]"
+)
+@click.option("--end-token", "end", help="Text of the last one; '' for none.  [default: the tokenizer's]")
 @click.option("--metadata", help="JSON or YAML file that lists files with their tasks and fields, instead of FILES.")
 @click.option("--split-ratio", default="1,0,0", show_default=True, help="Shares of train, val and test in shards.")
 @click.option("--records-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
-@click.option("--num-workers", type=click.IntRange(min=1), help="Processes.  [default: one per core]")
 @click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
 @click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
-@click.option("--progress/--no-progress", "show_progress", default=True, help="Show how far it is.")
-@rank_options
+@job_options("Processes.")
 def command(
     files: tuple[str, ...],
-    tokenizer: str,
-    output: str,
-    task: str,
-    prompt_field: str,
-    response_field: str,
-    messages_field: str | None,
-    text_field: str | None,
-    text_records: str,
-    max_length: int | None,
-    too_long: Any,
-    begin_token: str | None,
-    end_token: str | None,
     metadata: str | None,
-    split_ratio: str,
-    records_per_shard: int,
+    text_records: str,
+    prompt: str,
     num_workers: int | None,
-    force_overwrite: bool,
-    sqlite: bool,
     show_progress: bool,
-    ranks: Ranks,
+    **others: Any,
 ) -> None:
     """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
 
@@ -88,42 +78,14 @@ def command(
     """
     if bool(files) == bool(metadata):
         raise UsageError("either FILES or --metadata must be given", fix="name files, or one file that lists them")
+    task = {name: others.pop(name) for name in ("kind", "response", "messages", "text", "max_length", "too_long")}
     if metadata:
         inputs = read_metadata(metadata)
     else:
-        prompts = tuple(name.strip() for name in prompt_field.split(",") if name.strip())
-        one = Task(
-            kind=task,
-            prompt=prompts,
-            response=response_field,
-            messages=messages_field,
-            text=text_field,
-            max_length=max_length,
-            too_long=too_long,
-        )
-        inputs = [Input(files, one, text_records)]
+        prompts = tuple(name.strip() for name in prompt.split(",") if name.strip())
+        inputs = [Input(files, Task(prompt=prompts, **task), text_records)]
     with progress(show_progress, "Tokenising", "records") as show:
-
-        def tick(done: int, total: int, counts: ShardCounts) -> None:
-            # How many records there will be is known from those that are done, shard for shard.
-            if show is not None and done:
-                records = round(counts.records / done * total)
-                show(counts.records, records, f"shard {done}/{total}, {counts.tokens / 1e6:.1f} M tokens")
-
-        report = tokenize_files(
-            inputs,
-            tokenizer,
-            output,
-            begin=begin_token,
-            end=end_token,
-            split_ratio=split_ratio,
-            records_per_shard=records_per_shard,
-            workers=num_workers,
-            force_overwrite=force_overwrite,
-            sqlite=sqlite,
-            ranks=ranks,
-            progress=None if show is None else tick,
-        )
+        report = tokenize_files(inputs, workers=num_workers, progress=show, **others)
     _show(report)
 
 

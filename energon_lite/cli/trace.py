@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import click
@@ -29,7 +29,8 @@ class Run:
         rank: data-parallel.
         clock: seconds to be added to the times, for the time of day.
         datasets: name and path of each data set.
-        batches: the lines.
+        batches: the lines; each has its ``samples`` with their seconds, and its ``sources``: number of the data set,
+            and key.
     """
 
     rank: int
@@ -38,16 +39,16 @@ class Run:
     batches: list[dict[str, Any]] = field(default_factory=list)
 
 
-@click.command(name="trace", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="trace", context_settings={"show_default": True})
 @click.argument("files", nargs=-1, required=True, type=ExistingPath(dir_okay=False))
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=str, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="Write a Chrome trace (JSON), for chrome://tracing or ui.perfetto.dev.",
 )
 @click.option("--sample", "-s", "keys", multiple=True, help="Show when the sample with this key was seen.")
-@click.option("--slowest", type=click.IntRange(min=0), default=10, show_default=True, help="So many slow samples.")
+@click.option("--slowest", type=click.IntRange(min=0), default=10, help="So many slow samples.")
 def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], slowest: int) -> None:
     """Show what loaders with trace="trace.jsonl" wrote into FILES, one for each rank.
 
@@ -71,21 +72,14 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
         click.secho(f"{unread} lines cannot be read, and are left out", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
-    unknown = False
-    if keys:
-        for key in keys:
-            known, lines = sightings(runs, key)
-            unknown |= not known
-            for line in lines:
-                click.echo(line)
-    else:
-        for line in _summary(runs, slowest):
-            click.echo(line)
+    found = [sightings(runs, key) for key in keys]
+    for line in chain(*(lines for _, lines in found)) if keys else _summary(runs, slowest):
+        click.echo(line)
     if output is not None:
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(chrome_events(runs)), "displayTimeUnit": "ms"}, file)
         click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.")
-    if unknown:
+    if not all(known for known, _ in found):
         sys.exit(1)
 
 
@@ -104,29 +98,35 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
                 try:
                     line = json.loads(text)
                     if line.get("format") == _FORMAT:
-                        _check_version(line, path)
-                        datasets = [(str(name), str(path)) for name, path in line.get("datasets", ())]
-                        run = Run(int(line["rank"]), float(line["clock"]), datasets)
+                        run = _run_of(line, path)
                         runs.append(run)
                     elif run is not None:
-                        run.batches.append({"pass": 0, "keys": [], "stages": {}, "samples": []} | line)
-                        float(line["asked"]), float(line["delivered"]), int(line["step"])
+                        run.batches.append(_batch_of(line))
                     else:
                         raise UsageError("this is not a trace", where=path, fix="give what a loader with trace= wrote")
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    if isinstance(error, UsageError):
-                        raise
+                except UsageError:
+                    raise
+                except (ValueError, KeyError, TypeError, AttributeError):
                     unread += 1
     return runs, unread
 
 
-def _check_version(line: dict[str, Any], path: str) -> None:
+def _run_of(line: dict[str, Any], path: str) -> Run:
     if line["version"] > _VERSION:
-        raise UsageError(
-            f"the trace has version {line['version']}, and this library reads up to {_VERSION}",
-            where=path,
-            fix="upgrade the library",
-        )
+        what = f"the trace has version {line['version']}, and this library reads up to {_VERSION}"
+        raise UsageError(what, where=path, fix="upgrade the library")
+    return Run(
+        int(line["rank"]), float(line["clock"]), [(str(name), str(path)) for name, path in line.get("datasets", ())]
+    )
+
+
+def _batch_of(line: dict[str, Any]) -> dict[str, Any]:
+    batch: dict[str, Any] = {"pass": 0, "keys": [], "stages": {}, "samples": []} | line
+    float(batch["asked"]), float(batch["delivered"]), int(batch["step"])
+    # A line that does not say them has the keys of the batch itself.
+    sources = batch.get("sources", [(None, key) for key in batch["keys"]])
+    batch["sources"] = [(leaf, key) for leaf, key in sources]
+    return batch
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -135,8 +135,12 @@ def _check_version(line: dict[str, Any], path: str) -> None:
 def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     batches = [batch for run in runs for batch in run.batches]
     waited = sum(batch["delivered"] - batch["asked"] for batch in batches)
-    span = sum(_span(run) for run in runs)
-    samples = sum(len(_sources(batch)) for batch in batches)
+    span = sum(
+        max(batch["delivered"] for batch in run.batches) - min(batch["asked"] for batch in run.batches)
+        for run in runs
+        if run.batches
+    )
+    samples = sum(len(batch["sources"]) for batch in batches)
     yield (
         f"{len(batches):,} batches, {samples:,} samples, {span:,.2f} s; "
         f"the trainer waited {waited:,.2f} s of them ({100 * waited / max(span, 1e-9):.1f} %)"
@@ -155,25 +159,21 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
 
 
 def _stage_table(batches: Sequence[dict[str, Any]]) -> Iterator[str]:
-    totals: dict[str, float] = defaultdict(float)
-    most: dict[str, float] = defaultdict(float)
-    made = 0
+    times: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
-        stages = dict(batch["stages"])
+        for stage, seconds in batch["stages"].items():
+            times[stage].append(seconds)
         if "began" in batch:
-            made += 1
-            inside = sum(seconds for stage, seconds in stages.items() if stage != "transfer")
-            stages["other"] = max(0.0, batch["ended"] - batch["began"] - inside)
-        for stage, seconds in stages.items():
-            totals[stage] += seconds
-            most[stage] = max(most[stage], seconds)
-    whole = sum(totals.values())
+            inside = sum(seconds for stage, seconds in batch["stages"].items() if stage != "transfer")
+            times["other"].append(max(0.0, batch["ended"] - batch["began"] - inside))
+    made, whole = len(times["other"]), sum(map(sum, times.values()))
     yield "stage       seconds      %   ms a batch   at most"
     for stage in (*_STAGES, "other"):
-        if stage in totals:
+        if times[stage]:
+            total = sum(times[stage])
             yield (
-                f"{stage:10}{totals[stage]:9.3f}{100 * totals[stage] / max(whole, 1e-12):7.1f}"
-                f"{1e3 * totals[stage] / max(made, 1):13.3f}{1e3 * most[stage]:10.3f}"
+                f"{stage:10}{total:9.3f}{100 * total / max(whole, 1e-12):7.1f}"
+                f"{1e3 * total / max(made, 1):13.3f}{1e3 * max(times[stage]):10.3f}"
             )
 
 
@@ -184,9 +184,8 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     lines = []
     for run in runs:
         for batch in run.batches:
-            sources = _sources(batch)
-            leaves = list(dict.fromkeys(leaf for leaf, name in sources if name == key))
-            for leaf in leaves:
+            sources = batch["sources"]
+            for leaf in dict.fromkeys(leaf for leaf, name in sources if name == key):
                 when = run.clock + batch["delivered"]
                 words = [f"rank {run.rank}, pass {batch['pass']}, step {batch['step']:,}"]
                 if [name for _, name in sources] == batch["keys"]:  # else it stands in a pack, or wherever hooks put it
@@ -200,12 +199,6 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
         return _unseen(runs, key)
     times = "1 time" if len(lines) == 1 else f"{len(lines)} times"
     return True, [f"{key}: seen {times}", *(line for _, line in sorted(lines))]
-
-
-def _sources(batch: dict[str, Any]) -> list[tuple[int | None, str]]:
-    """Number of the data set, and key, of each sample in a batch; else the keys that the batch itself has."""
-    found = batch.get("sources")
-    return [(None, key) for key in batch["keys"]] if found is None else [(leaf, key) for leaf, key in found]
 
 
 def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
@@ -229,12 +222,6 @@ def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     return False, [f"{key}: no data set of the trace has a sample with this key ({', '.join(paths)})"]
 
 
-def _span(run: Run) -> float:
-    if not run.batches:
-        return 0.0
-    return float(max(b["delivered"] for b in run.batches) - min(b["asked"] for b in run.batches))
-
-
 # -- a picture of time ----------------------------------------------------------------------------------------------
 
 
@@ -245,45 +232,45 @@ def chrome_events(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """
     base = min((run for run in runs if run.batches), key=lambda run: run.clock + _first(run))
     for number, run in enumerate(runs):
-        yield _named("process_name", number, 0, f"rank {run.rank}")
-        yield _named("thread_name", number, 0, "trainer")
-        lines: dict[str, int] = {}
-        before: float | None = None
-        shift = (run.clock - base.clock) - _first(base)  # small numbers first: times of day have no microseconds left
-        for batch in run.batches:
-            title = f"step {batch['step']}"
-            details = {"pass": batch["pass"], "keys": batch["keys"]}
-            if before is not None:
-                yield _event("step", number, 0, before + shift, batch["asked"] + shift, {})
-            yield _event(f"wait for {title}", number, 0, batch["asked"] + shift, batch["delivered"] + shift, details)
-            before = batch["delivered"]
-            if "began" not in batch:
-                continue
-            worker = " ".join(map(str, batch.get("worker", ())))
-            if worker not in lines:
-                lines[worker] = len(lines) + 1
-                yield _named("thread_name", number, lines[worker], f"worker {worker}")
-            line = lines[worker]
-            yield _event(title, number, line, batch["began"] + shift, batch["ended"] + shift, details)
-            at = batch["began"] + shift
-            for stage in _STAGES[:-1]:
-                if seconds := batch["stages"].get(stage):
-                    yield _event(stage, number, line, at, at + seconds, {})
-                    at += seconds
-            if "received" in batch:
-                ended = batch["received"] + shift
-                took = batch["stages"].get("transfer", 0.0)
-                yield _event(f"transfer of {title}", number, 0, ended - took, ended, {})
+        # Small numbers first: times of day have no microseconds left.
+        yield from _events_of(run, number, (run.clock - base.clock) - _first(base))
+
+
+def _events_of(run: Run, number: int, shift: float) -> Iterator[dict[str, Any]]:
+    def named(kind: str, line: int, name: str) -> dict[str, Any]:
+        return {"name": kind, "ph": "M", "pid": number, "tid": line, "args": {"name": name}}
+
+    def box(name: str, line: int, began: float, ended: float, details: dict[str, Any] | None = None) -> dict[str, Any]:
+        times = {"ts": 1e6 * (began + shift), "dur": 1e6 * (ended - began)}
+        return {"name": name, "ph": "X", "pid": number, "tid": line} | times | ({"args": details} if details else {})
+
+    yield named("process_name", 0, f"rank {run.rank}")
+    yield named("thread_name", 0, "trainer")
+    lines: dict[str, int] = {}
+    before: float | None = None
+    for batch in run.batches:
+        title = f"step {batch['step']}"
+        details = {"pass": batch["pass"], "keys": batch["keys"]}
+        if before is not None:
+            yield box("step", 0, before, batch["asked"])
+        yield box(f"wait for {title}", 0, batch["asked"], batch["delivered"], details)
+        before = batch["delivered"]
+        if "began" not in batch:
+            continue
+        worker = " ".join(map(str, batch.get("worker", ())))
+        if worker not in lines:
+            lines[worker] = len(lines) + 1
+            yield named("thread_name", lines[worker], f"worker {worker}")
+        line, at = lines[worker], batch["began"]
+        yield box(title, line, at, batch["ended"], details)
+        for stage in _STAGES[:-1]:
+            if seconds := batch["stages"].get(stage):
+                yield box(stage, line, at, at + seconds)
+                at += seconds
+        if "received" in batch:
+            took = batch["stages"].get("transfer", 0.0)
+            yield box(f"transfer of {title}", 0, batch["received"] - took, batch["received"])
 
 
 def _first(run: Run) -> float:
     return float(min(min(batch["asked"], batch.get("began", batch["asked"])) for batch in run.batches))
-
-
-def _event(name: str, process: int, line: int, began: float, ended: float, details: dict[str, Any]) -> dict[str, Any]:
-    event = {"name": name, "ph": "X", "pid": process, "tid": line, "ts": 1e6 * began, "dur": 1e6 * (ended - began)}
-    return event | ({"args": details} if details else {})
-
-
-def _named(kind: str, process: int, line: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": line, "args": {"name": name}}

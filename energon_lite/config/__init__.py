@@ -3,17 +3,13 @@
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
-from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
 
 __all__ = [
     "DatasetConfig",
     "LeafSpec",
     "SplitConfig",
-    "YamlNode",
-    "from_plain",
     "is_metadataset",
     "load_dataset_config",
     "load_metadataset",
     "load_split_config",
-    "load_yaml",
 ]

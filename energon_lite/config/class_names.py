@@ -8,11 +8,11 @@ Only a caller who says ``trust_code=True`` gets a sample type of another module 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any, cast
+from collections.abc import Collection
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple, cast
 
-from energon_lite.config.yaml_node import YamlNode
+from energon_lite.documents import Node
 from energon_lite.errors import ConfigError, TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
@@ -41,12 +41,11 @@ NOT_YET = (
 _OUR_PACKAGES = ("megatron.energon", "energon_lite")
 
 
-@dataclass(frozen=True)
-class _NamedClass:
+class _NamedClass(NamedTuple):
     name: str
     module: str | None
-    node: YamlNode
-    module_node: YamlNode | None
+    node: Node
+    module_node: Node
 
     @property
     def is_foreign(self) -> bool:
@@ -54,76 +53,51 @@ class _NamedClass:
             self.module == package or self.module.startswith(f"{package}.") for package in _OUR_PACKAGES
         )
 
-
-def _named_class(name: YamlNode | None, module: YamlNode | None) -> _NamedClass | None:
-    """What the nodes of ``__class__`` and ``__module__`` say; None if neither is there."""
-    if name is not None:
-        module_name = module.string("the name of a module") if module is not None else None
-        return _NamedClass(name.string("the name of a class"), module_name, name, module)
-    if module is not None:
-        raise module.error(
-            "'__module__' without '__class__'",
-            expected="both keys, or none",
-            found="'__module__' alone",
-            fix="add '__class__:', or remove '__module__:'",
-            at_key=True,
+    def untrusted(self, what: str, fix: str) -> ConfigError:
+        return self.module_node.error(
+            f"the document names {what} of another module, which would have to be imported",
+            fix,
+            expected="the module megatron.energon or energon_lite",
+            found=repr(self.module),
+            choices=_OUR_PACKAGES,
+            kind=TrustError,
         )
+
+
+def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
+    """What the entries ``__class__`` and ``__module__`` say; None if neither is there."""
+    node, module = entries.get("__class__"), entries.get("__module__")
+    if node is not None:
+        module_name = None if module is None else module.string("the name of a module")
+        return _NamedClass(node.string(f"the name of a {what}"), module_name, node, module or node)
+    if module is not None:
+        what, fix = "'__module__' without '__class__'", "add '__class__:', or remove '__module__:'"
+        raise module.key_error(what, fix, expected="both keys, or none", found="'__module__' alone")
     return None
 
 
 def _unknown(named: _NamedClass, what: str, choices: Collection[str]) -> ConfigError:
-    expected = f"{what}: {', '.join(choices)}"
-    if named.name in SAMPLE_TYPES:
-        return named.node.error(
-            f"{named.name} is a sample type, not a data set",
-            expected=expected,
-            found=repr(named.name),
-            fix=f"write 'sample_type: {named.name}', and remove '__module__' and '__class__' above it",
-        )
-    if named.name in METADATASETS:
-        return named.node.error(
-            "this is a metadataset",
-            expected=expected,
-            found=repr(named.name),
-            fix="give the path of this file itself to get_train_dataset, or as 'path' in another metadataset",
-        )
-    if named.name in (CRUDE, STANDARD, "CrudeSample") or named.name in TYPED_DATASETS:
-        crude = named.name.startswith("Crude")
-        return named.node.error(
-            f"{named.name} does not belong here",
-            expected=expected,
-            found=repr(named.name),
-            fix="write '__class__: CrudeWebdataset' at the top of dataset.yaml, without sample_type"
-            if crude
-            else "move it to the top of dataset.yaml",
-        )
-    if named.name in NOT_YET:
-        return named.node.error(
-            f"{named.name} is not supported yet", expected=expected, found=repr(named.name), fix="use one of these"
-        )
-    return named.node.error(
-        f"unknown class {named.name!r}",
-        expected=expected,
-        found=repr(named.name),
-        choices=list(choices),
-        suggest_for=named.name,
-        fix="use one of these",
-    )
+    name, fix = named.name, "use one of these"
+    near: Collection[str] = ()
+    if name in SAMPLE_TYPES:
+        said = f"{name} is a sample type, not a data set"
+        fix = f"write 'sample_type: {name}', and remove '__module__' and '__class__' above it"
+    elif name in METADATASETS:
+        said = "this is a metadataset"
+        fix = "give the path of this file itself to get_train_dataset, or as 'path' in another metadataset"
+    elif name in (CRUDE, "CrudeSample"):
+        said = f"{name} does not belong here"
+        fix = "write '__class__: CrudeWebdataset' at the top of dataset.yaml, without sample_type"
+    elif name == STANDARD or name in TYPED_DATASETS:
+        said, fix = f"{name} does not belong here", "move it to the top of dataset.yaml"
+    elif name in NOT_YET:
+        said = f"{name} is not supported yet"
+    else:
+        said, near = f"unknown class {name!r}", choices
+    return named.node.error(said, fix, expected=f"{what}: {', '.join(choices)}", choices=near)
 
 
-def _untrusted(named: _NamedClass, what: str, fix: str) -> ConfigError:
-    return (named.module_node or named.node).error(
-        f"the document names {what} of another module, which would have to be imported",
-        expected="the module megatron.energon or energon_lite",
-        found=repr(named.module),
-        choices=_OUR_PACKAGES,
-        suggest_for=named.module,
-        fix=fix,
-        kind=TrustError,
-    )
-
-
-def sample_type(node: YamlNode, *, trust_code: bool = False) -> str | type[Sample]:
+def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
     """The sample type that ``node`` names: a block with ``__module__`` and ``__class__``, or a bare name.
 
     Returns:
@@ -137,20 +111,12 @@ def sample_type(node: YamlNode, *, trust_code: bool = False) -> str | type[Sampl
         >>> sample_type(from_plain({"__module__": "megatron.energon", "__class__": "TextSample"}, "<dict>"))
         'TextSample'
     """
-    if isinstance(node.value, dict):
-        entries = node.mapping(required={"__class__"}, optional={"__module__"})
-        name, module = entries["__class__"], entries.get("__module__")
-    else:
-        name, module = node, None
-    named = _NamedClass(
-        name.string("the name of a sample type"),
-        module.string("the name of a module") if module else None,
-        name,
-        module,
-    )
+    block = isinstance(node.value, dict)
+    entries = node.mapping({"__class__"}, {"__module__"}) if block else {"__class__": node}
+    named = cast(_NamedClass, _named_class(entries, "sample type"))
     if named.is_foreign:
         if not trust_code:
-            raise _untrusted(named, "a sample type", "if you trust the document and the module, pass trust_code=True")
+            raise named.untrusted("a sample type", "if you trust the document and the module, pass trust_code=True")
         return _imported_sample_type(named)
     if named.name in SAMPLE_TYPES:
         return named.name
@@ -158,26 +124,21 @@ def sample_type(node: YamlNode, *, trust_code: bool = False) -> str | type[Sampl
 
 
 def _imported_sample_type(named: _NamedClass) -> type[Sample]:
+    name = f"{named.module}.{named.name}"
     try:
         found: Any = getattr(importlib.import_module(named.module or ""), named.name)
     except (ImportError, AttributeError) as error:
-        raise named.node.error(
-            f"cannot import {named.name!r} from {named.module!r}: {error}",
-            expected="a class that can be imported",
-            found=repr(f"{named.module}.{named.name}"),
-            fix="check the names, and that the module can be found (PYTHONPATH)",
-        ) from error
+        what = f"cannot import {named.name!r} from {named.module!r}: {error}"
+        fix = "check the names, and that the module can be found (PYTHONPATH)"
+        raise named.node.error(what, fix, expected="a class that can be imported", found=repr(name)) from error
     if not (isinstance(found, type) and issubclass(found, Sample) and is_dataclass(found)):
-        raise named.node.error(
-            f"{named.module}.{named.name} is not a sample type",
-            expected="a class derived from energon_lite.Sample",
-            found=repr(found),
-            fix="derive it from energon_lite.Sample, and decorate it with @edataclass",
-        )
+        what = f"{name} is not a sample type"
+        fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"
+        raise named.node.error(what, fix, expected="a class derived from energon_lite.Sample", found=repr(found))
     return cast("type[Sample]", found)
 
 
-def dataset_class(fields: Mapping[str, YamlNode]) -> tuple[str, str | None]:
+def dataset_class(entries: dict[str, Node]) -> tuple[str, str | None]:
     """What the top of a ``dataset.yaml`` says: ``("crude", None)``, ``("standard", None)``, or for the older typed
     classes ``("standard", sample type)``.
 
@@ -185,41 +146,29 @@ def dataset_class(fields: Mapping[str, YamlNode]) -> tuple[str, str | None]:
         ConfigError: no such class, or a class of another kind.
         TrustError: a class of another module.
     """
-    named = _named_class(fields.get("__class__"), fields.get("__module__"))
+    named = _named_class(entries, "class")
     if named is None:
         return "standard", None
     if named.is_foreign:
-        cure = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
-        raise _untrusted(named, "a data set class", cure)
-    if named.name == CRUDE:
-        return "crude", None
-    if named.name == STANDARD:
-        return "standard", None
-    if named.name in TYPED_DATASETS:
-        return "standard", TYPED_DATASETS[named.name]
-    raise _unknown(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)])
+        fix = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
+        raise named.untrusted("a data set class", fix)
+    if named.name not in (CRUDE, STANDARD, *TYPED_DATASETS):
+        raise _unknown(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)])
+    return "crude" if named.name == CRUDE else "standard", TYPED_DATASETS.get(named.name)
 
 
-def metadataset_class(fields: Mapping[str, YamlNode]) -> str | None:
+def metadataset_class(entries: dict[str, Node]) -> str | None:
     """``"Metadataset"``, ``"MetadatasetV2"``, or None if the document does not say.
 
     Raises:
         ConfigError: another class.
         TrustError: a class of another module.
     """
-    named = _named_class(fields.get("__class__"), fields.get("__module__"))
-    if named is None:
-        return None
-    cure = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
-    if named.is_foreign:
-        raise _untrusted(named, "a metadataset class", cure)
-    if named.name in METADATASETS:
-        return named.name
-    raise named.node.error(
-        f"{named.name!r} is not a metadataset class",
-        expected="Metadataset or MetadatasetV2",
-        found=repr(named.name),
-        choices=METADATASETS,
-        suggest_for=named.name,
-        fix=cure,
-    )
+    named = _named_class(entries, "class")
+    fix = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
+    if named is not None and named.is_foreign:
+        raise named.untrusted("a metadataset class", fix)
+    if named is not None and named.name not in METADATASETS:
+        what = f"{named.name!r} is not a metadataset class"
+        raise named.node.error(what, fix, expected="Metadataset or MetadatasetV2", choices=METADATASETS)
+    return None if named is None else named.name

@@ -21,10 +21,10 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.subset import Subset
-from energon_lite.config.weight_schedule import Piece, ShareIntegral, SlopesMeet, multiply
-from energon_lite.config.yaml_document import YamlNode, from_plain, load_yaml
+from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
+from energon_lite.documents import Node, from_plain, load_yaml
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
 __all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
@@ -58,7 +58,7 @@ class LeafSpec:
         split_part: which of its splits to read.
         weight: its share of the whole blend; the leaves of one blend sum to 1. Of no meaning with repetitions. If
             shares change along the run, the share at its start.
-        course: how the share changes, in pieces (see :mod:`energon_lite.config.weight_schedule`); empty if it stays.
+        segments: how the share changes (see :mod:`energon_lite.config.weight_schedule`); empty if it stays.
         repetitions: how often an epoch of the blend shows each of its samples (``blend_epochized``); None in a
             blend by weight.
         subset: the part of the split to read; None: all of it.
@@ -73,7 +73,7 @@ class LeafSpec:
     path: str
     split_part: str
     weight: float = 1.0
-    course: tuple[Piece, ...] = ()
+    segments: tuple[Segment, ...] = ()
     repetitions: float | None = None
     subset: Subset | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +82,11 @@ class LeafSpec:
     split_config: str = "split.yaml"
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
+
+    @property
+    def share(self) -> Share:
+        """Its share of the whole blend along the run."""
+        return self.segments or constant(self.weight)
 
 
 def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
@@ -123,39 +128,25 @@ def load_metadataset(
         return tuple(flattening.split(document, split_part, _Above()))
     given = local_path(os.fspath(path_or_dict))
     path = os.path.abspath(given)
-    if is_url(given) or not os.path.isfile(path):
-        raise _no_document(given, path)
+    if is_url(given):
+        fix = "copy the YAML file to a local folder"
+        raise ConfigError("metadatasets behind a URL are not supported yet", file=given, fix=fix)
+    if os.path.isdir(path):
+        what = "this is a folder, not a metadataset"
+        fix = "a single data set needs no metadataset: give its folder to get_train_dataset"
+        raise ConfigError(what, file=path, expected="a .yaml file", found="a folder", fix=fix)
+    if not os.path.isfile(path):
+        fix, found = missing_file_fix(path, "correct the path"), f"no such file: {path}"
+        raise ConfigError("the metadataset is missing", file=given, expected="a .yaml file", found=found, fix=fix)
     document = flattening.document(path)
     return tuple(flattening.split(document, split_part, _Above(chain=((path, split_part),))))
-
-
-def _no_document(given: str, path: str) -> ConfigError:
-    if is_url(given):
-        return ConfigError(
-            "metadatasets behind a URL are not supported yet", file=given, fix="copy the YAML file to a local folder"
-        )
-    if os.path.isdir(path):
-        return ConfigError(
-            "this is a folder, not a metadataset",
-            file=path,
-            expected="a .yaml file",
-            found="a folder",
-            fix="a single data set needs no metadataset: give its folder to get_train_dataset",
-        )
-    return ConfigError(
-        "the metadataset is missing",
-        file=given,
-        expected="a .yaml file",
-        found=f"no such file: {path}",
-        fix=missing_file_fix(path, "correct the path"),
-    )
 
 
 @dataclass(frozen=True)
 class _Above:
     """What the documents above say to the ones below."""
 
-    weight: ShareIntegral = 1.0
+    weight: Share = ONE
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     #: The nearest blend on the way here.
@@ -187,11 +178,11 @@ class _Flattening:
             asked = f", which {above.origin} asks for" if above.origin else ""
             raise document.splits_node.error(
                 f"the metadataset has no split {split_part!r}{asked}",
+                f"use one of these (split_part), or add '{split_part}:' here",
                 expected=f"one of: {', '.join(document.splits)}",
                 found=repr(split_part),
-                choices=list(document.splits),
-                suggest_for=split_part,
-                fix=f"use one of these (split_part), or add '{split_part}:' here",
+                choices=document.splits,
+                word=split_part,
             )
         if split.unsupported is not None:
             raise split.unsupported
@@ -205,7 +196,7 @@ class _Flattening:
         return leaves
 
     def _reference(
-        self, reference: Reference, share: ShareIntegral, split_part: str, document: MetadatasetDocument, above: _Above
+        self, reference: Reference, share: Share, split_part: str, document: MetadatasetDocument, above: _Above
     ) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
@@ -214,14 +205,13 @@ class _Flattening:
             weight=_product(reference.node, above, share),
             repetitions=above.repetitions * reference.repetitions,
             subset=_part(above.subset, reference.subset),
-            subflavors={**reference.subflavors, **above.subflavors},
+            subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             origin=reference.node.origin,
         )
-        if not (here.weight if isinstance(here.weight, float) else any(p.first or p.last for p in here.weight)):
-            raise reference.node.error(
-                "the weight is too small beside its neighbours", expected="a share above 1e-300", fix="raise it"
-            )
+        if not any(segment.first or segment.last for segment in here.weight):
+            what = "the weight is too small beside its neighbours"
+            raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         path, split_part = _locate(reference, document.folder), reference.split_part or split_part
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
@@ -229,8 +219,8 @@ class _Flattening:
             LeafSpec(
                 path=path,
                 split_part=split_part,
-                weight=here.weight if isinstance(here.weight, float) else here.weight[0].first,
-                course=() if isinstance(here.weight, float) else here.weight,
+                weight=here.weight[0].first,
+                segments=here.weight if len(here.weight) > 1 else (),
                 repetitions=_leaf_repetitions(reference.node, here),
                 subset=here.subset,
                 subflavors=dict(here.subflavors),
@@ -243,26 +233,20 @@ class _Flattening:
         ]
 
     def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
+        node = reference.node
         for name in ("dataset_config", "split_config"):
             if getattr(reference, name) is not None:
-                raise reference.node.value[name].error(
-                    f"{name!r} goes with a data set's folder, but this path is a metadataset",
-                    expected=f"no {name}",
-                    found=reference.node.value[name].describe(),
-                    fix="remove it here, and write it where the metadataset refers to the folder",
-                    at_key=True,
-                )
+                what = "goes with a data set's folder, but this path is a metadataset"
+                fix = "remove it here, and write it where the metadataset refers to the folder"
+                node.refuse([name], what, fix, f"no {name}")
         if reference.subset is not None and reference.subset.first is not None:
-            raise numbers_above_leaf(reference.node.value["subset"], "a metadataset")
+            raise numbers_above_leaf(node.value["subset"], "a metadataset")
         if (path, split_part) in here.chain:
             steps = [*here.chain[here.chain.index((path, split_part)) :], (path, split_part)]
-            raise reference.path.error(
-                "the metadatasets refer to each other in a circle",
-                expected="a tree",
-                found=" -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps),
-                fix="remove one of these references",
-            )
-        step = Step(path, split_part, reference.node.origin, reference.node.path)
+            found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps)
+            what, fix = "the metadatasets refer to each other in a circle", "remove one of these references"
+            raise reference.path.error(what, fix, expected="a tree", found=found)
+        step = Step(path, split_part, node.origin, node.path)
         below = replace(here, chain=(*here.chain, (path, split_part)), trail=(*here.trail, step))
         return self.split(self.document(path), split_part, below)
 
@@ -271,19 +255,19 @@ def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
     return inner if outer is None else outer.of(inner)
 
 
-def _product(node: YamlNode, above: _Above, share: ShareIntegral) -> ShareIntegral:
+def _product(node: Node, above: _Above, share: Share) -> Share:
     try:
         return multiply(above.weight, share)
     except SlopesMeet as slopes:
         raise node.error(
             "the share in this blend slopes while that of a blend above it does: along a curve, not a straight line",
+            "write steps in one of the two documents, or let one slope end before the other begins",
             expected="one linear schedule at a time on the way to a data set",
             found=f"two from position {slopes.start} to {slopes.stop}",
-            fix="write steps in one of the two documents, or let one slope end before the other begins",
         ) from None
 
 
-def _leaf_repetitions(node: YamlNode, here: _Above) -> float | None:
+def _leaf_repetitions(node: Node, here: _Above) -> float | None:
     if here.blend is None or not here.blend.epochized:
         return None
     try:
@@ -291,25 +275,22 @@ def _leaf_repetitions(node: YamlNode, here: _Above) -> float | None:
     except OverflowError:
         repetitions = 0.0
     if not 1e-300 < repetitions < 1e300:
-        raise node.error(
-            "the repetitions, multiplied along the path, are out of range",
-            expected="a product above 1e-300 and below 1e300",
-            fix="write a number nearer to 1",
-        )
+        what = "the repetitions, multiplied along the path, are out of range"
+        expected = "a product above 1e-300 and below 1e300"
+        raise node.error(what, "write a number nearer to 1", expected=expected, found=None)
     return repetitions
 
 
-def _refuse_mixture(node: YamlNode, split: Split, outer: Split | None) -> None:
+def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
     if outer is None or outer.blend is None or outer.epochized == split.epochized:
         return
-    names = [one.blend.path.rsplit(".", 1)[-1] for one in (split, outer) if one.blend is not None]
-    raise node.error(
-        f"{names[0]!r} inside of {names[1]!r}, which stands at {outer.blend.origin}: weights and repetitions do not "
-        "go together in one tree",
+    inside = outer.blend
+    raise node.key_error(
+        f"{node.key!r} inside of {inside.key!r}, which stands at {inside.origin}: weights and repetitions do not go "
+        "together in one tree",
+        "write the same kind of blend in both documents",
         expected="repetitions at every blend" if outer.epochized else "weights at every blend",
-        found=f"{names[0]!r} here and {names[1]!r} at {outer.blend.origin}",
-        fix="write the same kind of blend in both documents",
-        at_key=True,
+        found=f"{node.key!r} here and {inside.key!r} at {inside.origin}",
     )
 
 
@@ -319,44 +300,30 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     """
     if outer is None or inner is None:
         return None
-    if outer == -1 or inner == -1:
-        return -1
-    return outer * inner
+    return -1 if -1 in (outer, inner) else outer * inner
 
 
 def _locate(reference: Reference, folder: str) -> str:
     """The absolute path of what a reference means; a URL as it is."""
     node = reference.path
-    text = local_path(node.string("the path of a data set's folder or of a metadataset"))
+    text = local_path(node.value)
     if "::" in text:
-        raise node.error(
-            "chained URLs are not read: they can make fsspec do more than reading",
-            expected="the URL of a store",
-            found=node.describe(),
-            fix=f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
-        )
+        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
+        what = "chained URLs are not read: they can make fsspec do more than reading"
+        raise node.error(what, fix, expected="the URL of a store")
     if is_url(text):
         if is_metadataset(text):
-            raise node.error(
-                "metadatasets behind a URL are not supported yet",
-                expected="a local .yaml file",
-                found=node.describe(),
-                fix="copy the YAML file to a local folder",
-            )
+            what, fix = "metadatasets behind a URL are not supported yet", "copy the YAML file to a local folder"
+            raise node.error(what, fix, expected="a local .yaml file")
         return text
     path = os.path.abspath(os.path.join(folder, text))
     if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
         return path
+    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
     if os.path.isfile(path):
-        raise node.error(
-            "this file is neither a data set nor a metadataset",
-            expected="the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)",
-            found=f"the file {path}",
-            fix=f"name the folder that holds the shards: {os.path.dirname(text) or '.'}",
-        )
-    raise node.error(
-        "the path does not exist",
-        expected="the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)",
-        found=f"no such file or folder: {path}",
-        fix=missing_file_fix(path, "correct the path (a relative one counts from this document's folder)"),
-    )
+        what = "this file is neither a data set nor a metadataset"
+        fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
+        raise node.error(what, fix, expected=expected, found=f"the file {path}")
+    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+    found = f"no such file or folder: {path}"
+    raise node.error("the path does not exist", fix, expected=expected, found=found)

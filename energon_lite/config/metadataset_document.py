@@ -11,28 +11,75 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
-from energon_lite.config.weight_schedule import ShareIntegral, WeightSchedule, blend_shares, read_schedule
-from energon_lite.config.yaml_node import YamlNode
+from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
+from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
 
 __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 
-_REFERENCE_KEYS = frozenset(
-    {"split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config"}
-)
-_NOT_YET = frozenset({"aux"})
-_REFERENCE_KEYS_V2 = _REFERENCE_KEYS | _NOT_YET | {"subset"}
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
+_EXPECTED_KIND = f"one of the keys {', '.join(_SPLIT_KINDS)}"
+
+
+# -- what the keys of a reference may hold --------------------------------------------------------------------------
+
+
+def _path(node: Node) -> Node:
+    node.string("the path of a data set's folder or of a metadataset")
+    return node
+
+
+def _weight(node: Node) -> Share:
+    return read_schedule(node) if isinstance(node.value, dict) else constant(_positive(node, "a weight"))
+
+
+def _repetitions(node: Node) -> Fraction:
+    """Exactly what is written: 0.1 is a tenth."""
+    if isinstance(node.value, dict):
+        what, fix = "repetitions cannot change along the run", "use 'blend' with weights, which can"
+        raise node.error(what, fix, expected="a number above 0")
+    return Fraction(str(_positive(node, "the number of repetitions")))
+
+
+def _positive(node: Node, what: str) -> float:
+    number = node.number()
+    if number <= 0:
+        fix = "remove the entry if it is not to be used" if number == 0 else "write a number above 0"
+        raise node.error(f"{what} must be above zero", fix, expected="a number above 0")
+    return number
+
+
+def _multiplier(node: Node) -> int:
+    value = node.integer()
+    if value < 1 and value != -1:
+        raise node.error(
+            "'shuffle_over_epochs_multiplier' is out of range",
+            "remove it for the usual shuffling within each epoch",
+            expected="a whole number above 0, -1 (drawing with replacement) or null (no shuffling)",
+        )
+    return value
+
+
+def _file_name(node: Node) -> str:
+    expected = "the name of a file in .nv-meta"
+    name = node.string(expected)
+    if os.path.isabs(name) or ".." in name.split("/"):
+        what = "the configuration is outside of the data set's .nv-meta folder"
+        raise node.error(what, "put the file there, and write its name", expected=expected)
+    return name
+
+
+# -- the document ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One ``path:`` with its options.
+    """One ``path:`` with its options; all fields but ``node`` and ``unsupported`` are keys of the document.
 
     Args:
         node: the mapping, for messages.
@@ -40,20 +87,27 @@ class Reference:
         weight: as written, or 1.
         repetitions: as written, or 1; exact.
         subset: which part of what the path leads to.
+        subflavor: of the older Metadataset: one more label.
         unsupported: the error to raise if this reference is used.
     """
 
-    node: YamlNode
-    path: YamlNode
-    weight: float | WeightSchedule = 1.0
-    repetitions: Fraction = Fraction(1)
-    subset: Subset | None = None
-    split_part: str | None = None
-    subflavors: dict[str, Any] = field(default_factory=dict)
-    shuffle_over_epochs_multiplier: int | None = 1
-    dataset_config: str | None = None
-    split_config: str | None = None
+    node: Node
+    path: Annotated[Node, _path]
+    weight: Annotated[Share, _weight] = ONE
+    repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
+    subset: Annotated[Subset | None, read_subset] = None
+    split_part: Annotated[str | None, "the name of a split"] = None
+    subflavors: Annotated[dict[str, Any], read_subflavors] = field(default_factory=dict)
+    subflavor: Annotated[str | None, "a label"] = None
+    shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
+    dataset_config: Annotated[str | None, _file_name] = None
+    split_config: Annotated[str | None, _file_name] = None
     unsupported: ConfigError | None = None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels for its samples."""
+        return self.subflavors if self.subflavor is None else {"__subflavor__": self.subflavor} | self.subflavors
 
 
 @dataclass(frozen=True)
@@ -69,12 +123,12 @@ class Split:
     """
 
     references: tuple[Reference, ...]
-    blend: YamlNode | None = None
+    blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
     unsupported: ConfigError | None = None
 
-    def shares(self) -> list[ShareIntegral]:
+    def shares(self) -> list[Share]:
         """The weights, normalised to sum to 1."""
         return blend_shares([reference.weight for reference in self.references])
 
@@ -90,285 +144,132 @@ class MetadatasetDocument:
     """
 
     splits: dict[str, Split]
-    splits_node: YamlNode
+    splits_node: Node
     folder: str
 
 
-def parse_metadataset(document: YamlNode, folder: str) -> MetadatasetDocument:
+def parse_metadataset(document: Node, folder: str) -> MetadatasetDocument:
     """Check a document of either version. If it names no class, the form of each split tells the version.
 
     Raises:
         ConfigError: anything wrong in it.
     """
-    entries = dict(document.items())
-    version = metadataset_class({key: entries[key] for key in CLASS_KEYS if key in entries})
+    version = metadataset_class(document.entries())
     splits = document.mapping(required={"splits"}, optional=CLASS_KEYS)["splits"]
-    parsed = {name: _split(node, version) for name, node in splits.items()}
+    parsed = {name: _split(node, version) for name, node in splits.entries().items()}
     if not parsed:
-        raise splits.error(
-            "the metadataset has no splits", expected="at least one split", found=splits.describe(), fix="add 'train:'"
-        )
+        raise splits.error("the metadataset has no splits", "add 'train:'", expected="at least one split")
     return MetadatasetDocument(parsed, splits, folder)
 
 
-def _split(node: YamlNode, version: str | None) -> Split:
-    keys = dict(node.items())
+def _split(node: Node, version: str | None) -> Split:
+    keys = node.entries()
     if version == "Metadataset" or (version is None and "datasets" in keys):
-        _refuse_v2(keys, version)
-        entries = node.mapping(required={"datasets"})
-        return Split(_blend(entries["datasets"], _reference_v1), blend=entries["datasets"])
-    if "datasets" in keys:
-        raise keys["datasets"].error(
-            "'datasets' is the key of the older Metadataset, but this is a MetadatasetV2",
-            expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
-            found="'datasets'",
-            fix="rename 'datasets' to 'blend'",
-            at_key=True,
-        )
+        fix = "write '__class__: MetadatasetV2' at the top"
+        fix += " and 'blend' instead of 'datasets'" if version is None else ""
+        node.refuse(_SPLIT_KINDS, "is a key of MetadatasetV2, but this is a Metadataset", fix, "the key datasets")
+        blend = node.mapping(required={"datasets"})["datasets"]
+        return Split(_blend(blend, _older_entry), blend)
+    what = "is the key of the older Metadataset, but this is a MetadatasetV2"
+    node.refuse(["datasets"], what, "rename 'datasets' to 'blend'", _EXPECTED_KIND)
     kinds = [kind for kind in _SPLIT_KINDS if kind in keys]
     if len(kinds) > 1:
-        raise keys[kinds[1]].error(
+        raise keys[kinds[1]].key_error(
             f"{kinds[0]!r} and {kinds[1]!r} in one split",
-            expected=f"exactly one of the keys {', '.join(_SPLIT_KINDS)}",
+            "keep one of them; what is to be blended goes into the list under 'blend'",
+            expected=f"exactly {_EXPECTED_KIND}",
             found=" and ".join(repr(kind) for kind in kinds),
-            fix="keep one of them; what is to be blended goes into the list under 'blend'",
-            at_key=True,
         )
     if not kinds:
-        return _unknown_split(node, keys)
-    if kinds[0] == "path":
-        return Split((_reference(node),))
-    if kinds[0] == "join":
-        return Split((), unsupported=_not_yet(keys[kinds[0]], kinds[0]))
-    entries = node.mapping(required={kinds[0]}, optional={"subset"})
-    epochized = kinds[0] == "blend_epochized"
-    return Split(
-        _blend(entries[kinds[0]], _epochized_entry if epochized else _weighted_entry),
-        blend=entries[kinds[0]],
-        epochized=epochized,
-        subset=_subset_of_blend(entries.get("subset"), kinds[0]),
-    )
+        raise _no_kind(node)
+    kind = kinds[0]
+    if kind == "path":
+        return Split((_single(node),))
+    if kind == "join":
+        return Split((), unsupported=_not_yet(keys[kind]))
+    entries = node.mapping(required={kind}, optional={"subset"})
+    subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
+    if subset is not None and subset.first is not None:
+        raise numbers_above_leaf(entries["subset"], f"a {kind}")
+    epochized = kind == "blend_epochized"
+    references = _blend(entries[kind], _epochized_entry if epochized else _weighted_entry)
+    return Split(references, entries[kind], epochized, subset)
 
 
-def _subset_of_blend(node: YamlNode | None, kind: str) -> Subset | None:
-    if node is None or node.is_null:
-        return None
-    subset = read_subset(node)
-    if subset.first is not None:
-        raise numbers_above_leaf(node, f"a {kind}")
-    return subset
-
-
-def numbers_above_leaf(node: YamlNode, what: str) -> ConfigError:
+def numbers_above_leaf(node: Node, what: str) -> ConfigError:
     """The error for a subset by sample numbers of something that is not one data set."""
-    return node.error(
+    return node.key_error(
         f"sample numbers count in one data set, but this is {what}",
+        "use percentages here, or write the subset where the folder of the data set is referred to",
         expected="percentages, such as [0%, 80%]",
         found=f"the range [{', '.join(str(bound) for bound in node.value['range'].plain())}]",
-        fix="use percentages here, or write the subset where the folder of the data set is referred to",
-        at_key=True,
     )
 
 
-def _refuse_v2(keys: dict[str, YamlNode], version: str | None) -> None:
-    for kind in _SPLIT_KINDS:
-        if kind in keys:
-            raise keys[kind].error(
-                f"{kind!r} is a key of MetadatasetV2, but this is a Metadataset",
-                expected="the key datasets",
-                found=repr(kind),
-                fix="write '__class__: MetadatasetV2' at the top"
-                + (" and 'blend' instead of 'datasets'" if version is None else ""),
-                at_key=True,
-            )
+def _no_kind(node: Node) -> ConfigError:
+    """Neither path nor blend: the first unknown key is most likely a misspelt one."""
+    known = {"split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config"}
+    for key, child in node.value.items():
+        if key not in known | {"aux", "subset"}:
+            fix = "write 'path:' for a single data set, or 'blend:' with a list of them"
+            choices = [*_SPLIT_KINDS, "datasets"]
+            return child.key_error(f"unknown key {key!r}", fix, expected=_EXPECTED_KIND, choices=choices)
+    fix = "add 'path:' for a single data set, or 'blend:' with a list of them"
+    return node.error("the split says no data set", fix, expected=_EXPECTED_KIND)
 
 
-def _unknown_split(node: YamlNode, keys: dict[str, YamlNode]) -> Split:
-    """Neither path nor blend: the first key is most likely a misspelt one."""
-    for key, child in keys.items():
-        if key not in _REFERENCE_KEYS_V2:
-            raise child.error(
-                f"unknown key {key!r}",
-                expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
-                found=repr(key),
-                choices=[*_SPLIT_KINDS, "datasets"],
-                suggest_for=key,
-                fix="write 'path:' for a single data set, or 'blend:' with a list of them",
-                at_key=True,
-            )
-    raise node.error(
-        "the split says no data set",
-        expected=f"one of the keys {', '.join(_SPLIT_KINDS)}",
-        found=node.describe(),
-        fix="add 'path:' for a single data set, or 'blend:' with a list of them",
-    )
+def _not_yet(node: Node) -> ConfigError:
+    fix = "remove it; data sets can be blended, not joined" if node.key == "join" else "remove it"
+    return node.key_error(f"{node.key!r} is not supported yet", fix, expected="path, blend or blend_epochized")
 
 
-def _not_yet(node: YamlNode, name: str) -> ConfigError:
-    return node.error(
-        f"{name!r} is not supported yet",
-        expected="path, blend or blend_epochized",
-        found=repr(name),
-        fix="remove it; data sets can be blended, not joined" if name == "join" else "remove it",
-        at_key=True,
-    )
-
-
-def _blend(node: YamlNode, parse: Callable[[YamlNode], Reference]) -> tuple[Reference, ...]:
-    entries = node.sequence("data sets, each with a path")
-    if not entries:
-        raise node.error(
-            "the blend is empty",
-            expected="at least one data set",
-            found=node.describe(),
-            fix="add '- path: ...', or remove the split",
-        )
-    references = tuple(parse(entry) for entry in entries)
+def _blend(node: Node, parse: Callable[[Node], Reference]) -> tuple[Reference, ...]:
+    references = tuple(parse(entry) for entry in node.sequence("data sets, each with a path"))
+    if not references:
+        fix = "add '- path: ...', or remove the split"
+        raise node.error("the blend is empty", fix, expected="at least one data set")
     try:
         blend_shares([reference.weight for reference in references])
     except ValueError as nothing:
-        raise node.error(
-            f"all weights of the blend are zero at position {nothing.args[0]}, or just before it",
-            expected="a weight above 0 at every position",
-            found="none",
-            fix="let one data set begin before the others end",
-            at_key=True,
-        ) from None
+        what = f"all weights of the blend are zero at position {nothing.args[0]}, or just before it"
+        expected, fix = "a weight above 0 at every position", "let one data set begin before the others end"
+        raise node.key_error(what, fix, expected=expected, found="none") from None
     return references
 
 
-def _weighted_entry(node: YamlNode) -> Reference:
+# -- references, each kind with its keys ----------------------------------------------------------------------------
+
+
+def _older_entry(node: Node) -> Reference:
+    return read(node, Reference, without={"repetitions", "subset"}, node=node, unsupported=None)
+
+
+def _single(node: Node) -> Reference:
+    for key, blend in (("weight", "blend"), ("repetitions", "blend_epochized")):
+        fix = f"remove it, or write '{blend}:' and this as an entry of its list"
+        node.refuse([key], "outside of a blend has no meaning", fix, f"a list under {blend!r}")
+    return _newer(node, {"weight", "repetitions"})
+
+
+def _weighted_entry(node: Node) -> Reference:
     return _blend_entry(node, own="weight", other="repetitions", other_blend="blend_epochized")
 
 
-def _epochized_entry(node: YamlNode) -> Reference:
+def _epochized_entry(node: Node) -> Reference:
     return _blend_entry(node, own="repetitions", other="weight", other_blend="blend")
 
 
-def _blend_entry(node: YamlNode, own: str, other: str, other_blend: str) -> Reference:
-    keys = dict(node.items())
-    for kind in ("blend", "blend_epochized", "join"):
-        if kind not in keys:
-            continue
-        if kind == "join":
-            return Reference(node, path=keys[kind], unsupported=_not_yet(keys[kind], kind))
-        raise keys[kind].error(
-            f"{kind!r} inside of a blend",
-            expected="a reference with the key path",
-            found=repr(kind),
-            fix="put the inner blend into a metadataset file of its own, and give that file's path here",
-            at_key=True,
-        )
-    if other in keys:
-        raise keys[other].error(
-            f"{other!r} belongs to {other_blend}",
-            expected=own,
-            found=repr(other),
-            fix=f"use {own!r}",
-            at_key=True,
-        )
-    return _reference(node, optional=_REFERENCE_KEYS_V2 | {own})
+def _blend_entry(node: Node, own: str, other: str, other_blend: str) -> Reference:
+    if "join" in node.entries():
+        return Reference(node, node.value["join"], unsupported=_not_yet(node.value["join"]))
+    fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
+    node.refuse(["blend", "blend_epochized"], "inside of a blend", fix, "a reference with the key path")
+    node.refuse([other], f"belongs to {other_blend}", f"use {own!r}", own)
+    return _newer(node, {other})
 
 
-def _reference_v1(node: YamlNode) -> Reference:
-    return _reference(node, optional=_REFERENCE_KEYS | {"weight", "subflavor"})
-
-
-def _reference(node: YamlNode, optional: frozenset[str] = _REFERENCE_KEYS_V2) -> Reference:
-    keys = dict(node.items())
-    for key, blend in (("weight", "blend"), ("repetitions", "blend_epochized")):
-        if key in keys and not optional & {"weight", "repetitions"}:
-            raise keys[key].error(
-                f"{key!r} outside of a blend has no meaning",
-                expected=f"a list under {blend!r}",
-                found=repr(key),
-                fix=f"remove it, or write '{blend}:' and this as an entry of its list",
-                at_key=True,
-            )
-    entries = node.mapping(required={"path"}, optional=optional)
-    used = {key: entry for key, entry in entries.items() if not entry.is_null}
-    refused = [_not_yet(used[key], key) for key in sorted(_NOT_YET) if key in used]
-    entries["path"].string("the path of a data set's folder or of a metadataset")
-    return Reference(
-        node=node,
-        path=entries["path"],
-        weight=_weight(entries.get("weight")),
-        repetitions=_repetitions(entries.get("repetitions")),
-        subset=read_subset(used["subset"]) if "subset" in used else None,
-        split_part=used["split_part"].string("the name of a split") if "split_part" in used else None,
-        subflavors=_subflavors(entries),
-        shuffle_over_epochs_multiplier=_multiplier(entries.get("shuffle_over_epochs_multiplier")),
-        dataset_config=_file_name(used.get("dataset_config")),
-        split_config=_file_name(used.get("split_config")),
-        unsupported=refused[0] if refused else None,
-    )
-
-
-def _weight(node: YamlNode | None) -> float | WeightSchedule:
-    if node is None:
-        return 1.0
-    if isinstance(node.value, dict):
-        return read_schedule(node)
-    return _positive(node, "a weight")
-
-
-def _repetitions(node: YamlNode | None) -> Fraction:
-    """Exactly what is written: 0.1 is a tenth."""
-    if node is not None and isinstance(node.value, dict):
-        raise node.error(
-            "repetitions cannot change along the run",
-            expected="a number above 0",
-            found=node.describe(),
-            fix="use 'blend' with weights, which can",
-        )
-    return Fraction(1) if node is None else Fraction(str(_positive(node, "the number of repetitions")))
-
-
-def _positive(node: YamlNode, what: str) -> float:
-    number = node.number()
-    if number <= 0:
-        raise node.error(
-            f"{what} must be above zero",
-            expected="a number above 0",
-            found=node.describe(),
-            fix="remove the entry if it is not to be used" if number == 0 else "write a number above 0",
-        )
-    return number
-
-
-def _subflavors(entries: dict[str, YamlNode]) -> dict[str, Any]:
-    labels = read_subflavors(entries.get("subflavors"))
-    older = entries.get("subflavor")
-    if older is not None and not older.is_null:
-        labels.setdefault("__subflavor__", older.string("a label"))
-    return labels
-
-
-def _multiplier(node: YamlNode | None) -> int | None:
-    if node is None:
-        return 1
-    if node.is_null:
-        return None
-    value = node.integer()
-    if value < 1 and value != -1:
-        raise node.error(
-            "'shuffle_over_epochs_multiplier' is out of range",
-            expected="a whole number above 0, -1 (drawing with replacement) or null (no shuffling)",
-            found=node.describe(),
-            fix="remove it for the usual shuffling within each epoch",
-        )
-    return value
-
-
-def _file_name(node: YamlNode | None) -> str | None:
-    if node is None:
-        return None
-    name = node.string("the name of a file in .nv-meta")
-    if os.path.isabs(name) or ".." in name.split("/"):
-        raise node.error(
-            "the configuration is outside of the data set's .nv-meta folder",
-            expected="the name of a file in .nv-meta",
-            found=node.describe(),
-            fix="put the file there, and write its name",
-        )
-    return name
+def _newer(node: Node, without: set[str]) -> Reference:
+    aux = node.value.get("aux")
+    unsupported = None if aux is None or aux.is_null else _not_yet(aux)
+    without = without | {"subflavor"}
+    return read(node, Reference, without=without, ignored={"aux"}, node=node, unsupported=unsupported)

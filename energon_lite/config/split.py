@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
 from energon_lite.brace_patterns import MAX_NAMES, expand_braces
-from energon_lite.config.paths import missing_file_fix
-from energon_lite.config.yaml_document import YamlNode, load_yaml
+from energon_lite.config.dataset import missing_meta_file
+from energon_lite.documents import Node, load_yaml, read
 from energon_lite.errors import ConfigError
 
 __all__ = ["SplitConfig", "load_split_config"]
@@ -93,77 +94,63 @@ def load_split_config(path: str | os.PathLike[str]) -> SplitConfig:
         alternative = os.path.join(os.path.dirname(file), "split.json")
         file = alternative if os.path.isfile(alternative) else file
     if not os.path.isfile(file):
-        raise ConfigError(
-            "the data set's list of splits is missing",
-            file=file,
-            expected="a YAML file with split_parts",
-            found=f"no such file: {os.path.abspath(file)}",
-            fix=_write_it(file),
-        )
-    entries = load_yaml(file).mapping(required={"split_parts"}, optional={"exclude"})
-    expansion = _Expansion()
-    split_parts = {name: _shards(node, expansion) for name, node in entries["split_parts"].items()}
-    exclude = _exclusions(entries.get("exclude"), split_parts, expansion)
-    return SplitConfig(split_parts=split_parts, exclude=exclude, origin=file)
-
-
-def _write_it(file: str) -> str:
-    folder, name = os.path.split(os.path.abspath(file))
-    if name != "split.yaml":
-        return missing_file_fix(file, "correct the name (split_config), or write the file")
-    return f"write it, or run: energon-lite prepare {os.path.dirname(folder)}"
-
-
-def _shards(node: YamlNode, expansion: _Expansion) -> tuple[str, ...]:
-    seen: dict[str, YamlNode] = {}
-    for entry in node.sequence("shards or brace patterns, e.g. shard-{000..007}.tar"):
-        for shard in expansion.names(entry):
-            if shard in seen:
-                raise entry.error(
-                    f"the shard {shard!r} stands twice in one split, so its samples would come twice per epoch",
-                    expected="each shard once",
-                    found=f"it is also in {seen[shard].path} ({seen[shard].origin})",
-                    fix="remove one of them; to show data more often, give it more weight in a blend",
-                )
-            seen[shard] = entry
-    return tuple(seen)
-
-
-def _exclusions(
-    node: YamlNode | None, split_parts: dict[str, tuple[str, ...]], expansion: _Expansion
-) -> tuple[str, ...]:
-    if node is None or node.is_null:
-        return ()
+        what = "the data set's list of splits is missing"
+        raise missing_meta_file(what, file, "split.yaml", "split_config", "a YAML file with split_parts")
+    document = read(load_yaml(file), _Document)
+    patterns = _Patterns()
+    split_parts = {name: patterns.shards(entries) for name, entries in document.split_parts.items()}
     shards = {shard for part in split_parts.values() for shard in part}
-    found: dict[str, None] = {}
-    for entry in node.sequence("shards, or samples as shard/key"):
-        names = expansion.names(entry)
-        if not any(name in shards or split_exclusion(name, shards) for name in names):
-            # Energon accepts it, and it may be left over from shards that are gone, so it is no error.
-            logger.warning("%s: the exclusion %r matches no shard of any split", entry.origin, entry.value)
-        found.update(dict.fromkeys(names))
-    return tuple(found)
+    return SplitConfig(split_parts, patterns.exclusions(document.exclude or [], shards), origin=file)
 
 
-class _Expansion:
+@dataclass(frozen=True)
+class _Document:
+    split_parts: dict[str, Annotated[list[Node], "shards or brace patterns, e.g. shard-{000..007}.tar"]]
+    exclude: Annotated[list[Node] | None, "shards, or samples as shard/key"] = None
+
+
+class _Patterns:
     """The expansion of a document's patterns, with a bound on what they stand for together."""
 
     def __init__(self) -> None:
         self._left = MAX_NAMES
 
-    def names(self, node: YamlNode) -> list[str]:
+    def shards(self, entries: list[Node]) -> tuple[str, ...]:
+        """The shards of one split."""
+        seen: dict[str, Node] = {}
+        for entry in entries:
+            for shard in self._names(entry):
+                if shard in seen:
+                    raise entry.error(
+                        f"the shard {shard!r} stands twice in one split, so its samples would come twice per epoch",
+                        "remove one of them; to show data more often, give it more weight in a blend",
+                        expected="each shard once",
+                        found=f"it is also in {seen[shard].path} ({seen[shard].origin})",
+                    )
+                seen[shard] = entry
+        return tuple(seen)
+
+    def exclusions(self, entries: list[Node], shards: set[str]) -> tuple[str, ...]:
+        """What is left out."""
+        found: dict[str, None] = {}
+        for entry in entries:
+            names = self._names(entry)
+            if not any(name in shards or split_exclusion(name, shards) for name in names):
+                # Energon accepts it, and it may be left over from shards that are gone, so it is no error.
+                logger.warning("%s: the exclusion %r matches no shard of any split", entry.origin, entry.value)
+            found.update(dict.fromkeys(names))
+        return tuple(found)
+
+    def _names(self, node: Node) -> list[str]:
         """What an entry stands for."""
         pattern = node.string("the name of a shard, or a brace pattern")
         try:
             names = expand_braces(pattern, self._left)
         except ValueError as error:
-            raise node.error(
-                f"the braces of the pattern {error}",
-                expected="a pattern such as shard-{000..007}.tar",
-                found=node.describe(),
-                fix="close the brace, or put a backslash before a brace that is part of the name"
-                if str(error) == "do not match"
-                else f"write what the data set has: at most {MAX_NAMES:,} shards and samples in a document",
-            ) from error
+            fix = f"write what the data set has: at most {MAX_NAMES:,} shards and samples in a document"
+            if str(error) == "do not match":
+                fix = "close the brace, or put a backslash before a brace that is part of the name"
+            expected = "a pattern such as shard-{000..007}.tar"
+            raise node.error(f"the braces of the pattern {error}", fix, expected=expected) from error
         self._left -= len(names)
         return names

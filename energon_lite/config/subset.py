@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from energon_lite.config.yaml_node import YamlNode
+from energon_lite.documents import Node
 from energon_lite.errors import ConfigError
 
 __all__ = ["Subset", "read_subset"]
@@ -86,7 +86,7 @@ def _cut(ratio: Fraction, samples: int) -> int:
     return samples if ratio == 1 else min(samples, int(samples * float(ratio)))
 
 
-def read_subset(node: YamlNode) -> Subset:
+def read_subset(node: Node) -> Subset:
     """The content of a ``subset`` key.
 
     Raises:
@@ -95,64 +95,45 @@ def read_subset(node: YamlNode) -> Subset:
     range_ = node.mapping(required={"range"})["range"]
     pair = range_.sequence("two: start and end")
     if len(pair) != 2:
-        raise range_.error(
-            "a range has a start and an end",
-            expected="a list of two, such as [0%, 80%] or [100, end]",
-            found=range_.describe(),
-            fix="write 'range: [start, end]'",
-        )
+        expected = "a list of two, such as [0%, 80%] or [100, end]"
+        raise range_.error("a range has a start and an end", "write 'range: [start, end]'", expected=expected)
     start, stop = _bound(pair[0]), _bound(pair[1])
     if start is None:
-        raise pair[0].error(
-            "a range cannot start at its end", expected=_BOUND, found="'end'", fix="write 0 or 0% for the first sample"
-        )
+        what = "a range cannot start at its end"
+        raise pair[0].error(what, "write 0 or 0% for the first sample", expected=_BOUND)
     if isinstance(start, int) != (stop is None or isinstance(stop, int)):
-        raise pair[1].error(
-            "a percentage and a sample's number in one range",
-            expected="a sample's number, or end" if isinstance(start, int) else "a percentage",
-            found=pair[1].describe(),
-            fix="write '100%' for the end" if stop is None else "use percentages for both, or numbers for both",
-        )
+        expected = "a sample's number, or end" if isinstance(start, int) else "a percentage"
+        fix = "write '100%' for the end" if stop is None else "use percentages for both, or numbers for both"
+        raise pair[1].error("a percentage and a sample's number in one range", fix, expected=expected)
     if stop is not None and stop <= start:
-        raise range_.error(
-            "the range is empty" if start == stop else "the range ends before it starts",
-            expected="a start below the end",
-            found=f"[{pair[0].value}, {pair[1].value}]",
-            fix="remove the entry if it is not to be used" if start == stop else "exchange the two",
-        )
+        empty = start == stop
+        what = "the range is empty" if empty else "the range ends before it starts"
+        fix = "remove the entry if it is not to be used" if empty else "exchange the two"
+        found = f"[{pair[0].value}, {pair[1].value}]"
+        raise range_.error(what, fix, expected="a start below the end", found=found)
     if isinstance(start, int):
         return Subset(first=start, last=None if stop is None else int(stop), origin=node.origin)
     return Subset(start, Fraction(stop or 0), origin=node.origin)
 
 
-def _bound(node: YamlNode) -> int | Fraction | None:
+def _bound(node: Node) -> int | Fraction | None:
     """A sample's number, a ratio, or None for ``end``."""
     value = node.value
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
-            raise node.error(
-                "a sample's number is below zero",
-                expected="a number from 0 on",
-                found=node.describe(),
-                fix="count from the start of the data set, from 0",
-            )
+            fix = "count from the start of the data set, from 0"
+            raise node.error("a sample's number is below zero", fix, expected="a number from 0 on")
         return value
     if not isinstance(value, str):
-        fix = None
-        if isinstance(value, float):
-            fix = f"write '{value * 100:g}%' if a ratio is meant" if 0 <= value <= 1 else "write a whole number"
-        raise node.wrong(_BOUND, fix)
+        ratio = isinstance(value, float) and 0 <= value <= 1
+        raise node.wrong(_BOUND, f"write '{value * 100:g}%' if a ratio is meant" if ratio else None)
     if value.strip() == "end":
         return None
     if not _PERCENTAGE.match(value):
-        number = value.strip()
-        raise node.wrong(_BOUND, "remove the quotes, or add %" if number.isdigit() else "write it like 25% or like 100")
+        quoted = value.strip().isdigit()
+        raise node.wrong(_BOUND, "remove the quotes, or add %" if quoted else "write it like 25% or like 100")
     percentage = float(value.rstrip("%"))
     if percentage > 100:
-        raise node.error(
-            "a percentage is above 100",
-            expected="a percentage from 0% to 100%",
-            found=node.describe(),
-            fix="write at most 100%; to show samples more often use weights or repetitions",
-        )
+        fix = "write at most 100%; to show samples more often use weights or repetitions"
+        raise node.error("a percentage is above 100", fix, expected="a percentage from 0% to 100%")
     return Fraction(percentage / 100.0)

@@ -14,24 +14,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple
 
-from energon_lite.config.yaml_node import YamlNode
+from energon_lite.documents import Node
 
 __all__ = [
-    "Piece",
-    "ShareIntegral",
+    "ONE",
+    "Segment",
+    "Share",
     "SlopesMeet",
-    "WeightSchedule",
     "blend_shares",
+    "constant",
     "multiply",
     "normalised",
     "read_schedule",
-    "shared_pieces",
+    "schedule",
+    "shared_segments",
+    "values_at",
 ]
 
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
@@ -40,39 +42,16 @@ _EXAMPLES = "{0: 0.9, 1_000_000: 0.5} or {linear: {0: 0.9, 1_000_000: 0.1}}"
 _LAST = 1 << 62
 
 
-@dataclass(frozen=True)
-class WeightSchedule:
-    """The weight of one entry of a blend, by position.
-
-    Args:
-        points: (position, weight); the first position is 0, and they increase.
-        linear: in straight lines from point to point; else each weight holds until the next point.
-    """
-
-    points: tuple[tuple[int, float], ...]
-    linear: bool = False
-
-    def at(self, position: int) -> tuple[float, float]:
-        """The weight just before a position, and from it on."""
-        place = max(number for number, (start, _) in enumerate(self.points) if start <= position)
-        start, weight = self.points[place]
-        if not self.linear:
-            return self.points[max(0, place - (start == position))][1], weight
-        if start < position and place + 1 < len(self.points):
-            weight = _between(self.points[place], self.points[place + 1], position)
-        return weight, weight
-
-
-class Piece(NamedTuple):
-    """A share over a stretch of positions: at its start, and at its end, which is the next piece's start."""
+class Segment(NamedTuple):
+    """A weight, or a share, over a stretch of positions: at its start, and at its end, where the next one starts."""
 
     start: int
     first: float
     last: float
 
 
-#: A share: a number, or pieces from position 0 on, the last of which is constant.
-ShareIntegral = float | tuple[Piece, ...]
+#: A weight, or a share: segments from position 0 on, the last of which is constant, and goes on for ever.
+Share = tuple[Segment, ...]
 
 
 class SlopesMeet(ValueError):
@@ -83,104 +62,87 @@ class SlopesMeet(ValueError):
         super().__init__(f"from {start} to {stop}")
 
 
+def constant(value: float) -> Share:
+    """A share that never changes."""
+    return (Segment(0, value, value),)
+
+
+#: All of a blend, or the weight of what says none.
+ONE = constant(1.0)
+
+
+def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share:
+    """Weights at positions, which increase from 0: in straight lines from one to the next, or each until the next."""
+    lasts = [weight for _, weight in (*points[1:], points[-1])] if linear else [weight for _, weight in points]
+    return tuple(Segment(start, weight, last) for (start, weight), last in zip(points, lasts, strict=True))
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_schedule(node: YamlNode) -> WeightSchedule:
+def read_schedule(node: Node) -> Share:
     """The content of a ``weight`` key that is not a number.
 
     Raises:
         ConfigError: anything wrong in it.
     """
-    entries = dict(node.items())
-    kinds = [key for key in entries if not _POSITION.match(key)]
-    if kinds:
-        kind = kinds[0]
-        if kind not in ("linear", "step"):
-            raise entries[kind].error(
-                f"unknown key {kind!r} in a weight that changes",
-                expected="positions in samples, or one of the keys linear, step",
-                found=repr(kind),
-                choices=["linear", "step"],
-                suggest_for=kind,
-                fix=f"write it like {_EXAMPLES}",
-                at_key=True,
+    entries = node.entries()
+    kind = next((key for key in entries if not _POSITION.match(key)), None)
+    if kind is None:
+        return _schedule(node, linear=False)
+    fix = f"write it like {_EXAMPLES}"
+    if kind not in ("linear", "step"):
+        expected, choices = "positions in samples, or one of the keys linear, step", ["linear", "step"]
+        what = f"unknown key {kind!r} in a weight that changes"
+        raise entries[kind].key_error(what, fix, expected=expected, choices=choices)
+    for other in entries:
+        if other != kind:
+            found = f"the keys {', '.join(entries)}"
+            raise entries[other].key_error(
+                f"{other!r} beside {kind!r}", fix, expected=f"only the key {kind}", found=found
             )
-        if len(entries) > 1:
-            other = next(key for key in entries if key != kind)
-            raise entries[other].error(
-                f"{other!r} beside {kind!r}",
-                expected=f"only the key {kind}",
-                found=f"the keys {', '.join(entries)}",
-                fix=f"write it like {_EXAMPLES}",
-                at_key=True,
-            )
-        return _schedule(entries[kind], linear=kind == "linear")
-    return _schedule(node, linear=False)
+    return _schedule(entries[kind], linear=kind == "linear")
 
 
-def _schedule(node: YamlNode, linear: bool) -> WeightSchedule:
-    entries = [(_position(key, child), _weight(child), child) for key, child in node.items()]
-    if not entries:
-        raise node.error(
-            "a weight that changes has no positions", expected=_EXAMPLES, found=node.describe(), fix="add '0:'"
-        )
-    if entries[0][0] != 0:
-        raise entries[0][2].error(
-            "it is not said what the weight is at the start",
-            expected="0 as the first position",
-            found=str(entries[0][0]),
-            fix="add '0: 0' if the data set is to come in later, else '0:' with its weight",
-            at_key=True,
-        )
-    for (before, _, _), (position, _, child) in pairwise(entries):
-        if position <= before:
-            raise child.error(
-                "positions have to increase",
-                expected=f"a position above {before}",
-                found=str(position),
-                fix="sort the positions, and write each of them once",
-                at_key=True,
-            )
-    if not any(weight for _, weight, _ in entries):
-        raise node.error(
-            "the weight is zero at all positions",
-            expected="a weight above 0 somewhere",
-            found=node.describe(),
-            fix="remove the entry if it is not to be used",
-        )
-    return WeightSchedule(tuple((position, weight) for position, weight, _ in entries), linear)
+def _schedule(node: Node, linear: bool) -> Share:
+    points: list[tuple[int, float]] = []
+    for child in node.entries().values():
+        position, weight = _position(child), _weight(child)
+        if not points and position != 0:
+            what, expected = "it is not said what the weight is at the start", "0 as the first position"
+            fix = "add '0: 0' if the data set is to come in later, else '0:' with its weight"
+            raise child.key_error(what, fix, expected=expected, found=str(position))
+        if points and position <= points[-1][0]:
+            what, expected = "positions have to increase", f"a position above {points[-1][0]}"
+            fix = "sort the positions, and write each of them once"
+            raise child.key_error(what, fix, expected=expected, found=str(position))
+        points.append((position, weight))
+    if not points:
+        raise node.error("a weight that changes has no positions", "add '0:'", expected=_EXAMPLES)
+    if not any(weight for _, weight in points):
+        fix = "remove the entry if it is not to be used"
+        raise node.error("the weight is zero at all positions", fix, expected="a weight above 0 somewhere")
+    return schedule(points, linear)
 
 
-def _position(key: str, child: YamlNode) -> int:
+def _position(child: Node) -> int:
+    key = child.key or ""
     value = Fraction(key.replace("_", "")) if _POSITION.match(key) and len(key) < 40 else Fraction(-1)
     if value.denominator != 1 or not 0 <= value < _LAST:
-        raise child.error(
-            f"{key!r} is not a position",
-            expected="a number of samples: a whole number from 0 on, below 2**62",
-            found=repr(key),
-            fix="write the position as a number, such as 1_000_000 or 1e6",
-            at_key=True,
-        )
+        expected = "a number of samples: a whole number from 0 on, below 2**62"
+        fix = "write the position as a number, such as 1_000_000 or 1e6"
+        raise child.key_error(f"{key!r} is not a position", fix, expected=expected)
     return int(value)
 
 
-def _weight(node: YamlNode) -> float:
+def _weight(node: Node) -> float:
     weight = node.number()
     if weight < 0:
-        raise node.error(
-            "a weight is below zero",
-            expected="a number from 0 on",
-            found=node.describe(),
-            fix="write 0 where the data set is not to be used",
-        )
+        fix = "write 0 where the data set is not to be used"
+        raise node.error("a weight is below zero", fix, expected="a number from 0 on")
     if weight and not 1e-100 < weight < 1e100:
-        raise node.error(
-            "a weight that changes is out of range",
-            expected="0, or a number above 1e-100 and below 1e100",
-            found=node.describe(),
-            fix="only ratios count: write a number nearer to 1",
-        )
+        what, fix = "a weight that changes is out of range", "only ratios count: write a number nearer to 1"
+        raise node.error(what, fix, expected="0, or a number above 1e-100 and below 1e100")
     return weight
 
 
@@ -195,19 +157,17 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in scaled]
 
 
-def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[ShareIntegral]:
-    """The shares of the entries of one blend.
+def blend_shares(weights: Sequence[Share]) -> list[Share]:
+    """The shares of the entries of one blend: their weights, divided by the sum wherever a weight is written.
 
     Raises:
         ValueError: all weights are zero at some position, which is its only argument.
     """
-    if not any(isinstance(weight, WeightSchedule) for weight in weights):
-        return list(normalised([weight for weight in weights if isinstance(weight, float)]))
-    knots = sorted({start for weight in weights if isinstance(weight, WeightSchedule) for start, _ in weight.points})
+    knots = _knots(weights)
     before: list[list[float]] = []
     after: list[list[float]] = []
     for knot in knots:
-        sides = [weight.at(knot) if isinstance(weight, WeightSchedule) else (weight, weight) for weight in weights]
+        sides = [values_at(weight, knot) for weight in weights]
         for found, side in ((before, 0), (after, 1)):
             values = [pair[side] for pair in sides]
             if not any(values):
@@ -215,34 +175,32 @@ def blend_shares(weights: Sequence[float | WeightSchedule]) -> list[ShareIntegra
             found.append(normalised(values))
     ends = [*before[1:], after[-1]]
     return [
-        tuple(Piece(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
+        tuple(Segment(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
         for entry in range(len(weights))
     ]
 
 
-def multiply(outer: ShareIntegral, inner: ShareIntegral) -> ShareIntegral:
+def multiply(outer: Share, inner: Share) -> Share:
     """The product of two shares.
 
     Raises:
         SlopesMeet: both slope at the same time.
     """
-    if isinstance(outer, float) and isinstance(inner, float):
-        return outer * inner
-    pieces = []
-    for start, stop, ((a, b), (c, d)) in _cut([outer, inner]):
+    segments = []
+    for start, stop, ((a, b), (c, d)) in _stretches([outer, inner]):
         if a != b and c != d:
             raise SlopesMeet(start, stop)
-        pieces.append(Piece(start, a * c, b * d))
-    return tuple(pieces)
+        segments.append(Segment(start, a * c, b * d))
+    return tuple(segments)
 
 
-def shared_pieces(courses: Sequence[ShareIntegral]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
+def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
     """The shares of all leaves, cut at the same positions: start, shares there, and shares at the end where they slope.
 
     Neighbours that are one and the same constant are joined, so that a position at which nothing changes is none.
     """
     stages: list[tuple[int, tuple[float, ...], tuple[float, ...] | None]] = []
-    for start, _, pairs in _cut(courses):
+    for start, _, pairs in _stretches(shares):
         first, last = (tuple(pair[side] for pair in pairs) for side in (0, 1))
         if first != last:
             stages.append((start, first, last))
@@ -251,37 +209,28 @@ def shared_pieces(courses: Sequence[ShareIntegral]) -> list[tuple[int, tuple[flo
     return stages
 
 
-def _cut(courses: Sequence[ShareIntegral]) -> list[tuple[int, int | None, list[tuple[float, float]]]]:
-    """Start, stop, and of each course the values at both ends, for each stretch between positions at which any of them
-    changes."""
-    knots = sorted({0, *(piece.start for course in courses if not isinstance(course, float) for piece in course)})
-    rows = [_values(course, knots) for course in courses]
-    return [
-        (start, stop, [row[number] for row in rows])
-        for number, (start, stop) in enumerate(zip(knots, [*knots[1:], None], strict=True))
-    ]
+def values_at(share: Share, position: int) -> tuple[float, float]:
+    """A share just before a position, and from it on."""
+    place = bisect_right(share, position, key=lambda segment: segment.start) - 1
+    start, first, last = share[place]
+    if start == position:
+        return share[place - 1].last if place else first, first
+    if first == last:
+        return first, first
+    ratio = Fraction(position - start, share[place + 1].start - start)
+    value = float(Fraction(first) + (Fraction(last) - Fraction(first)) * ratio)  # rounded once
+    return value, value
 
 
-def _values(course: ShareIntegral, knots: Sequence[int]) -> list[tuple[float, float]]:
-    """The values of a course at both ends of each stretch."""
-    if isinstance(course, float):
-        return [(course, course)] * len(knots)
-    values, place = [], 0
-    for number, start in enumerate(knots):
-        if place + 1 < len(course) and course[place + 1].start == start:
-            place += 1
-        piece = course[place]
-        if piece.first == piece.last:
-            values.append((piece.first, piece.last))
-            continue
-        end = (course[place + 1].start, piece.last)
-        first = piece.first if piece.start == start else _between((piece.start, piece.first), end, start)
-        stop = knots[number + 1]
-        values.append((first, piece.last if stop == end[0] else _between((piece.start, piece.first), end, stop)))
-    return values
+def _knots(shares: Sequence[Share]) -> list[int]:
+    """The positions at which any of them changes."""
+    return sorted({segment.start for share in shares for segment in share})
 
 
-def _between(one: tuple[int, float], other: tuple[int, float], position: int) -> float:
-    """The value of a straight line, rounded once."""
-    ratio = Fraction(position - one[0], other[0] - one[0])
-    return float(Fraction(one[1]) + (Fraction(other[1]) - Fraction(one[1])) * ratio)
+def _stretches(shares: Sequence[Share]) -> Iterator[tuple[int, int | None, list[tuple[float, float]]]]:
+    """Start, stop, and of each share the values at both ends, for each stretch between positions where any changes."""
+    knots = _knots(shares)
+    for start, stop in zip(knots, [*knots[1:], None], strict=True):
+        starts = [values_at(share, start)[1] for share in shares]
+        stops = starts if stop is None else [values_at(share, stop)[0] for share in shares]
+        yield start, stop, list(zip(starts, stops, strict=True))

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
@@ -30,6 +30,7 @@ from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.block_counts import BLOCK, BlockCounts
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
 from energon_lite.order.stages import Stage, StagedBlend, check_stages
+from energon_lite.storage.files.atomic_file import flush_files
 
 __all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
 
@@ -38,12 +39,12 @@ SAMPLE_INDEX = "dataset_sample_index.npy"
 
 #: Blocks written at once: 2.5 MiB.
 _BLOCKS_AT_ONCE = 64
-_SHUFFLED_AT_ONCE = 1 << 18
 #: A slice shorter than this is not worth a process of its own.
 _WORTH_A_PROCESS = 1 << 20
 
 Ints = NDArray[np.int64]
-#: What the counts come from, as plain data: either of each data set, or stages and the length.
+#: What the arrays are computed from, as plain data: the counts of each data set, or stages and the length, or the
+#: length of a permutation; and the key.
 Recipe = dict[str, Any]
 
 
@@ -84,26 +85,36 @@ def build_blend_index(
         >>> np.bincount(data_set).tolist(), sample[data_set == 1].tolist()
         ([6, 2], [0, 1])
     """
-    recipe = _recipe(weights, n)
+    recipe = _recipe(weights, n) | {"key": key}
     _check_ranks(rank, world_size, barrier)
     if path is None:
-        halves = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)
-        _each_chunk(recipe, key, 0, _blocks(n), lambda start, *parts: _copy(halves, start, parts))
-        return halves
+        data_set, sample = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)
+        for start, (leaves, positions) in _chunks(recipe, 0, _blocks(n)):
+            data_set[start : start + len(leaves)] = leaves
+            sample[start : start + len(leaves)] = positions
+        return data_set, sample
     final = os.path.abspath(os.fspath(path))
     if os.path.exists(final):
         raise UsageError("there is something at this path already", where=final, fix="remove it, or give another path")
     wait = barrier or (lambda: None)
     unfinished = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.unfinished")
+    paths = [os.path.join(unfinished, name) for name in (DATASET_INDEX, SAMPLE_INDEX)]
     if rank == 0:
-        _make_files(unfinished, n)
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a build that was killed
+        os.makedirs(unfinished)
+        for file, dtype in zip(paths, (np.int16, np.int64), strict=True):
+            np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(n,))
     wait()
     first, stop = (_blocks(n) * r // world_size for r in (rank, rank + 1))
-    _write_slice(unfinished, recipe, key, first, stop, workers)
+    worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
+    workers = max(1, min(workers or os.cpu_count() or 1, worth))
+    if workers == 1:
+        _fill(paths, recipe, first, stop)
+    else:
+        _fill_in_children(paths, recipe, first, stop, workers)
     wait()
     if rank == 0:
-        for name in (DATASET_INDEX, SAMPLE_INDEX):
-            _flush(os.path.join(unfinished, name))
+        flush_files(paths)
         os.rename(unfinished, final)
     wait()
     data_set, sample = (np.load(os.path.join(final, name), mmap_mode="r") for name in (DATASET_INDEX, SAMPLE_INDEX))
@@ -168,98 +179,50 @@ def _blocks(n: int) -> int:
     return -(-n // BLOCK)
 
 
-Chunk = Callable[[int, "NDArray[np.int16]", Ints], None]
-
-
-def _each_chunk(recipe: Recipe, key: int, first: int, stop: int, take: Chunk) -> None:
-    """Give blocks ``first .. stop`` to ``take(position of the first, data sets, samples)``, some blocks at a time."""
-    if "stages" in recipe:
-        blend = StagedBlend(
-            [Stage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
-        )
-        for chunk in range(first, stop, _BLOCKS_AT_ONCE):
-            end = min(min(chunk + _BLOCKS_AT_ONCE, stop) * BLOCK, recipe["length"])
-            leaf, sample = blend.lookup(np.arange(chunk * BLOCK, end))
-            take(chunk * BLOCK, leaf.astype(np.int16), sample)
-        return
-    layout = Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
+def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[NDArray[Any]]]]:
+    """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
+    key = recipe["key"]
+    blend = recipe.get("stages") and StagedBlend(
+        [Stage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
+    )
+    layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
-        blocks = [layout.block(number) for number in range(chunk, min(chunk + _BLOCKS_AT_ONCE, stop))]
-        data_set = np.concatenate([block.leaf for block in blocks]).astype(np.int16)
-        take(chunk * BLOCK, data_set, np.concatenate([block.position for block in blocks]))
+        last = min(chunk + _BLOCKS_AT_ONCE, stop)
+        start = chunk * BLOCK
+        if layout:
+            blocks = [layout.block(number) for number in range(chunk, last)]
+            data_set = np.concatenate([block.leaf for block in blocks]).astype(np.int16)
+            yield start, [data_set, np.concatenate([block.position for block in blocks])]
+            continue
+        rows = np.arange(start, min(last * BLOCK, recipe["length"]))
+        if blend:
+            leaf, sample = blend.lookup(rows)
+            yield start, [leaf.astype(np.int16), sample]
+        else:
+            yield start, [permute_array(rows, recipe["length"], key)]
 
 
 def _tuple(weights: Sequence[float] | None) -> Any:
     return None if weights is None else tuple(weights)
 
 
-def _copy(columns: tuple[NDArray[Any], ...], start: int, parts: tuple[NDArray[Any], ...]) -> None:
-    for column, part in zip(columns, parts, strict=True):
-        column[start : start + len(part)] = part
-
-
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def _make_files(folder: str, n: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # left by a build that was killed
-    os.makedirs(folder)
-    for name, dtype in ((DATASET_INDEX, np.int16), (SAMPLE_INDEX, np.int64)):
-        np.lib.format.open_memmap(os.path.join(folder, name), mode="w+", dtype=dtype, shape=(n,))
+def _fill(paths: Sequence[str], recipe: Recipe, first: int, stop: int, parent: int | None = None) -> None:
+    """Write blocks ``first .. stop`` into array files, one for each column.
 
-
-class _Slice:
-    """Writes parts of an array file. Not through a mapping: its pages would count as this process's memory."""
-
-    def __init__(self, path: str):
-        mapped = np.load(path, mmap_mode="r")
-        self._offset, self._width = mapped.offset, mapped.itemsize
-        self._file = os.open(path, os.O_WRONLY)
-
-    def write(self, start: int, values: NDArray[Any]) -> None:
-        data, place = values.tobytes(), self._offset + start * self._width
-        while data:  # a write may stop early, on a full disk with an error at the next
-            done = os.pwrite(self._file, data, place)
-            data, place = data[done:], place + done
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-def _flush(path: str) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _write_slice(folder: str, recipe: Recipe, key: int, first: int, stop: int, workers: int | None) -> None:
-    worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
-    workers = max(1, min(workers or os.cpu_count() or 1, worth))
-    bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
-    jobs: list[dict[str, Any]] = [
-        {"folder": folder, "recipe": recipe, "key": key, "first": start, "stop": end} for start, end in pairwise(bounds)
-    ]
-    if workers == 1:
-        _write_blocks(**jobs[0])
-    else:
-        _run_children("blocks", jobs)
-
-
-def _write_blocks(folder: str, recipe: Recipe, key: int, first: int, stop: int) -> None:
-    data_sets, samples = (_Slice(os.path.join(folder, name)) for name in (DATASET_INDEX, SAMPLE_INDEX))
-
-    def write(start: int, data_set: NDArray[np.int16], sample: Ints) -> None:
-        _leave_if_alone()
-        data_sets.write(start, data_set)
-        samples.write(start, sample)
-
-    try:
-        _each_chunk(recipe, key, first, stop, write)
-    finally:
-        data_sets.close()
-        samples.close()
+    A child whose ``parent`` was killed must not go on writing to files that another build may be about to replace.
+    """
+    for start, columns in _chunks(recipe, first, stop):
+        if parent is not None and os.getppid() != parent:
+            raise SystemExit("the process that asked for this is gone")
+        for path, values in zip(paths, columns, strict=True):
+            # Not through the mapping: its pages would count as this process's memory.
+            place = np.load(path, mmap_mode="r").offset + start * values.itemsize
+            with open(path, "r+b") as file:
+                file.seek(place)
+                file.write(values.tobytes())
 
 
 def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: int) -> Ints:
@@ -267,59 +230,47 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
     os.close(handle)
     try:
         np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(n,))
-        bounds = [n * worker // workers for worker in range(workers + 1)]
-        jobs: list[dict[str, Any]] = [
-            {"path": path, "n": n, "key": key, "start": start, "stop": stop} for start, stop in pairwise(bounds)
-        ]
-        _run_children("permutation", jobs)
+        _fill_in_children([path], {"length": n, "key": key}, 0, _blocks(n), workers)
         order: Ints = np.load(path, mmap_mode="r")
         return order
     finally:
         os.unlink(path)
 
 
-def _write_permutation(path: str, n: int, key: int, start: int, stop: int) -> None:
-    out = _Slice(path)
-    for chunk in range(start, stop, _SHUFFLED_AT_ONCE):
-        _leave_if_alone()
-        out.write(chunk, permute_array(np.arange(chunk, min(chunk + _SHUFFLED_AT_ONCE, stop)), n, key))
-    out.close()
-
-
 # -- child processes ------------------------------------------------------------------------------------------------
 
-# Plain children that get their job as JSON. Nothing of the caller is forked or imported again, nor torch: they
-# start in a tenth of a second.
+# Plain children that get their job as JSON. Nothing of the caller is forked or imported again, as multiprocessing
+# would, nor torch: they start in a tenth of a second.
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.extras.order_arrays import serve; serve()"
-
-
-#: The parent of a process that runs :func:`serve`.
-_parent: int | None = None
 
 
 def serve() -> None:
     """The main function of a child process."""
-    global _parent
-    job = json.load(sys.stdin)
-    _parent = job.pop("parent")  # told, not asked for: it may be gone by now
-    _leave_if_alone()
-    functions: dict[str, Callable[..., None]] = {"blocks": _write_blocks, "permutation": _write_permutation}
-    functions[job.pop("function")](**job)
+    _fill(**json.load(sys.stdin))
 
 
-def _run_children(function: str, jobs: Sequence[dict[str, Any]]) -> None:
-    command = [sys.executable, "-c", _BOOT, *sys.path]
-    children: list[subprocess.Popen[bytes]] = []
+def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: int, workers: int) -> None:
+    """:func:`_fill`, by so many processes."""
+    bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
+    # The parent is told, not asked for: it may be gone by then.
+    job = {"paths": list(paths), "recipe": recipe, "parent": os.getpid()}
+    children: list[subprocess.Popen[str]] = []
     try:
-        for job in jobs:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for start, end in pairwise(bounds):
+            child = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, *sys.path],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
             children.append(child)
             assert child.stdin is not None
             with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; its own words say why
-                pipe.write(json.dumps({"function": function, "parent": os.getpid(), **job}).encode())
+                json.dump(job | {"first": start, "stop": end}, pipe)
         for child in children:
             assert child.stderr is not None
-            words = child.stderr.read().decode(errors="replace")
+            words = child.stderr.read()
             if child.wait():
                 raise WorkerError(
                     f"a process that writes arrays ended with {child.returncode}\n{words}",
@@ -331,12 +282,6 @@ def _run_children(function: str, jobs: Sequence[dict[str, Any]]) -> None:
             child.wait()
             if child.stderr is not None:
                 child.stderr.close()
-
-
-def _leave_if_alone() -> None:
-    """A child whose parent was killed must not go on writing to files that another build may be about to replace."""
-    if _parent is not None and os.getppid() != _parent:
-        raise SystemExit("the process that asked for this is gone")
 
 
 def _check_ranks(rank: int, world_size: int, barrier: object) -> None:

@@ -9,43 +9,39 @@ The observation, and the cure by one buffer with offsets, are from Yuxin Wu, "De
 Loaders" (ppwwyyxx.com, 2022), and detectron2's serialised list; here the items are msgpack rather than pickles, so that
 reading a file runs no code, and the buffer is a mapped file, so that it may be larger than memory.
 
-Format of the file (little endian)::
-
-    bytes 0..39    magic "ENRGLPKL", u32 version, u32 1 if some item has pickles in it, u64 number of items,
-                   u64 where the offsets are, 8 bytes of zeros
-    items          one after the other, msgpack
-    offsets        u64 [items + 1], from the start of the file
+The file is an array file (:mod:`energon_lite.storage.files.array_file`) with two arrays: ``items``, msgpack one after
+the other, and ``offsets``, u64 ``[items + 1]``, where in ``items`` each begins. Beside them stands whether there are
+pickles among the items. A block of the file is verified when it is first touched.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import shutil
-import struct
 import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, BinaryIO, TypeVar, overload
 
 import msgpack
 import numpy as np
 
 from energon_lite.errors import DatasetError, EnergonLiteError, TrustError, UsageError
+from energon_lite.storage.files.array_file import BLOCK, ArrayWriter, FileKind, Head, read_head
 from energon_lite.storage.files.atomic_file import remove_leftovers, replacing
 from energon_lite.storage.files.file_lock import lock
+from energon_lite.storage.files.file_mapping import map_file
 from energon_lite.storage.files.open_file import open_file
 
 __all__ = ["PackedList"]
 
 T = TypeVar("T")
 
-_HEADER = struct.Struct("<8sIIQQQ")
-_MAGIC = b"ENRGLPKL"
-_VERSION = 1
+_LIST_FILE = FileKind(b"ENRGLPKL", 2, "packed list", "make it again: PackedList.from_iterable writes such files")
 #: What msgpack does not know by itself.
 _ARRAY, _SCALAR, _TUPLE, _PICKLE = 1, 2, 3, 100
 #: Offsets in memory at a time, while a list is made.
@@ -76,11 +72,12 @@ class PackedList(Sequence[T]):
 
     def __init__(self, path: str, trust_code: bool, chosen: range | None = None):
         self.path, self._trust_code = path, trust_code
-        self._mapping, count = _map(path, trust_code)
-        whole = memoryview(self._mapping)
-        start = _HEADER.unpack_from(whole)[4]
-        self._bytes, self._offsets = whole, whole[start:].cast("Q")
-        self._chosen = range(count) if chosen is None else chosen
+        with open(path, "rb", opener=open_file) as file:
+            head = read_head(file, path, _LIST_FILE)
+            if head.meta["pickles"] and not trust_code:
+                raise _untrusted(path)
+            self._body = _Body(map_file(file.fileno()), head)
+        self._chosen = range(self._body.count) if chosen is None else chosen
 
     @classmethod
     def from_iterable(
@@ -116,8 +113,8 @@ class PackedList(Sequence[T]):
         except BaseException:
             _remove(file, handle, os.getpid())
             raise
-        # The mapping is what all slices share, so the file is there as long as one of them is.
-        weakref.finalize(made._mapping, _remove, file, handle, os.getpid())
+        # The mapped file is what all slices share, so it is there as long as one of them is.
+        weakref.finalize(made._body, _remove, file, handle, os.getpid())
         return made
 
     @classmethod
@@ -133,7 +130,7 @@ class PackedList(Sequence[T]):
     def save(self, path: str | os.PathLike[str]) -> PackedList[T]:
         """Write the list (of a slice: its items only) as a file of its own; returns the list on that file."""
         target = os.path.abspath(os.fspath(path))
-        if len(self._chosen) + 1 != len(self._offsets) or self._chosen.step != 1:
+        if len(self._chosen) != self._body.count or self._chosen.step != 1:
             return PackedList.from_iterable(self, target, trust_code=self._trust_code)
         with replacing(target) as temporary:
             shutil.copyfile(self.path, temporary)
@@ -159,7 +156,7 @@ class PackedList(Sequence[T]):
         except IndexError:
             raise IndexError(f"item {index} of {len(self)} in {self.path}") from None
         try:
-            item: T = self._unpack(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+            item: T = self._unpack(self._body.item(number))
         except EnergonLiteError:
             raise
         except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -200,23 +197,29 @@ class PackedList(Sequence[T]):
         return pickle.loads(data)
 
 
-def _map(path: str, trust_code: bool) -> tuple[mmap.mmap, int]:
-    fix = "give a file that PackedList.from_iterable has written to the end"
-    with open(path, "rb", opener=open_file) as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size or head[:8] != _MAGIC:
-            raise DatasetError("this is not a packed list", where=path, fix=fix)
-        _, version, pickles, count, start, _ = _HEADER.unpack(head)
-        if version != _VERSION:
-            raise DatasetError(
-                f"the packed list has format {version}, this library reads format {_VERSION}", where=path, fix=fix
-            )
-        if size != start + 8 * (count + 1):
-            raise DatasetError("the packed list is cut off or overlong", where=path, fix=fix)
-        if pickles and not trust_code:
-            raise _untrusted(path)
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), count
+class _Body:
+    """The items of a mapped file. Blocks are verified once, when they are first touched."""
+
+    def __init__(self, mapped: memoryview, head: Head):
+        self._mapped, self._head = mapped, head
+        self._there = bytearray(len(head.checksums))
+        self._items = head.places["items"][2]
+        _, (offsets,), self._place = head.places["offsets"]
+        self.count = offsets - 1
+        self._offsets = mapped[self._place : self._place + 8 * offsets].cast("Q")
+
+    def item(self, number: int) -> memoryview:
+        """The bytes of an item."""
+        place, offsets = self._place + 8 * number, self._offsets
+        self._verify(place // BLOCK, (place + 15) // BLOCK)
+        start, stop = self._items + offsets[number], self._items + offsets[number + 1]
+        self._verify(start // BLOCK, (stop - 1) // BLOCK)
+        return self._mapped[start:stop]
+
+    def _verify(self, first: int, last: int) -> None:
+        if self._there.find(0, first, last + 1) >= 0:
+            self._head.check(self._mapped[first * BLOCK : min((last + 1) * BLOCK, self._head.end)], first)
+            self._there[first : last + 1] = b"\1" * (last + 1 - first)
 
 
 def _untrusted(path: str) -> TrustError:
@@ -275,28 +278,27 @@ def _write(path: str, items: Iterable[Any], trust_code: bool) -> None:
     """Write a packed list; offsets go through a second file, so that memory does not grow with their number."""
     packing = _Packing(trust_code)
     with open(path, "wb") as file, tempfile.TemporaryFile(dir=os.path.dirname(path)) as offsets:
-        file.write(bytes(_HEADER.size))
-        end, count, waiting = _HEADER.size, 0, array("Q")
-        for item in items:
-            data = packing.pack(item, count)
-            file.write(data)
-            waiting.append(end)
-            end, count = end + len(data), count + 1
-            if len(waiting) == _OFFSETS:
-                offsets.write(waiting)
-                waiting = array("Q")
+        writer = ArrayWriter(file, _LIST_FILE, {})
+        writer.stream("items", "|u1", (), _packed(items, packing, offsets))
+        offsets.seek(0)
+        writer.stream("offsets", "<u8", (), iter(partial(offsets.read, 1 << 20), b""))
+        writer.meta["pickles"] = packing.pickles
+        writer.finish()
+
+
+def _packed(items: Iterable[Any], packing: _Packing, offsets: BinaryIO) -> Iterator[bytes]:
+    """The bytes of each item; where it begins goes to ``offsets``."""
+    end, waiting = 0, array("Q")
+    for number, item in enumerate(items):
+        data = packing.pack(item, number)
         waiting.append(end)
-        offsets.write(waiting)
-        start = end + -end % 8
-        file.write(bytes(start - end))
-        _append(offsets, file)
-        file.seek(0)
-        file.write(_HEADER.pack(_MAGIC, _VERSION, packing.pickles, count, start, 0))
-
-
-def _append(source: BinaryIO, target: BinaryIO) -> None:
-    source.seek(0)
-    shutil.copyfileobj(source, target, 1 << 20)
+        end += len(data)
+        if len(waiting) == _OFFSETS:
+            offsets.write(waiting)
+            waiting = array("Q")
+        yield data
+    waiting.append(end)
+    offsets.write(waiting)
 
 
 class _Packing:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.samples import map_tensors
+from energon_lite.tensors import map_tensors
 
 __all__ = ["DeviceCopy", "Underway"]
 

@@ -1,17 +1,21 @@
-"""Keywords of Energon's functions: which are the same here, which do nothing, and what to write in place of others."""
+"""Keywords as Energon's functions take them, one beside the other: which fill a group of options here, which do
+nothing, and what to write in place of others."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from energon_lite.errors import UsageError, nearest
 from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.options import ByTokens, Chunks, Reading
+from energon_lite.loading.token_batching import Batching
 
-__all__ = ["check_keywords", "loader_arguments"]
+__all__ = ["grouped_keywords", "loader_arguments"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,36 +35,64 @@ _WITHOUT_EFFECT = frozenset(
 #: Energon has given them up, too: it ignores the first one with a warning, and takes the others for the decoder's.
 _HANDLER = "handler"
 _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
+#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
+_OF_A_LOADER = ("worker_config", "fail_on_timeout")
+
+#: What a keyword fills: the argument that has the group, and the group's field.
+_FILLS = {
+    "chunk_size": ("chunks", "size"),
+    "plan_chunk": ("chunks", "size"),
+    "chunk_remainder": ("chunks", "remainder"),
+    "lanes": ("chunks", "lanes"),
+    **{one.name: ("batching", one.name) for one in fields(ByTokens) if one.name != "strategy"},
+    **{one.name: ("reading", one.name) for one in fields(Reading)},
+}
 
 
-def check_keywords(
-    kwargs: Mapping[str, Any], function: Callable[..., Any], known: Callable[..., Any] | None = None
-) -> None:
-    """See that keywords which ``function`` takes for Energon's sake may be ignored.
+def grouped_keywords(
+    function: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    batching: ByTokens | Batching | None,
+    chunks: Chunks | None,
+    reading: Reading | None,
+) -> tuple[ByTokens | None, Chunks, Reading]:
+    """The groups of options, with what was given beside them under names of its own.
 
     Args:
-        kwargs: those that are none of its parameters.
-        function: the one that was called.
-        known: the one that has the parameters, if that is another one.
+        function: the one that was called, for messages.
+        kwargs: what it was given that is none of its parameters.
+        batching, chunks, reading: the groups that it was given.
 
     Raises:
-        UsageError: one may not.
+        UsageError: an unknown keyword, one that has nothing to act on, or a thing that is said twice.
+
+    Example:
+        >>> grouped_keywords(get_train_dataset, {"lanes": 48, "trust_code": True}, None, None, None)[1]
+        Chunks(size=None, remainder=None, lanes=48)
     """
-    for name in kwargs:
-        if name in _WITHOUT_EFFECT:
-            _log.debug("%s=... is accepted for Energon's sake and has no effect", name)
+    if not isinstance(batching, ByTokens) and batching is not None:
+        batching = ByTokens(batching)
+    groups: dict[str, Any] = {"batching": batching, "chunks": chunks or Chunks(), "reading": reading or Reading()}
+    for name, value in kwargs.items():
+        if name not in _FILLS:
             continue
-        if name == _HANDLER:
-            _log.warning(
-                "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)", function.__name__
+        place, field = _FILLS[name]
+        group, default = groups[place], _default(place, field)
+        if value is None and (group is None or default is None):
+            continue
+        if group is None:
+            if value == default:
+                continue
+            raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
+        if getattr(group, field) != default:
+            raise UsageError(
+                f"{name}={value!r} beside {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
+                "it is said twice",
+                fix=f"leave out {name}",
             )
-            continue
-        fix = "set the attribute of your task encoder: decoder = SampleDecoder(image_decode=...), or None for bytes"
-        if name not in _OF_THE_DECODER:
-            names = _names_of(known or function)
-            guess = nearest(name, names)
-            fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(names)
-        raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
+        groups[place] = replace(group, **{field: value})
+    _check_others([name for name in kwargs if name not in _FILLS], function, [*_names_of(function), *_FILLS])
+    return groups["batching"], groups["chunks"], groups["reading"]
 
 
 def loader_arguments(
@@ -78,9 +110,36 @@ def loader_arguments(
             "worker_config belongs to the data set, which was given another one",
             fix="give it to get_train_dataset or get_val_dataset",
         )
-    others = {name: value for name, value in kwargs.items() if name not in (*names, "worker_config")}
-    check_keywords(others, function, DataLoader)
-    return {name: value for name, value in kwargs.items() if name in names}
+    _check_others([name for name in kwargs if name not in (*names, *_OF_A_LOADER)], function, [*names, *_OF_A_LOADER])
+    arguments = {name: value for name, value in kwargs.items() if name in names}
+    if kwargs.get("fail_on_timeout"):
+        arguments = {"on_timeout": "raise"} | arguments
+        if arguments["on_timeout"] != "raise":
+            raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
+    return arguments
+
+
+def _check_others(given: Iterable[str], function: Callable[..., Any], known: list[str]) -> None:
+    """See that keywords which ``function`` takes for Energon's sake may be ignored."""
+    for name in given:
+        if name in _WITHOUT_EFFECT:
+            _log.debug("%s=... is accepted for Energon's sake and has no effect", name)
+            continue
+        if name == _HANDLER:
+            _log.warning(
+                "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)", function.__name__
+            )
+            continue
+        fix = "set the attribute of your task encoder: decoder = SampleDecoder(image_decode=...), or None for bytes"
+        if name not in _OF_THE_DECODER:
+            guess = nearest(name, known)
+            fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(known)
+        raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
+
+
+def _default(place: str, field: str) -> Any:
+    group = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}[place]
+    return next(one.default for one in fields(group) if one.name == field)
 
 
 def _names_of(function: Callable[..., Any]) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.paths import is_url, local_path, missing_file_fix
 from energon_lite.config.split import load_split_config
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.hooks.cooking import check_needs
@@ -24,6 +24,7 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
 from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.read.source import OpenedSource, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
@@ -113,12 +114,20 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
 
 
-def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:
+def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource | OpenedSource:
     """The samples of a leaf, not yet interpreted; without those that column ``skips`` marks as skipped.
 
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    if (opener := source_opener(spec.path)) is not None:
+        if skips is not None:
+            raise UsageError(
+                "a source of your own has no measured skips",
+                where=spec.path,
+                fix="leave out use_measured_skips; let the source have the other samples only",
+            )
+        return OpenedSource(spec.path, opener, spec.split_part, spec.subset)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
         return WebdatasetSource.open(spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips)
     meta = local_meta(spec.path)
@@ -134,7 +143,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource:
     )
 
 
-def _tell_skips(source: WebdatasetSource, skips: str, encoder: TaskEncoder) -> None:
+def _tell_skips(source: WebdatasetSource | OpenedSource, skips: str, encoder: TaskEncoder) -> None:
     made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
     if source.skipped:
         logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
@@ -150,10 +159,10 @@ def _tell_skips(source: WebdatasetSource, skips: str, encoder: TaskEncoder) -> N
 
 
 def _sample_loader(
-    spec: LeafSpec, source: WebdatasetSource, encoder: TaskEncoder, trust_code: bool
+    spec: LeafSpec, source: WebdatasetSource | OpenedSource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[SampleLoader, Cooker | None]:
-    folder = os.path.join(local_meta(spec.path), META_FOLDER)
     config = dataset_config_of(spec, trust_code)
+    folder = "" if isinstance(source, OpenedSource) else os.path.join(local_meta(spec.path), META_FOLDER)
     subflavors = config.subflavors | spec.subflavors
     loader = SampleLoader(
         sample_type=_sample_type(config),
@@ -192,17 +201,18 @@ def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None
 
 
 def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
-    """How the samples of a leaf are made of their parts; those of a JSONL file are crude.
+    """How the samples of a leaf are made of their parts; those of a JSONL file or of a user's
+    source are crude.
 
     Raises:
         ConfigError, TrustError: as :func:`~energon_lite.config.dataset.load_dataset_config`.
     """
-    if is_jsonl(spec.path):
+    if is_jsonl(spec.path) or source_opener(spec.path) is not None:
         return DatasetConfig("crude", origin=spec.path)
     return load_dataset_config(meta_path(local_meta(spec.path), spec.dataset_config), trust_code=trust_code)
 
 
-def _part_filter(config: DatasetConfig, source: WebdatasetSource, folder: str) -> frozenset[str] | None:
+def _part_filter(config: DatasetConfig, source: WebdatasetSource | OpenedSource, folder: str) -> frozenset[str] | None:
     if config.part_filter is None:
         return None
     if isinstance(config.part_filter, str):  # the caller's own function; the document was trusted
@@ -215,7 +225,7 @@ def _sample_type(config: DatasetConfig) -> type[Sample] | None:
     return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
 
 
-def _field_map(config: DatasetConfig, source: WebdatasetSource) -> FieldMap | None:
+def _field_map(config: DatasetConfig, source: WebdatasetSource | OpenedSource) -> FieldMap | None:
     if not config.field_map:
         return None
     try:

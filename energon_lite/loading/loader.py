@@ -55,7 +55,6 @@ class DataLoader:
         watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
         on_timeout: ``warn``: go on waiting then; ``replace`` the worker that hangs, and run its job again; or
             ``raise`` a WorkerError. Without workers nobody can be replaced, and the error comes when the hook is done.
-        fail_on_timeout: Energon's word for ``on_timeout="raise"``.
         max_bytes_in_flight: bytes of batches that may wait for their turn, or are expected soon; with very large
             batches workers then keep less ahead than ``prefetch_factor``.
         check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
@@ -81,8 +80,7 @@ class DataLoader:
         prefetch_factor: int = 2,
         start_method: StartMethod = "fork",
         watchdog_timeout_seconds: float | None = 60.0,
-        on_timeout: OnTimeout | None = None,
-        fail_on_timeout: bool = False,
+        on_timeout: OnTimeout = "warn",
         max_bytes_in_flight: int = 1 << 30,
         check_peers: bool = False,
         skip_steps: Iterable[int | tuple[int, int]] = (),
@@ -96,8 +94,6 @@ class DataLoader:
             )
         if prefetch_factor < 1:
             raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
-        if fail_on_timeout and on_timeout not in (None, "raise"):
-            raise UsageError(f"fail_on_timeout with on_timeout={on_timeout!r}", fix="give one of the two")
         self.dataset = dataset
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
@@ -112,9 +108,8 @@ class DataLoader:
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline = dataset.pipeline()
-        reaction: OnTimeout = on_timeout or ("raise" if fail_on_timeout else "warn")
         options = PoolOptions(
-            start_method, watchdog_timeout_seconds, reaction, max_bytes_in_flight, trace is not None, prefetch_factor
+            start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
         self._crew = ExecutorHandle(self._pipeline, self.worker_config.num_workers, options)
         weakref.finalize(self, self._crew.close)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from energon_lite.errors import TopologyError, WorkerError
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import device_of
-from energon_lite.samples import map_tensors
+from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import Replica
 
 __all__ = ["batch_checksum", "check_peers", "select_fields", "share_batch"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.config.weight_schedule import shared_pieces
+from energon_lite.config.weight_schedule import shared_segments
 from energon_lite.errors import StateMismatchError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order.block_counts import BLOCK
@@ -31,7 +31,7 @@ _PREFIX = "weights from position "
 
 def find_stages(specs: Sequence[LeafSpec]) -> tuple[Stage, ...]:
     """The stages of a blend by weight; a single one if its weights never change."""
-    return tuple(Stage(*piece) for piece in shared_pieces([spec.course or spec.weight for spec in specs]))
+    return tuple(Stage(*segment) for segment in shared_segments([spec.share for spec in specs]))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.chunks import ChunkPlan
-from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, to_dict
+from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, read_strategy, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
-from energon_lite.config.yaml_document import load_yaml
+from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.hooks import TaskEncoder, hooks_of, is_overridden
 from energon_lite.loading.assembly import Chunking, chunked
@@ -87,14 +87,15 @@ def token_batching(
             )
     strategy: Strategy
     if isinstance(batching, (str, os.PathLike)):
-        strategy = from_dict(load_yaml(batching).plain(), at=os.fspath(batching))
+        strategy = read_strategy(load_yaml(batching))
     elif isinstance(batching, Mapping):
         strategy = from_dict(batching)
     elif isinstance(batching, tuple(STRATEGIES.values())):
         strategy = batching
     else:
         raise UsageError(
-            f"batching is a {type(batching).__name__}", fix="give a strategy, its document as a dict, or a YAML file"
+            f"batching is a {type(batching).__name__}",
+            fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:
         plan_chunk = DEFAULT_CHUNK
@@ -114,12 +115,10 @@ def encoded_token_dataset(
         UsageError: hooks or arguments that do not go together.
         TopologyError: the lanes cannot be divided among the ranks.
     """
-    for name in ("chunk_size", "chunk_remainder"):
-        if getattr(chunking, name) is not None:
-            raise UsageError(
-                f"{name}={getattr(chunking, name)!r} has no effect with batching",
-                fix=f"leave out {name}; see plan_chunk",
-            )
+    if chunking.chunk_remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
     if is_overridden(common["task_encoder"], "batch_group_criterion"):
         raise UsageError(
             f"{type(common['task_encoder']).__name__}.batch_group_criterion together with batching: both decide what "

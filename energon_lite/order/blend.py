@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.block_counts import BLOCK, BLOCK_BITS, BlockCounts, Range
+from energon_lite.order.block_counts import BLOCK, BLOCK_BITS, BlockCounts, CountRange
 from energon_lite.order.hashing import hash_ints, mix64_array
 
 __all__ = ["BLOCK", "Blend", "EpochBlend"]
@@ -163,20 +163,20 @@ class EpochBlend:
 class Blocks(Protocol):
     """What knows how many samples of each leaf a block has."""
 
-    def block(self, number: int) -> Range: ...
+    def block(self, number: int) -> CountRange: ...
 
 
 class Layout:
-    """The blocks of a halving, laid out when they are asked for; the last few are kept.
+    """Blocks, laid out when they are asked for; the last few are kept.
 
     Args:
-        halving: knows their counts.
+        counts: of the blocks.
         key: 64 bits; decides the places inside the blocks.
         start: the first position; it may lie inside a block, of which the layout then has the rest.
     """
 
-    def __init__(self, halving: Blocks, key: int, start: int = 0):
-        self.halving = halving
+    def __init__(self, counts: Blocks, key: int, start: int = 0):
+        self.counts = counts
         self._key = key
         self._start = start
         self._blocks: dict[int, Block] = {}
@@ -198,7 +198,7 @@ class Layout:
     def counts_before(self, position: int) -> Ints:
         """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
         number = position >> BLOCK_BITS
-        counts = self.halving.block(number).before
+        counts = self.counts.block(number).before
         inside = position - max(number << BLOCK_BITS, self._start)
         return counts + np.bincount(self.block(number).leaf[:inside], minlength=len(counts)) if inside else counts
 
@@ -209,11 +209,11 @@ class Layout:
             while len(self._blocks) >= 4:
                 self._blocks.pop(next(iter(self._blocks)), None)
             cut = (self._start,) if number * BLOCK < self._start else ()
-            block = self._blocks[number] = lay_out(self.halving.block(number), hash_ints(self._key, number, *cut))
+            block = self._blocks[number] = lay_out(self.counts.block(number), hash_ints(self._key, number, *cut))
         return block
 
 
-def lay_out(range_: Range, entropy: int) -> Block:
+def lay_out(range_: CountRange, entropy: int) -> Block:
     """Spread each leaf's samples evenly over a block, at random inside its part."""
     counts = range_.inside
     slots = np.arange(range_.length)

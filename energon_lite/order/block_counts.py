@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 
-__all__ = ["BLOCK", "BLOCK_BITS", "BlockCounts", "Range", "largest"]
+__all__ = ["BLOCK", "BLOCK_BITS", "BlockCounts", "CountRange", "largest"]
 
 BLOCK_BITS = 12
 #: Positions in a block.
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 _UNUSED = np.zeros(0)
 
 
-class Range(NamedTuple):
+class CountRange(NamedTuple):
     """A range of positions, from one block's start to another's."""
 
     first_block: int
@@ -45,22 +45,22 @@ class BlockCounts:
         counts: samples of each leaf in the whole range, ``[leaves]`` int64.
 
     Example:
-        >>> halving = BlockCounts(np.array([3 * BLOCK, BLOCK]))
-        >>> halving.block(1).before.tolist()
+        >>> counts = BlockCounts(np.array([3 * BLOCK, BLOCK]))
+        >>> counts.block(1).before.tolist()
         [3072, 1024]
     """
 
     def __init__(self, counts: Ints):
         length = int(counts.sum())
         zeros = np.zeros(len(counts))
-        self._begin(Range(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros))
+        self._begin(CountRange(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros))
 
-    def _begin(self, root: Range) -> None:
+    def _begin(self, root: CountRange) -> None:
         #: Ranges around the block asked for last, each half of the one before; and both halves of each.
-        self._halves: list[tuple[Range, Range]] = []
+        self._halves: list[tuple[CountRange, CountRange]] = []
         self._path = [root]
 
-    def block(self, number: int) -> Range:
+    def block(self, number: int) -> CountRange:
         """The range that is just this block. Halves on the way to the block asked for last are not computed again."""
         if not 0 <= number < self._path[0].stop_block:
             raise UsageError(
@@ -78,11 +78,11 @@ class BlockCounts:
             path.append(left if number < left.stop_block else right)
         return path[-1]
 
-    def _both_halves(self, range_: Range) -> tuple[Range, Range]:
+    def _both_halves(self, range_: CountRange) -> tuple[CountRange, CountRange]:
         return _halves(range_)
 
 
-def _halves(range_: Range) -> tuple[Range, Range]:
+def _halves(range_: CountRange) -> tuple[CountRange, CountRange]:
     """Both halves of a range.
 
     Where a leaf should be at the middle is its part of the range's samples, less the error that the straight line
@@ -108,8 +108,8 @@ def _halves(range_: Range) -> tuple[Range, Range]:
         lag -= chosen
     np.negative(lag, out=lag)
     return (
-        Range(range_.first_block, middle, length, range_.before, left, range_.error_start, lag),
-        Range(
+        CountRange(range_.first_block, middle, length, range_.before, left, range_.error_start, lag),
+        CountRange(
             middle,
             range_.stop_block,
             range_.length - length,

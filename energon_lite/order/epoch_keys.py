@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.order.feistel import radices, round_keys, walk
+from energon_lite.order.feistel import cycle_walk, radices, round_keys
 from energon_lite.order.hashing import mix64_array
 from energon_lite.order.permutation import CHUNK, permute_array, rounds_of_each
 
@@ -71,7 +71,7 @@ class EpochPermutations:
         n = self._lengths.take(leaf)
         if not rounds or len(self._lengths) > _MOST_LEAVES:
             return permute_array(place, n, epoch_keys(self._leaf_keys[leaf], epoch))
-        return walk(place, n, self._radices.take(leaf), self._round_keys(rounds, leaf, epoch), 1)
+        return cycle_walk(place, n, self._radices.take(leaf), self._round_keys(rounds, leaf, epoch), 1)
 
     def _round_keys(self, rounds: int, leaf: Ints, epoch: Ints) -> list[NDArray[np.uint32]]:
         """``[rounds]`` arrays ``[k]``; the epochs asked for are those kept for the next call."""

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from energon_lite.order.hashing import MASK64, mix64, mix64_array
 
-__all__ = ["Radices", "quotient", "radices", "radices_of_one", "round_key", "round_keys", "walk", "walk_one"]
+__all__ = [
+    "Radices",
+    "cycle_walk",
+    "cycle_walk_one",
+    "quotient",
+    "radices",
+    "radices_of_one",
+    "round_key",
+    "round_keys",
+]
 
 Ints = NDArray[np.int64]
 U32 = NDArray[np.uint32]
@@ -44,7 +53,7 @@ def round_key(key: int, round_: int) -> int:
     return mix64((key + round_ * GOLDEN) & MASK64) >> 32
 
 
-def walk_one(index: int, n: int, keys: Sequence[int], direction: Direction) -> int:
+def cycle_walk_one(index: int, n: int, keys: Sequence[int], direction: Direction) -> int:
     """Through the network until the result is below ``n`` (at once, but for one in ``sqrt(n)``)."""
     a = isqrt(n - 1) + 1
     b = -(-n // a)
@@ -121,7 +130,7 @@ def quotient(x: Ints, divisor: U64 | Ints) -> Ints:
     return (x.astype(np.float64) / divisor.astype(np.float64)).astype(np.int64)
 
 
-def walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
+def cycle_walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
     """Places of ``index`` in their permutations.
 
     Args:
@@ -142,10 +151,10 @@ def walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direct
         columns = [column if column.ndim else np.broadcast_to(column, x.shape) for column in (np.asarray(n), *keys)]
         for i in where.tolist():
             size, *own = (column.item(i) for column in columns)
-            x[i] = walk_one(x.item(i), size, own, direction)
+            x[i] = cycle_walk_one(x.item(i), size, own, direction)
     else:
         ends = np.broadcast_to(np.asarray(n), x.shape)[where]
-        x[where] = walk(
+        x[where] = cycle_walk(
             x[where], ends, radices(ends), [np.broadcast_to(key, x.shape)[where] for key in keys], direction
         )
     return x

@@ -22,7 +22,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.order.feistel import Direction, radices, radices_of_one, round_key, round_keys, walk, walk_one
+from energon_lite.order.feistel import (
+    Direction,
+    cycle_walk,
+    cycle_walk_one,
+    radices,
+    radices_of_one,
+    round_key,
+    round_keys,
+)
 from energon_lite.order.hashing import MASK64, mix64, mix64_array
 
 __all__ = ["MAX_LENGTH", "permute", "permute_array", "unpermute", "unpermute_array"]
@@ -62,14 +70,14 @@ def permute(index: int, n: int, key: int) -> int:
     """
     if n <= TABLE_LENGTH:
         return int(_table(n, key)[index])
-    return walk_one(index, n, _keys_of(n, key), 1)
+    return cycle_walk_one(index, n, _keys_of(n, key), 1)
 
 
 def unpermute(index: int, n: int, key: int) -> int:
     """Inverse of :func:`permute`: ``unpermute(permute(i, n, key), n, key) == i``."""
     if n <= TABLE_LENGTH:
         return int(_inverse_table(n, key)[index])
-    return walk_one(index, n, _keys_of(n, key), -1)
+    return cycle_walk_one(index, n, _keys_of(n, key), -1)
 
 
 def _keys_of(n: int, key: int) -> list[int]:
@@ -147,7 +155,7 @@ def _dispatch(index: Ints, n: int | Ints, key: int | Keys, direction: Direction)
         if kind == 0:
             out[where] = _look_up(i, _as_array(size, i), _as_keys(keys, i), direction)
         else:
-            out[where] = _walk_array(i, size, keys, kind, direction)
+            out[where] = _cycle_walk_array(i, size, keys, kind, direction)
     return out
 
 
@@ -159,7 +167,7 @@ def _as_keys(value: int | Keys, like: Ints) -> Keys:
     return np.full(len(like), value, dtype=np.uint64) if isinstance(value, int) else value
 
 
-def _walk_array(index: Ints, n: int | Ints, key: int | Keys, rounds: int, direction: Direction) -> Ints:
+def _cycle_walk_array(index: Ints, n: int | Ints, key: int | Keys, rounds: int, direction: Direction) -> Ints:
     if isinstance(key, int):
         keys = [np.array(round_key(key, round_), np.uint32) for round_ in range(rounds)]
     if isinstance(n, int):
@@ -170,7 +178,7 @@ def _walk_array(index: Ints, n: int | Ints, key: int | Keys, rounds: int, direct
         if not isinstance(key, int):
             keys = [round_keys(key[part], round_) for round_ in range(rounds)]
         if isinstance(n, int):
-            out[part] = walk(index[part], n, sizes, keys, direction)
+            out[part] = cycle_walk(index[part], n, sizes, keys, direction)
         else:
-            out[part] = walk(index[part], n[part], radices(n[part]), keys, direction)
+            out[part] = cycle_walk(index[part], n[part], radices(n[part]), keys, direction)
     return out

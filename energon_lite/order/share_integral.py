@@ -59,8 +59,8 @@ class ShareIntegral:
 
     Example:
         >>> half = 1 << 61
-        >>> course = ShareIntegral(0, begin(2), np.array([0, 2 * half]), np.array([2 * half, 0]), length=8)
-        >>> course.before(4).whole.tolist(), course.before(8).whole.tolist()
+        >>> integral = ShareIntegral(0, begin(2), np.array([0, 2 * half]), np.array([2 * half, 0]), length=8)
+        >>> integral.before(4).whole.tolist(), integral.before(8).whole.tolist()
         ([1, 3], [4, 4])
     """
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 from energon_lite.order.blend import Layout, integer_shares
-from energon_lite.order.block_counts import BLOCK, BlockCounts, Range, largest
+from energon_lite.order.block_counts import BLOCK, BlockCounts, CountRange, largest
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.share_integral import Ideal, ShareIntegral, begin
 
@@ -124,7 +124,7 @@ class StagedBlend:
         check_stages(stages, len(stages[0].weights) if stages else 0)
         self._stages, self._key, self._length = tuple(stages), key, length
         self._starts = np.array([stage.start for stage in stages])
-        self._halvings: list[StageHalving] = []
+        self._all_counts: list[StageCounts] = []
         self._layouts: dict[int, Layout] = {}
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
@@ -147,7 +147,7 @@ class StagedBlend:
 
     def ideal_before(self, position: int) -> Ideal:
         """The integral of each leaf's share up to ``position``."""
-        return self._halving(self._stage_of(position)).course.before(position)
+        return self._counts_of(self._stage_of(position)).integral.before(position)
 
     def _stage_of(self, position: int) -> int:
         return int(np.searchsorted(self._starts, position, side="right")) - 1
@@ -155,30 +155,30 @@ class StagedBlend:
     def _layout(self, number: int) -> Layout:
         layout = self._layouts.get(number)
         if layout is None:
-            layout = self._layouts[number] = Layout(self._halving(number), self._key, self._stages[number].start)
+            layout = self._layouts[number] = Layout(self._counts_of(number), self._key, self._stages[number].start)
         return layout
 
-    def _halving(self, number: int) -> StageHalving:
+    def _counts_of(self, number: int) -> StageCounts:
         """Counts at the start of a stage come from the stages before it, which are looked at once."""
-        while len(self._halvings) <= number:
-            self._halvings.append(self._next_halving())
-        return self._halvings[number]
+        while len(self._all_counts) <= number:
+            self._all_counts.append(self._next_counts())
+        return self._all_counts[number]
 
-    def _next_halving(self) -> StageHalving:
-        number = len(self._halvings)
+    def _next_counts(self) -> StageCounts:
+        number = len(self._all_counts)
         stage = self._stages[number]
         following = self._stages[number + 1] if number + 1 < len(self._stages) else None
         stop = MAX_LENGTH if following is None else following.start
         first = integer_shares(stage.weights, zero=True)
         last = None if stage.last is None else integer_shares(stage.last, zero=True)
-        if self._halvings:
-            before, base = self._halvings[-1].at_end()
+        if self._all_counts:
+            before, base = self._all_counts[-1].at_end()
         else:
             before, base = np.zeros_like(first), begin(len(first))
-        course = ShareIntegral(stage.start, base, first, last, stop - stage.start)
+        integral = ShareIntegral(stage.start, base, first, last, stop - stage.start)
         if following is None or following.start > self._length:
-            return StageHalving(course, before, min(stop, self._length), None)
-        return StageHalving(course, before, stop, _idle(following))
+            return StageCounts(integral, before, min(stop, self._length), None)
+        return StageCounts(integral, before, stop, _idle(following))
 
 
 def _idle(stage: Stage) -> Flags | None:
@@ -189,26 +189,26 @@ def _idle(stage: Stage) -> Flags | None:
     return idle if idle.any() else None
 
 
-class StageHalving(BlockCounts):
+class StageCounts(BlockCounts):
     """The way from a stage to each of its blocks.
 
     Args:
-        course: its integrals.
+        integral: its integrals.
         before: samples of each leaf before it.
         end: the position after its last one.
         leaving: the leaves that have no share in the next stage, if there are any.
     """
 
-    def __init__(self, course: ShareIntegral, before: Ints, end: int, leaving: Flags | None):
-        self.course, self._start, self._end, self._leaving = course, course.start, end, leaving
+    def __init__(self, integral: ShareIntegral, before: Ints, end: int, leaving: Flags | None):
+        self.integral, self._start, self._end, self._leaving = integral, integral.start, end, leaving
         # A constant stage is halved as if it went on to the end of all positions.
-        start, stop = course.start, MAX_LENGTH if course.constant else course.start + course.length
-        most = np.where(course.idle(), 0, MAX_LENGTH)
-        inside = _rounded(course.before(stop), before, most, stop - start)
-        self._begin(Range(start // BLOCK, -(-stop // BLOCK), stop - start, before, inside))
-        self._last: Range | None = None
+        start, stop = integral.start, MAX_LENGTH if integral.constant else integral.start + integral.length
+        most = np.where(integral.idle(), 0, MAX_LENGTH)
+        inside = _rounded(integral.before(stop), before, most, stop - start)
+        self._begin(CountRange(start // BLOCK, -(-stop // BLOCK), stop - start, before, inside))
+        self._last: CountRange | None = None
 
-    def block(self, number: int) -> Range:
+    def block(self, number: int) -> CountRange:
         if number == last_piece(self._end) // BLOCK and (self._end % BLOCK or self._leaving is not None):
             if self._last is None:
                 self._last = self._cut(super().block(number))
@@ -218,29 +218,29 @@ class StageHalving(BlockCounts):
     def at_end(self) -> tuple[Ints, Ideal]:
         """Samples of each leaf before the end, and what they should be."""
         last = self.block(last_piece(self._end) // BLOCK)
-        return last.before + last.inside, self.course.before(self._end)
+        return last.before + last.inside, self.integral.before(self._end)
 
-    def _both_halves(self, range_: Range) -> tuple[Range, Range]:
+    def _both_halves(self, range_: CountRange) -> tuple[CountRange, CountRange]:
         first, stop = range_.first_block, range_.stop_block
         middle = (first + stop) // 2
         length = middle * BLOCK - max(first * BLOCK, self._start)
-        left = _rounded(self.course.before(middle * BLOCK), range_.before, range_.inside, length)
+        left = _rounded(self.integral.before(middle * BLOCK), range_.before, range_.inside, length)
         rest = range_.inside - left
         return (
-            Range(first, middle, length, range_.before, left),
-            Range(middle, stop, range_.length - length, range_.before + left, rest),
+            CountRange(first, middle, length, range_.before, left),
+            CountRange(middle, stop, range_.length - length, range_.before + left, rest),
         )
 
-    def _cut(self, block: Range) -> Range:
+    def _cut(self, block: CountRange) -> CountRange:
         """The last block of the stage, with the counts that are right at the stage's end."""
-        ideal = self.course.before(self._end)
+        ideal = self.integral.before(self._end)
         length = self._end - max(block.first_block * BLOCK, self._start)
-        most = np.where(self.course.idle(), 0, length)
+        most = np.where(self.integral.idle(), 0, length)
         if self._leaving is None:
             inside = _rounded(ideal, block.before, most, length)
         else:
             inside = _rounded_apart(ideal, block.before, most, length, self._leaving)
-        return Range(block.first_block, block.stop_block, length, block.before, inside)
+        return CountRange(block.first_block, block.stop_block, length, block.before, inside)
 
 
 def _rounded(ideal: Ideal, before: Ints, most: Ints, length: int) -> Ints:

@@ -16,10 +16,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from energon_lite.config.paths import local_path
-from energon_lite.config.yaml_document import load_yaml
-from energon_lite.config.yaml_node import YamlNode
-from energon_lite.errors import UsageError
+from energon_lite.documents import Node, load_yaml, located
+from energon_lite.documents.paths import local_path
 from energon_lite.tokenizing.run import Input
 from energon_lite.tokenizing.tasks import Task
 
@@ -41,7 +39,7 @@ def read_metadata(path: str) -> list[Input]:
     return [_input(entry, os.path.dirname(os.path.abspath(path))) for entry in found]
 
 
-def _input(entry: YamlNode, folder: str) -> Input:
+def _input(entry: Node, folder: str) -> Input:
     keys = entry.mapping(required={"files"}, optional={"task", "text_records", "prompt", "max_length", *_TEXTS})
     settings: dict[str, Any] = {name: keys[name].string() for name in _TEXTS & keys.keys()}
     if "prompt" in keys:
@@ -53,15 +51,13 @@ def _input(entry: YamlNode, folder: str) -> Input:
     text_records = keys["text_records"].string() if "text_records" in keys else "file"
     if text_records not in ("file", "line"):
         raise keys["text_records"].wrong("'file' or 'line'")
-    try:
+    with located(entry):
         task = Task(**settings)
-    except UsageError as error:
-        raise entry.error(error.what, fix=error.fix) from None
     files = tuple(os.path.join(folder, os.path.expanduser(local_path(name))) for name in _names(keys["files"]))
     return Input(files, task, text_records)
 
 
-def _names(node: YamlNode) -> tuple[str, ...]:
+def _names(node: Node) -> tuple[str, ...]:
     """One name, or a list of names."""
     nodes = [node] if isinstance(node.value, str) else node.sequence("names")
     return tuple(one.string("a name") for one in nodes)

@@ -55,7 +55,6 @@ class Block:
         file: number of the (first) file among all files.
         start, stop: bytes of the file, or row groups of a Parquet file.
         first: number of the first record in the file, from 1.
-        task: the number of the task these records are for.
     """
 
     kind: str
@@ -64,12 +63,9 @@ class Block:
     start: int = 0
     stop: int = 0
     first: int = 1
-    task: int = 0
 
 
-def find_blocks(
-    paths: Sequence[str], *, records: int, text_records: str = "file", first_file: int = 0, task: int = 0
-) -> list[Block]:
+def find_blocks(paths: Sequence[str], *, records: int, text_records: str = "file", first_file: int = 0) -> list[Block]:
     """Cut files into blocks.
 
     Args:
@@ -77,7 +73,6 @@ def find_blocks(
         records: in a block; Parquet files are cut between row groups only.
         text_records: ``file`` or ``line``: what a record of a text file is.
         first_file: number of the first file.
-        task: copied into the blocks.
 
     Raises:
         UsageError: a file of another kind.
@@ -89,12 +84,12 @@ def find_blocks(
         if kind == "text" and text_records == "file":
             texts.append((number, path))
         elif kind == "parquet":
-            blocks += _parquet_blocks(path, records, number, task)
+            blocks += _parquet_blocks(path, records, number)
         else:
-            blocks += _line_blocks(path, records, number, task, "lines" if kind == "text" else kind)
+            blocks += _line_blocks(path, records, number, "lines" if kind == "text" else kind)
     for start in range(0, len(texts), records):
         some = texts[start : start + records]
-        blocks.append(Block("text", tuple(path for _, path in some), some[0][0], task=task))
+        blocks.append(Block("text", tuple(path for _, path in some), some[0][0]))
     return blocks
 
 
@@ -129,7 +124,7 @@ def read_block(block: Block) -> Iterator[Record]:
         yield from _read_lines(block)
 
 
-def _line_blocks(path: str, records: int, number: int, task: int, kind: str) -> list[Block]:
+def _line_blocks(path: str, records: int, number: int, kind: str) -> list[Block]:
     """Cut at every ``records``-th end of a line."""
     cuts, lines, position = [0], 0, 0
     with open(path, "rb") as file:
@@ -142,7 +137,7 @@ def _line_blocks(path: str, records: int, number: int, task: int, kind: str) -> 
     if cuts[-1] < position:
         cuts.append(position)
     return [
-        Block(kind, (path,), number, start, stop, block * records + 1, task)
+        Block(kind, (path,), number, start, stop, block * records + 1)
         for block, (start, stop) in enumerate(pairwise(cuts))
     ]
 
@@ -182,14 +177,14 @@ def _text_record(file: int, number: int, data: bytes) -> Record:
         return Record(file, number, None, f"not UTF-8: {error.reason} at byte {error.start}")
 
 
-def _parquet_blocks(path: str, records: int, number: int, task: int) -> list[Block]:
+def _parquet_blocks(path: str, records: int, number: int) -> list[Block]:
     with _parquet(path) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
     blocks, start, first, rows = [], 0, 1, 0
     for group, size in enumerate(sizes, start=1):
         rows += size
         if rows >= records or group == len(sizes):
-            blocks.append(Block("parquet", (path,), number, start, group, first, task))
+            blocks.append(Block("parquet", (path,), number, start, group, first))
             start, first, rows = group, first + rows, 0
     return blocks
 

@@ -7,36 +7,35 @@ of a run that was not. What was asked for is kept beside the shards; a run that 
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from energon_lite.config.paths import local_path, missing_file_fix
-from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError, WorkerError
+from energon_lite.documents.paths import local_path, missing_file_fix
+from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import LENGTH, write_column
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.helpers import run_units
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
 from energon_lite.tokenizing.shards import (
     TOKENS_PART,
     ShardCounts,
+    Tokenized,
     counts_from,
-    counts_path,
-    read_counts,
-    read_lengths,
     shard_name,
     write_shard,
 )
@@ -45,11 +44,11 @@ from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_
 
 __all__ = ["Input", "TokenizeReport", "tokenize_files"]
 
-#: Where counts and settings are until the data set is whole.
-WORK_FOLDER = ".tokenize"
+#: Where results and settings are until the data set is whole.
+WORK_FOLDER, SETTINGS_FILE = ".tokenize", "settings.json"
 #: What a data set was made of, and the counts.
 DONE_FILE = "tokenize.json"
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,76 @@ class TokenizeReport:
     made: int = 0
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """A shard that is to be made."""
+
+    number: int
+    block: Block = field(compare=False)
+    task: Task = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Shards(UnitKind[_Shard, Tokenized]):
+    """Shards as units of work; counts are their tables. A shard whose tar is gone is made again."""
+
+    root: str
+    settings: str
+
+    def name(self, unit: _Shard) -> str:
+        return shard_name(unit.number)
+
+    def where(self, unit: _Shard) -> str:
+        return unit.block.paths[0]
+
+    def inputs(self, unit: _Shard) -> str:
+        return self.settings
+
+    def belongs(self, unit: _Shard, inputs: str) -> bool:
+        return inputs == self.settings and os.path.exists(os.path.join(self.root, self.name(unit)))
+
+    def pack(self, result: Tokenized) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        return asdict(result.counts), {"lengths": result.lengths}
+
+    def unpack(self, table: Table, arrays: Mapping[str, NDArray[Any]]) -> Tokenized:
+        return Tokenized(counts_from(table), arrays["lengths"])
+
+
+@dataclass(frozen=True)
+class _Tokenize:
+    """What is done with a shard."""
+
+    root: str
+    path: str
+    fingerprint: str
+    begin: str | None
+    end: str | None
+
+    def __call__(self, shard: _Shard) -> Tokenized:
+        return write_shard(self.root, shard.number, shard.block, shard.task, self.tokenizer())
+
+    @lru_cache(maxsize=1)  # noqa: B019  one for each process
+    def tokenizer(self) -> HuggingFaceTokenizer:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+        return HuggingFaceTokenizer(self.path, begin=self.begin, end=self.end)
+
+
+class _Records:
+    """Tells progress in records. How many there will be is known from those that are done, shard for shard."""
+
+    def __init__(self, shards: int, progress: Progress):
+        self._shards, self._progress = shards, progress
+        self._done = self._records = self._tokens = 0
+
+    def __call__(self, shard: _Shard, table: Table | None) -> None:
+        if table is None:
+            return
+        self._done += 1
+        self._records, self._tokens = self._records + table["records"], self._tokens + table["tokens"]
+        note = f"shard {self._done}/{self._shards}, {self._tokens / 1e6:.1f} M tokens"
+        self._progress(self._records, round(self._records / self._done * self._shards), note)
+
+
 def tokenize_files(
     inputs: Sequence[Input],
     tokenizer: str,
@@ -99,7 +168,7 @@ def tokenize_files(
     force_overwrite: bool = False,
     sqlite: bool = False,
     ranks: Ranks | None = None,
-    progress: Callable[[int, int, ShardCounts], None] | None = None,
+    progress: Progress | None = None,
 ) -> TokenizeReport:
     """Tokenise records into a data set with ``tokens.npy`` (int32 ``[n]``) and, for ``sft``, ``mask.npy`` (uint8).
 
@@ -116,78 +185,76 @@ def tokenize_files(
         force_overwrite: begin anew if ``output`` holds something else, or the same already.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         ranks: the processes that do this together; rank 0 waits for the others, and prepares.
-        progress: called with the number of this rank's shards that are done (also before this run), of those it shall
-            make, and their counts.
+        progress: called with the number of records that are done (also before this run), of those there will be as
+            far as can be told, and a few words.
 
     Raises:
         UsageError: files of unknown kinds, no files, settings that do not fit together, or a folder that holds other
             data. A folder that holds the very same already is left as it is.
         EmptyDatasetError: not one record became an example; says why.
         WorkerError: a worker process died.
-        DatasetError: another rank made no progress for too long.
+        DatasetError: shards that cannot be made, all of them, each with its reason; or another rank made no progress
+            for too long.
     """
-    ranks = ranks or Ranks()
-    root = os.path.abspath(os.path.expanduser(output))
+    ranks, root = ranks or Ranks(), os.path.abspath(os.path.expanduser(output))
     work = os.path.join(root, WORK_FOLDER)
     parse_ratio(split_ratio)  # what is wrong with the call is known before anything is written
     inputs = [replace(one, files=tuple(_expand(one.files))) for one in inputs]
-    HuggingFaceTokenizer(tokenizer, begin=begin, end=end)
-    blocks = _blocks_of(inputs, records_per_shard)
-    settings = _settings_of(inputs, tokenizer, begin, end, records_per_shard)
+    make = _Tokenize(root, tokenizer, fingerprint_of(tokenizer), begin, end)
+    make.tokenizer()
+    shards = _shards_of(inputs, records_per_shard)
+    settings = _settings_of(inputs, make, records_per_shard)
     files = [path for one in inputs for path in one.files]
     finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
     if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
         shutil.rmtree(work, ignore_errors=True)  # the earlier run may have been killed just before
-        counts = counts_from(finished["counts"])
-        return TokenizeReport(root, len(blocks), counts, _named(counts, files))
+        return _report(root, [finished["counts"]], files, shards=len(shards))
     if not ranks.rank:
         _begin(root, work, settings, force_overwrite)
-    elif not _wait_for(lambda: _is_begun(work, settings), ranks.timeout):
+    elif not ranks.wait(lambda: _read_json(os.path.join(work, SETTINGS_FILE)) == settings):
         raise DatasetError("rank 0 has not begun this data set", where=root, fix="see what rank 0 says")
 
-    mine = ranks.share(range(len(blocks)))
-    have, counts = [], ShardCounts()
-    for number in mine:
-        if os.path.exists(counts_path(work, number)) and os.path.exists(os.path.join(root, shard_name(number))):
-            have.append(number)
-            counts.add(read_counts(counts_path(work, number)))
-    missing = sorted(set(mine) - set(have))
-    done = len(have)
-    if progress:
-        progress(done, len(mine), counts)
-    for made in _make(missing, blocks, inputs, (tokenizer, begin, end), root, work, workers):
-        done += 1
-        counts.add(made)
-        if progress:
-            progress(done, len(mine), counts)
+    results = ResultFiles(work, _Shards(root, hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]))
+    run = partial(run_units, results, make, workers=ranks.workers(workers))
+    tick = _Records(len(ranks.share(shards)), progress) if progress else None
+    job = ShardedJob(results, shards, run, ranks=ranks, where=root, tick=tick)
+    job.do_share()
+    if not ranks.rank:
+        job.gather()
+    job.raise_errors(DatasetError, "be made", "start again: what is done stays")
+    report = _report(root, [job.done[shard] for shard in shards if shard in job.done], files, len(job.made))
     if ranks.rank:
-        return TokenizeReport(root, done, counts, _named(counts, files), len(missing))
-
-    _wait_for_ranks(work, len(blocks), ranks)
-    counts = ShardCounts()
-    for number in range(len(blocks)):
-        counts.add(read_counts(counts_path(work, number)))
-    report = TokenizeReport(root, len(blocks), counts, _named(counts, files), len(missing))
-    if not counts.examples:
-        why = "\n".join(f"  {path}, record {number}: {problem}" for path, number, problem in report.problems[:5])
-        raise EmptyDatasetError(
-            f"none of {counts.records} records became an example:\n{why}" if why else "there are no records",
-            where=root,
-            fix="name the fields that the records have (--prompt-field, --response-field, --text-field)",
-        )
+        return report
+    _check_not_empty(report)
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
-    _write_lengths(root, work)
-    finished = {"settings": settings, "counts": asdict(counts)}  # written last: who finds it leaves all as it is
+    by_name = {shard_name(shard.number): shard for shard in shards}
+    lengths = [job.read(by_name[name]).lengths for name in nv_meta.read_info(root)]
+    write_column(root, LENGTH, np.concatenate(lengths), maker={"by": "tokenize", "length": TOKENS_PART})
+    finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: who finds it leaves all as it is
     write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
-    shutil.rmtree(work)
+    results.remove()
     return report
 
 
-def _write_lengths(root: str, work: str) -> None:
-    """The column of lengths, shard by shard in the order of the prepared data set."""
-    numbers = {shard_name(number): number for number in range(len(_shards_in(root)))}
-    parts = [read_lengths(work, numbers[name]) for name in nv_meta.read_info(root)]
-    write_column(root, LENGTH, np.concatenate(parts), maker={"by": "tokenize", "length": TOKENS_PART})
+def _report(
+    root: str, tables: Sequence[Table], files: Sequence[str], made: int = 0, *, shards: int | None = None
+) -> TokenizeReport:
+    counts = ShardCounts()
+    for table in tables:
+        counts.add(counts_from(table))
+    problems = [(files[file], number, problem) for file, number, problem in counts.problems]
+    return TokenizeReport(root, len(tables) if shards is None else shards, counts, problems, made)
+
+
+def _check_not_empty(report: TokenizeReport) -> None:
+    if report.counts.examples:
+        return
+    why = "\n".join(f"  {path}, record {number}: {problem}" for path, number, problem in report.problems[:5])
+    raise EmptyDatasetError(
+        f"none of {report.counts.records} records became an example:\n{why}" if why else "there are no records",
+        where=report.path,
+        fix="name the fields that the records have (--prompt-field, --response-field, --text-field)",
+    )
 
 
 def _expand(patterns: Sequence[str]) -> list[str]:
@@ -213,26 +280,25 @@ def _expand(patterns: Sequence[str]) -> list[str]:
     return [os.path.abspath(path) for path in found]
 
 
-def _blocks_of(inputs: Sequence[Input], records: int) -> list[Block]:
+def _shards_of(inputs: Sequence[Input], records: int) -> list[_Shard]:
     if records < 1:
         raise UsageError(f"records_per_shard is {records}", fix="give at least 1")
-    blocks: list[Block] = []
+    shards: list[_Shard] = []
     files = 0
-    for number, one in enumerate(inputs):
-        blocks += find_blocks(one.files, records=records, text_records=one.text_records, first_file=files, task=number)
+    for one in inputs:
+        blocks = find_blocks(one.files, records=records, text_records=one.text_records, first_file=files)
+        shards += [_Shard(number, block, one.task) for number, block in enumerate(blocks, start=len(shards))]
         files += len(one.files)
-    return blocks
+    return shards
 
 
-def _settings_of(
-    inputs: Sequence[Input], tokenizer: str, begin: str | None, end: str | None, records: int
-) -> dict[str, Any]:
+def _settings_of(inputs: Sequence[Input], make: _Tokenize, records: int) -> dict[str, Any]:
     """All that the bytes of the shards depend on, as plain data."""
     return {
         "format": _FORMAT,
-        "tokenizer": fingerprint_of(tokenizer),
-        "begin": begin,
-        "end": end,
+        "tokenizer": make.fingerprint,
+        "begin": make.begin,
+        "end": make.end,
         "records_per_shard": records,
         "inputs": [
             {
@@ -252,7 +318,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: bool) -> None:
     """Make the folder, or find that it was begun with the same settings. What holds no example is in nobody's way."""
-    begun = _read_json(os.path.join(work, "settings.json"))
+    begun = _read_json(os.path.join(work, SETTINGS_FILE))
     if begun is not None and begun != settings:
         different = sorted(name for name in settings if begun.get(name) != settings[name])
         if not force_overwrite and _holds_examples(root):
@@ -271,15 +337,8 @@ def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: b
             remove_if_there(path)
         shutil.rmtree(work, ignore_errors=True)
     os.makedirs(work, exist_ok=True)
-    for name in os.listdir(root):  # what a killed run left half-written
-        if name.startswith(".tokens-") and name.endswith(".tmp"):
-            os.unlink(os.path.join(root, name))
     if begun is None:
-        write_bytes(os.path.join(work, "settings.json"), json.dumps(settings).encode())
-
-
-def _is_begun(work: str, settings: Mapping[str, Any]) -> bool:
-    return _read_json(os.path.join(work, "settings.json")) == settings
+        write_bytes(os.path.join(work, SETTINGS_FILE), json.dumps(settings).encode())
 
 
 def _read_json(path: str) -> Any:
@@ -301,92 +360,3 @@ def _holds_examples(root: str) -> bool:
             if file.read(1) != b"\0":
                 return True
     return False
-
-
-def _wait_for(condition: Callable[[], bool], timeout: float) -> bool:
-    start = time.monotonic()
-    while not condition():
-        if time.monotonic() - start > timeout:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _wait_for_ranks(work: str, blocks: int, ranks: Ranks) -> None:
-    """Wait until all shards are there; give up when none has come for too long."""
-    missing = set(range(blocks))
-    while missing:
-        waiting = frozenset(missing)
-
-        def one_came(waiting: frozenset[int] = waiting) -> bool:
-            return any(os.path.exists(counts_path(work, number)) for number in waiting)
-
-        if not _wait_for(one_came, ranks.timeout):
-            late = sorted({number % ranks.world_size for number in missing})
-            raise DatasetError(
-                f"rank(s) {', '.join(map(str, late))} made no shard for {ranks.timeout:g} s",
-                where=work,
-                fix="see what they say, and start again: what is done stays",
-            )
-        missing = {number for number in missing if not os.path.exists(counts_path(work, number))}
-
-
-def _named(counts: ShardCounts, files: Sequence[str]) -> list[tuple[str, int, str]]:
-    return [(files[file], number, problem) for file, number, problem in counts.problems]
-
-
-# -- worker processes -----------------------------------------------------------------------------------------------
-
-_tokenizer: HuggingFaceTokenizer | None = None
-
-
-def _make(
-    numbers: Sequence[int],
-    blocks: Sequence[Block],
-    inputs: Sequence[Input],
-    tokenizer: tuple[str, str | None, str | None],
-    root: str,
-    work: str,
-    workers: int | None,
-) -> Any:
-    """Make shards; yields their counts as they are done."""
-    workers = min(max(1, workers or os.cpu_count() or 1), len(numbers))
-    if workers <= 1:
-        _start_worker(*tokenizer)
-        for number in numbers:
-            yield _run(root, work, number, blocks[number], inputs[blocks[number].task].task)
-        return
-    # Spawned, because a tokenizer may have threads, which do not survive a fork.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, tokenizer)
-    left = iter(numbers)
-    running: set[Future[ShardCounts]] = set()
-    try:
-        while True:
-            # Few at a time: an error then ends the run soon, and so does Ctrl-C.
-            for number in islice(left, 2 * workers - len(running)):
-                block = blocks[number]
-                running.add(pool.submit(_run, root, work, number, block, inputs[block.task].task))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    except BrokenProcessPool:
-        raise WorkerError(
-            "a worker process died",
-            where=root,
-            fix="if memory was short, use fewer workers or smaller shards; start again: what is done stays",
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker(path: str, begin: str | None, end: str | None) -> None:
-    global _tokenizer
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _tokenizer = HuggingFaceTokenizer(path, begin=begin, end=end)
-
-
-def _run(root: str, work: str, number: int, block: Block, task: Task) -> ShardCounts:
-    assert _tokenizer is not None  # _start_worker has run
-    return write_shard(root, work, number, block, task, _tokenizer)

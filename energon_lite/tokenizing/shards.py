@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.atomic_file import replacing, write_bytes
-from energon_lite.tokenizing.array_tar import ArrayTar, npy
+from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.tokenizing.array_tar import ArrayTar
 from energon_lite.tokenizing.records import Block, Record, read_block
 from energon_lite.tokenizing.tasks import Example, Task, TextTokenizer, examples_of
 
@@ -21,10 +20,8 @@ __all__ = [
     "MASK_PART",
     "TOKENS_PART",
     "ShardCounts",
+    "Tokenized",
     "counts_from",
-    "counts_path",
-    "read_counts",
-    "read_lengths",
     "shard_name",
     "write_shard",
 ]
@@ -67,30 +64,16 @@ class ShardCounts:
         self.problems = [*self.problems, *other.problems]
 
 
+class Tokenized(NamedTuple):
+    """What became of a block: the counts, and the tokens of each example (int64 ``[n]``), in the shard's order."""
+
+    counts: ShardCounts
+    lengths: NDArray[np.int64]
+
+
 def shard_name(number: int) -> str:
     """Name of a shard."""
     return f"tokens-{number:06d}.tar"
-
-
-def counts_path(folder: str, number: int) -> str:
-    """Where a shard's counts are while the data set is being made."""
-    return os.path.join(folder, f"tokens-{number:06d}.json")
-
-
-def read_counts(path: str) -> ShardCounts:
-    """The counts of a shard that is done.
-
-    Raises:
-        FileNotFoundError: it is not done.
-    """
-    with open(path, encoding="utf-8") as file:
-        return counts_from(json.load(file))
-
-
-def read_lengths(folder: str, number: int) -> NDArray[np.int64]:
-    """Tokens of each example of a shard that is done, in the order of the shard."""
-    lengths: NDArray[np.int64] = np.load(_lengths_path(folder, number), allow_pickle=False)
-    return lengths
 
 
 def counts_from(plain: Mapping[str, Any]) -> ShardCounts:
@@ -98,12 +81,11 @@ def counts_from(plain: Mapping[str, Any]) -> ShardCounts:
     return ShardCounts(**{**plain, "problems": [tuple(problem) for problem in plain["problems"]]})
 
 
-def write_shard(root: str, work: str, number: int, block: Block, task: Task, tokenizer: TextTokenizer) -> ShardCounts:
+def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: TextTokenizer) -> Tokenized:
     """Tokenise a block into the shard of this number.
 
     Args:
         root: folder of the data set.
-        work: folder for lengths and counts. Counts are written last: a shard that has them is whole.
         number: of the block.
         block: the records.
         task: what examples are.
@@ -111,18 +93,15 @@ def write_shard(root: str, work: str, number: int, block: Block, task: Task, tok
     """
     counts = ShardCounts()
     lengths: list[int] = []
-    with replacing(os.path.join(root, shard_name(number))) as temporary:
-        with open(temporary, "wb") as file:
-            tar = ArrayTar(file)
-            for key, example in _examples(block, task, tokenizer, counts):
-                tar.add(f"{key}.{TOKENS_PART}", example.tokens)
-                if example.mask is not None:
-                    tar.add(f"{key}.{MASK_PART}", example.mask)
-                lengths.append(len(example.tokens))
-            tar.finish()
-    write_bytes(_lengths_path(work, number), npy(np.array(lengths, dtype=np.int64)))
-    write_bytes(counts_path(work, number), json.dumps(asdict(counts)).encode())
-    return counts
+    with replacing(os.path.join(root, shard_name(number))) as temporary, open(temporary, "wb") as file:
+        tar = ArrayTar(file)
+        for key, example in _examples(block, task, tokenizer, counts):
+            tar.add(f"{key}.{TOKENS_PART}", example.tokens)
+            if example.mask is not None:
+                tar.add(f"{key}.{MASK_PART}", example.mask)
+            lengths.append(len(example.tokens))
+        tar.finish()
+    return Tokenized(counts, np.array(lengths, dtype=np.int64))
 
 
 def _examples(block: Block, task: Task, tokenizer: TextTokenizer, counts: ShardCounts) -> Iterator[tuple[str, Example]]:
@@ -151,7 +130,3 @@ def _leave_out(record: Record, problem: str, counts: ShardCounts) -> None:
     counts.left_out += 1
     if problem and len(counts.problems) < _TOLD:
         counts.problems.append((record.file, record.number, problem))
-
-
-def _lengths_path(folder: str, number: int) -> str:
-    return os.path.join(folder, f"tokens-{number:06d}.lengths.npy")

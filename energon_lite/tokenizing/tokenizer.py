@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.config.paths import missing_file_fix
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import DatasetError, UsageError
 
 __all__ = ["HuggingFaceTokenizer", "fingerprint_of"]

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ def test_by_hand() -> None:
     assert sorted(loads(np.array([9, 9, 1, 1]), deal(same, np.array([9, 9, 1, 1]), 2)).tolist()) == [10, 10]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.integers(1, 100), min_size=6, max_size=6))
 def test_the_deal_is_near_the_best_there_is(values: list[int]) -> None:
     tokens = np.array(values)
@@ -50,7 +51,7 @@ def test_the_deal_is_near_the_best_there_is(values: list[int]) -> None:
     assert found == best  # pairs: largest with smallest is the best there is
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, 2**32 - 1))
 def test_many_micro_batches_balance_well(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -73,7 +74,7 @@ def packed(lengths: Ints, limit: int) -> MicroBatches:
     return from_dict({"strategy": "best_fit", "capacity": limit, "open_bins": 3, "oversize": "own_batch"}).plan(lengths)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.integers(0, 40), max_size=150), st.integers(5, 60), st.integers(1, 9))
 def test_an_exchange_keeps_the_step_and_the_capacity(values: list[int], limit: int, step: int) -> None:
     batches = packed(np.array(values, dtype=np.int64), limit)

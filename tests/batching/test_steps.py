@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def entries(batches: MicroBatches) -> list[tuple[int, int, int]]:
     return sorted(zip(batches.sample.tolist(), batches.start.tolist(), batches.length.tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(lengths=lengths_of, document=st.sampled_from(DOCUMENTS), step=st.integers(1, 12))
 def test_a_step_keeps_its_samples_and_nothing_gets_too_full(lengths: Any, document: dict[str, Any], step: int) -> None:
     strategy = from_dict(document)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,7 +139,7 @@ def lateness(batches: MicroBatches) -> Ints:
     return np.arange(len(rank)) - rank
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(DOCUMENTS, LENGTHS, st.integers(0, 2**64 - 1))
 def test_laws(document: dict[str, Any], lengths: Ints, seed: int) -> None:
     strategy = from_dict(document)
@@ -150,7 +151,7 @@ def test_laws(document: dict[str, Any], lengths: Ints, seed: int) -> None:
     assert from_dict(to_dict(strategy)) == strategy
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(DOCUMENTS, LENGTHS, st.integers(1, 30))
 def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk: int) -> None:
     strategy = from_dict(document)
@@ -162,7 +163,7 @@ def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk
     assert [part.tolist() for part in before] == [part.tolist() for part in whole][:count]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 9, 10, 11, 19, 20, 50]), max_size=200),
     st.integers(1, 6),
@@ -219,7 +220,7 @@ GOLDEN_DOCUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.floats(0.3, 1.0),
     st.sampled_from([5, 8, 15, 40]),

@@ -60,21 +60,25 @@ def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> Non
 @pytest.mark.parametrize(
     ("document", "at", "message"),
     [
-        ({}, "strategy", "'strategy' is missing"),
+        ({}, "", "'strategy' is missing"),
         ({"strategy": "bestfit", "capacity": 1}, "strategy", "did you mean 'best_fit'"),
         ({"strategy": "best_fit", "capacity": 10, "open_bin": 4}, "open_bin", "did you mean 'open_bins'"),
-        ({"strategy": "best_fit"}, "capacity", "needs the key 'capacity'"),
-        ({"strategy": "best_fit", "capacity": "10"}, "capacity", "expected an integer; found '10'"),
-        ({"strategy": "best_fit", "capacity": True}, "capacity", "expected an integer; found True"),
-        ({"strategy": "best_fit", "capacity": 10, "open_bins": None}, "open_bins", "expected an integer"),
+        ({"strategy": "best_fit"}, "", "missing key 'capacity'"),
+        ({"strategy": "best_fit", "capacity": "10"}, "capacity", "expected a whole number; found text '10'"),
+        ({"strategy": "best_fit", "capacity": True}, "capacity", "expected a whole number; found the truth value true"),
+        ({"strategy": "best_fit", "capacity": 10, "open_bins": None}, "open_bins", "expected a whole number"),
         ({"strategy": "best_fit", "capacity": 10, "unit": "tokens"}, "unit", "padded_tokens"),
         ({"strategy": "best_fit", "capacity": 10, "alpha": 4}, "alpha", "no meaning with the unit packed_tokens"),
         ({"strategy": "best_fit", "capacity": 10, "oversize": "cut"}, "oversize", "truncate"),
         ({"strategy": "fixed", "batch_size": 2, "order": "bs"}, "order", "bs_asc"),
-        ({"strategy": "fixed", "batch_size": 2, "unit": "cost"}, "unit", "has no key 'unit'"),
+        ({"strategy": "fixed", "batch_size": 2, "unit": "cost"}, "unit", "unknown key 'unit'"),
         ({"strategy": "fixed", "batch_size": 2, "sort": 1}, "sort", "true or false"),
-        ({"strategy": "max_length", "batch_size": 2, "max_length": 2, "key": 3}, "key", "name of a field"),
-        ([], "", "not a mapping"),
+        (
+            {"strategy": "max_length", "batch_size": 2, "max_length": 2, "key": 3},
+            "key",
+            "expected text; found the number 3",
+        ),
+        ([], "", "expected a mapping; found an empty list"),
     ],
 )
 def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str) -> None:
@@ -110,7 +114,7 @@ def test_values_that_cannot_work(document: dict[str, Any], message: str) -> None
 def test_a_cost_function_of_ones_own_is_named() -> None:
     document = to_dict(BestFit(Capacity(10, "cost", cost=_double)))
     assert document["cost"] == f"{_double.__module__}:_double"
-    with pytest.raises(ConfigError, match="has no key 'cost'"):
+    with pytest.raises(ConfigError, match="unknown key 'cost'"):
         from_dict(document)
 
 

@@ -22,8 +22,8 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.storage.index import checked_file
-from energon_lite.storage.read.shard_store import shared_store
+from energon_lite.storage.files import stored_array
+from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import decoding
 
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -160,7 +160,7 @@ def test_a_shortage_changes_nothing_or_ends_the_run(
 
     encoder = TaskEncoder() if columns else Own()
     expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
-    monkeypatch.setattr("energon_lite.storage.read.shard_store._RETRIES", (0.0, 0.01))
+    monkeypatch.setattr("energon_lite.storage.files.shard_store._RETRIES", (0.0, 0.01))
     real, left = os.open, [0]
 
     def short(path: Any, *arguments: Any, **options: Any) -> int:
@@ -206,7 +206,7 @@ def test_memory_that_runs_out_while_a_part_is_unpacked_ends_the_run(
 def test_an_index_that_is_damaged_under_a_running_loader_ends_the_run(
     workers: int, damage: str, leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked_file, "_KEPT", 1)  # so that a small index is read again and again
+    monkeypatch.setattr(stored_array, "_KEPT", 1)  # so that a small index is read again and again
     path = _copy(leaf_of(400, "a"), tmp_path)
     index = path / ".nv-meta/energon_lite.idx"
     with _train(path, workers, Patient()) as loader, pytest.raises(FatalSampleError, match="packed index"):

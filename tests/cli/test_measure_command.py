@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite.cli import measure_progress, progress
+from energon_lite.cli import measure, progress
 from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.prepare.prepare import prepare_dataset
@@ -224,19 +224,19 @@ def test_lengths_without_an_encoder(data: Path) -> None:
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "_BETWEEN", 0.0)
-    with measure_progress.measure_progress("/data/coco", 400, True) as tick:
+    with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(100)
+        tick(100, 400)
     assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
-    with measure_progress.measure_progress("/data/coco", 400, False) as tick:
+    with measure.measuring("/data/coco", False) as tick:
         assert tick is None
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with measure_progress.measure_progress("/data/coco", 400, True) as tick:
+    with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(400)
+        tick(400, 400)
     assert "Measuring coco: 100%" in capsys.readouterr().err
 
 

@@ -13,11 +13,12 @@ import yaml
 from click.testing import CliRunner
 from PIL import Image
 
-from energon_lite.cli import progress, scan_progress
+from energon_lite.cli import progress
 from energon_lite.cli.main import main
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 FIELDS = '{"image": "png", "caption": "json[text]"}'
@@ -48,7 +49,7 @@ def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str
 
 def written(data: Path) -> set[str]:
     """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
-    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards"}
+    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
 
 
 def document(data: Path, name: str = "dataset.yaml") -> object:
@@ -148,32 +149,26 @@ class TestOnRanks:
 
 
 class TestProgress:
-    def test_lines_in_a_log(
-        self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    OPTIONS = ("--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1")
+
+    def test_lines_in_a_log(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "_BETWEEN", 0.0)
-        with scan_progress.scan_progress(str(data), 4, True) as tick:
-            assert tick is not None
-            for shard in range(4):
-                tick(f"s{shard}.tar")
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ") and "about 0 s left" in lines[-1]
+        lines = [line for line in run(data, *self.OPTIONS)[1].splitlines() if line.startswith("Indexing")]
+        assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
+        assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
 
     def test_a_bar_on_a_terminal(
         self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        with scan_progress.scan_progress(str(data), 4, True) as tick:
-            assert tick is not None
-            for shard in range(4):
-                tick(f"s{shard}.tar")
+        with progress.progress(True, "Indexing", "shards") as show:
+            scans = ShardScans(str(data), [f"s{number}.tar" for number in range(4)], workers=1, progress=show)
+            scans.do_share()
         shown = capsys.readouterr().err
         assert "Indexing: 100%" in shown and "4/4" in shown and "GB/s" in shown
 
-    def test_nothing(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        with scan_progress.scan_progress(str(data), 4, False) as tick:
-            assert tick is None
-        assert capsys.readouterr().err == ""
+    def test_nothing(self, data: Path) -> None:
+        assert "Indexing" not in run(data, *self.OPTIONS, "--no-progress")[1]
 
 
 class TestMistakes:

@@ -14,6 +14,7 @@ import megatron.energon
 import pytest
 from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
+import energon_lite
 from energon_lite import (
     Cooker,
     SampleDecoder,
@@ -61,6 +62,26 @@ def test_all_that_energon_takes() -> None:
         return sample["txt"]
 
     assert cook({"txt": 1}) == 1
+
+
+@pytest.mark.parametrize("name", ["get_train_dataset", "get_val_dataset", "get_val_datasets"])
+def test_data_sets_are_called_as_theirs(leaf_of: Any, name: str) -> None:
+    theirs = taken_by(getattr(megatron.energon, name))
+    assert {"split_part", "batch_size", "packing_buffer_size", "task_encoder"} <= theirs.keys()
+    given = {key: value for key, value in theirs.items() if key not in ("path", "kwargs", "task_encoder")}
+    more = {"dataset_config": "dataset.yaml", "split_config": "split.yaml", "subflavors": {}, "parallel_shard_iters": 4}
+    getattr(energon_lite, name)(leaf_of(10), **given | more | {"worker_config": ALONE, "batch_size": 2})
+
+
+@pytest.mark.parametrize("name", ["get_loader", "get_savable_loader"])
+def test_loaders_are_called_as_theirs(leaf_of: Any, name: str) -> None:
+    theirs = taken_by(getattr(megatron.energon, name))
+    assert {"prefetch_factor", "watchdog_timeout_seconds", "fail_on_timeout"} <= theirs.keys()
+    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=ALONE)
+    given = {key: value for key, value in theirs.items() if key != "dataset"}
+    for more in ({}, {"fail_on_timeout": True, "worker_config": ALONE}):
+        with getattr(energon_lite, name)(dataset, **given | more) as loader:
+            next(iter(loader))
 
 
 def test_as_megatron_lm_calls_it() -> None:

@@ -31,8 +31,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.cli.main import main
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import index_places
-from energon_lite.storage.read.shard_store import ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"

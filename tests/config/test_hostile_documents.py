@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config import from_plain, load_dataset_config, load_metadataset, load_split_config, load_yaml
+from energon_lite.config import load_dataset_config, load_metadataset, load_split_config
+from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
 Write = Callable[..., Path]

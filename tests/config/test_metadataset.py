@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -481,7 +482,7 @@ splits:
 """
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     st.integers(0, len(GOOD_EPOCHS)),
     st.integers(0, 12),
@@ -509,7 +510,7 @@ def test_damaged_repetitions_and_subsets_load_or_are_config_errors(start: int, l
             assert 0 <= start <= stop <= samples
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.integers(0, len(GOOD)), st.integers(0, 12), st.text(st.sampled_from("ab1-:'\"{}[]&*!<\t\n .,"), max_size=4))
 def test_damaged_documents_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
     """Whatever is cut out and put in, nothing but a ConfigError with its place comes out."""

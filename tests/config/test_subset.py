@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config import from_plain
 from energon_lite.config.subset import Subset, read_subset
+from energon_lite.documents import from_plain
 from energon_lite.errors import ConfigError
 
 

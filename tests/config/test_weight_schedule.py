@@ -13,21 +13,23 @@ from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
 from energon_lite.config.weight_schedule import (
-    Piece,
-    ShareIntegral,
+    Segment,
+    Share,
     SlopesMeet,
-    WeightSchedule,
     blend_shares,
+    constant,
     multiply,
     read_schedule,
-    shared_pieces,
+    schedule,
+    shared_segments,
+    values_at,
 )
-from energon_lite.config.yaml_document import from_plain, load_yaml
+from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 
 
 def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-    return shared_pieces([leaf.course or leaf.weight for leaf in load_metadataset(path, split_part="train")])
+    return shared_segments([leaf.share for leaf in load_metadataset(path, split_part="train")])
 
 
 @pytest.mark.parametrize(
@@ -42,27 +44,27 @@ def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | 
 )
 def test_steps_in_all_manners(text: str, write: Callable[..., Path]) -> None:
     node = load_yaml(write(f"weight: {text}\n")).mapping(required={"weight"})["weight"]
-    assert read_schedule(node) == WeightSchedule(((0, 0.9), (1_000_000, 0.5)))
+    assert read_schedule(node) == schedule(((0, 0.9), (1_000_000, 0.5)))
 
 
 def test_numbers_as_keys_of_a_dict() -> None:
-    assert read_schedule(from_plain({"linear": {0: 0.9, 10**6: 0.5, 2e6: 0}}, "<dict>")) == WeightSchedule(
+    assert read_schedule(from_plain({"linear": {0: 0.9, 10**6: 0.5, 2e6: 0}}, "<dict>")) == schedule(
         ((0, 0.9), (1_000_000, 0.5), (2_000_000, 0.0)), linear=True
     )
 
 
 def test_the_weight_at_a_position() -> None:
-    step, linear = (WeightSchedule(((0, 4.0), (10, 2.0), (20, 3.0)), kind) for kind in (False, True))
-    assert [step.at(p) for p in (0, 5, 10, 15, 20, 99)] == [(4, 4), (4, 4), (4, 2), (2, 2), (2, 3), (3, 3)]
-    assert [linear.at(p)[1] for p in (0, 5, 10, 15, 20, 99)] == [4, 3, 2, 2.5, 3, 3]
-    assert all(before == after for before, after in map(linear.at, range(30)))
+    step, linear = (schedule(((0, 4.0), (10, 2.0), (20, 3.0)), kind) for kind in (False, True))
+    assert [values_at(step, p) for p in (0, 5, 10, 15, 20, 99)] == [(4, 4), (4, 4), (4, 2), (2, 2), (2, 3), (3, 3)]
+    assert [values_at(linear, p)[1] for p in (0, 5, 10, 15, 20, 99)] == [4, 3, 2, 2.5, 3, 3]
+    assert all(before == after for before, after in (values_at(linear, p) for p in range(30)))
 
 
 def test_weights_are_normalised_where_they_are_written_and_shares_go_straight() -> None:
-    found = blend_shares([WeightSchedule(((0, 3.0), (100, 0.0)), linear=True), 1.0])
+    found = blend_shares([schedule(((0, 3.0), (100, 0.0)), linear=True), constant(1.0)])
     assert found == [
-        (Piece(0, 0.75, 0.0), Piece(100, 0.0, 0.0)),
-        (Piece(0, 0.25, 1.0), Piece(100, 1.0, 1.0)),
+        (Segment(0, 0.75, 0.0), Segment(100, 0.0, 0.0)),
+        (Segment(0, 0.25, 1.0), Segment(100, 1.0, 1.0)),
     ]
 
 
@@ -76,11 +78,11 @@ splits:
       - {path: prose, weight: {linear: {0: 0.1, 1_000_000: 0.9}}}
 """
     )
-    (start, first, last), constant = stages(path)
+    (start, first, last), end = stages(path)
     assert (start, *first, *(last or ())) == pytest.approx((0, 0.9, 0.1, 0.1, 0.9))
-    assert constant == (1_000_000, last, None)
+    assert end == (1_000_000, last, None)
     leaf = load_metadataset(path, split_part="train")[0]
-    assert leaf.weight == leaf.course[0].first == first[0]
+    assert leaf.weight == leaf.segments[0].first == first[0]
 
 
 def test_nested_blends_multiply(write: Callable[..., Path]) -> None:
@@ -112,10 +114,10 @@ def test_two_slopes_at_once_are_refused(write: Callable[..., Path]) -> None:
 
 def test_a_position_at_which_nothing_changes_is_none(write: Callable[..., Path]) -> None:
     text = "splits: {{train: {{blend: [{{path: digits, weight: {}}}, {{path: prose, weight: {}}}]}}}}\n"
-    constant = stages(write(text.format(3, 1)))
-    assert constant == [(0, (0.75, 0.25), None)]
+    unchanged = stages(write(text.format(3, 1)))
+    assert unchanged == [(0, (0.75, 0.25), None)]
     for weights in (("{0: 3, 9: 3}", "1"), ("{0: 3, 9: 6}", "{0: 1, 9: 2}"), ("{linear: {0: 3, 9: 3}}", "1")):
-        assert stages(write(text.format(*weights))) == constant
+        assert stages(write(text.format(*weights))) == unchanged
 
 
 def test_a_schedule_for_a_single_data_set_means_nothing(write: Callable[..., Path]) -> None:
@@ -123,9 +125,9 @@ def test_a_schedule_for_a_single_data_set_means_nothing(write: Callable[..., Pat
 
 
 weights = st.one_of(
-    st.floats(0.1, 10),
+    st.builds(constant, st.floats(0.1, 10)),
     st.builds(
-        lambda first, rest, linear: WeightSchedule(((0, first), *sorted(rest.items())), linear),
+        lambda first, rest, linear: schedule(((0, first), *sorted(rest.items())), linear),
         st.floats(0.1, 10),
         st.dictionaries(st.integers(1, 50), st.floats(0, 10), max_size=4),
         st.booleans(),
@@ -133,37 +135,35 @@ weights = st.one_of(
 )
 
 
-def at(course: ShareIntegral, position: int) -> Fraction:
+def at(share: Share, position: int) -> Fraction:
     """By the definition."""
-    if isinstance(course, float):
-        return Fraction(course)
-    for piece, following in zip(course, [*course[1:], None], strict=True):
+    for segment, following in zip(share, [*share[1:], None], strict=True):
         if following is None:
-            return Fraction(piece.first)
-        if piece.start <= position < following.start:
-            ratio = Fraction(position - piece.start, following.start - piece.start)
-            return Fraction(piece.first) + (Fraction(piece.last) - Fraction(piece.first)) * ratio
+            return Fraction(segment.first)
+        if segment.start <= position < following.start:
+            ratio = Fraction(position - segment.start, following.start - segment.start)
+            return Fraction(segment.first) + (Fraction(segment.last) - Fraction(segment.first)) * ratio
     raise AssertionError
 
 
 @given(outer=st.lists(weights, min_size=1, max_size=3), inner=st.lists(weights, min_size=1, max_size=3))
 def test_products_and_cuts_are_the_functions_they_stand_for(outer: list[Any], inner: list[Any]) -> None:
-    above, below = blend_shares([*outer, 1.0]), blend_shares([*inner, 1.0])
+    above, below = blend_shares([*outer, constant(1.0)]), blend_shares([*inner, constant(1.0)])
     try:
-        courses = [*(multiply(above[0], course) for course in below), *above[1:]]
+        shares = [*(multiply(above[0], share) for share in below), *above[1:]]
     except SlopesMeet as slopes:
         for position in (slopes.start, slopes.stop or 0):
-            assert all(not isinstance(course, float) for course in (above[0], *below)), position
+            assert all(len(share) > 1 for share in (above[0], *below)), position
         return
-    pieces = shared_pieces(courses)
+    segments = shared_segments(shares)
     for position in range(52):
-        expected = [at(above[0], position) * at(course, position) for course in below]
-        expected += [at(course, position) for course in above[1:]]
-        number = max(n for n, (start, _, _) in enumerate(pieces) if start <= position)
-        start, first, last = pieces[number]
+        expected = [at(above[0], position) * at(share, position) for share in below]
+        expected += [at(share, position) for share in above[1:]]
+        number = max(n for n, (start, _, _) in enumerate(segments) if start <= position)
+        start, first, last = segments[number]
         found = [Fraction(value) for value in first]
         if last is not None:
-            ratio = Fraction(position - start, pieces[number + 1][0] - start)
+            ratio = Fraction(position - start, segments[number + 1][0] - start)
             found = [a + (Fraction(b) - a) * ratio for a, b in zip(found, last, strict=True)]
         assert all(abs(one - other) < 1e-12 for one, other in zip(found, expected, strict=True))
         assert abs(sum(found) - 1) < 1e-12

@@ -27,7 +27,7 @@ import yaml
 from pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
 
 PAGES = sorted(DOCS.glob("*.md"))
-LINKING = [*PAGES, *(page for page in [ROOT / "README.md"] if page.exists())]
+LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

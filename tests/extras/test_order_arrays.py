@@ -143,10 +143,11 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     before = _bytes(tmp_path / "x")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    job = {"folder": str(tmp_path / "x"), "recipe": {"counts": [N, N]}, "key": 0, "first": 0, "stop": 1}
+    paths = [str(tmp_path / "x" / name) for name in (arrays.DATASET_INDEX, arrays.SAMPLE_INDEX)]
+    job = {"paths": paths, "recipe": {"counts": [N, N], "key": 0}, "first": 0, "stop": 1}
     child = subprocess.run(
         [sys.executable, "-c", "from energon_lite.extras.order_arrays import serve; serve()"],
-        input=json.dumps({"function": "blocks", "parent": gone.pid, **job}).encode(),
+        input=json.dumps({"parent": gone.pid, **job}).encode(),
         cwd=Path(arrays.__file__).parents[2],
         capture_output=True,
         check=False,
@@ -157,9 +158,7 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
 
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="FileNotFoundError"):
-        arrays._run_children(
-            "blocks", [{"folder": str(tmp_path), "recipe": {"counts": [1]}, "key": 0, "first": 0, "stop": 1}]
-        )
+        arrays._fill_in_children([str(tmp_path / "a"), str(tmp_path / "b")], {"counts": [1], "key": 0}, 0, 1, 1)
 
 
 def test_impossible_indexes_are_refused(tmp_path: Path) -> None:
@@ -206,4 +205,4 @@ def test_what_a_child_says_that_cannot_begin_is_shown(monkeypatch: pytest.Monkey
     """It ends before it has read its job, which is larger than a pipe."""
     monkeypatch.setattr(arrays, "_BOOT", "raise SystemExit('no room')")
     with pytest.raises(WorkerError, match="no room"):
-        arrays._run_children("blocks", [{"large": "x" * 1_000_000}] * 2)
+        arrays._fill_in_children([], {"large": "x" * 1_000_000}, 0, 2, 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,7 +128,7 @@ def _check(cluster: Any, write_blend: Any, kind: str, chain: Any, topologies: An
         states = dealt(merged(states), world)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(kind=st.sampled_from(sorted(KINDS)), chain=chains, again=resumed, steps=st.integers(0, 4))
 def test_cut_anywhere_and_resumed_twice(
     cluster: Any, write_blend: Any, kind: str, chain: Any, again: Any, steps: int
@@ -138,7 +139,7 @@ def test_cut_anywhere_and_resumed_twice(
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(22))
 def test_cut_anywhere_and_resumed_twice_very_often(cluster: Any, write_blend: Any, part: int) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(kind=st.sampled_from(sorted(KINDS)), chain=chains, again=resumed, steps=st.integers(0, 4))
     def holds(kind: str, chain: Any, again: Any, steps: int) -> None:
         _check(cluster, write_blend, kind, chain, again, steps)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +100,7 @@ STRATEGIES = st.sampled_from(
         {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
     ]
 )
-QUIET = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @QUIET
@@ -229,7 +230,7 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
 
     path = leaf_of(7)
     for arguments, words in (
-        ({"chunk_size": 5}, "chunk_size=5 has no effect with batching"),
+        ({"chunk_remainder": "keep"}, "chunk_remainder='keep' has no effect with batching"),
         ({"task_encoder": Groups()}, "Groups.batch_group_criterion together with batching"),
         ({"length_column": "length", "length_field": "tokens"}, "length_field='tokens' is about encoded samples"),
         ({"batching": None, "length_field": "tokens"}, "length_field='tokens' has no effect without batching"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ def _steps(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(chain=chains, limit=st.integers(4, 9))
 def test_a_limit_is_the_same_on_the_ranks_that_go_on(
     on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
@@ -89,7 +90,7 @@ def test_a_limit_is_the_same_on_the_ranks_that_go_on(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(chain=chains, size=st.integers(30, 60))
 def test_with_drop_last_each_step_is_full(
     on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ def _texts(batches: list[Any]) -> list[str]:
     return [text for batch in batches for text in batch.text]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(count=st.integers(1, 200), world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_epoch_of_training_once(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
@@ -52,7 +53,7 @@ def test_each_epoch_of_training_once(
         assert sorted(texts[epoch * count : (epoch + 1) * count]) == sorted(f"a-{i}" for i in range(count))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_validation_once_over_all_ranks_and_in_step(
     cluster: Any, write_blend: Callable[..., Any], blend: Any, world: int, batch_size: int, worker_count: int
@@ -73,7 +74,7 @@ def test_validation_once_over_all_ranks_and_in_step(
             assert _texts(steps) == names  # every sample once, in order
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(count=st.integers(1, 200), world=st.integers(1, 8), batch_size=st.integers(1, 9), drop_last=st.booleans())
 def test_a_single_pass_of_training(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, drop_last: bool
@@ -103,7 +104,7 @@ def test_a_single_pass_of_training(
     assert count < 20 or orders[0] != orders[1]  # another pass is another epoch
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(blend=blends)
 def test_a_blend_keeps_its_weights(cluster: Any, write_blend: Callable[..., Any], blend: Any) -> None:
     metadataset = write_blend(blend)
@@ -174,7 +175,7 @@ def _bad(text: str) -> bool:
     return int(text.split("-")[1]) % 10 in (3, 7)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(count=st.integers(11, 120), world=st.integers(1, 4), batch_size=st.integers(1, 6), worker_count=workers)
 def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
@@ -199,7 +200,7 @@ def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     assert sum(stat["samples"] for stat in stats) == len(found)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(count=st.integers(11, 120), world=st.integers(1, 4), batch_size=st.integers(1, 6), worker_count=workers)
 def test_in_validation_a_bad_sample_leaves_its_place_empty(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int

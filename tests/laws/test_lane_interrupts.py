@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(gaps=st.lists(st.integers(0, 300), min_size=8, max_size=30), ends=st.booleans())
 def test_an_interrupt_at_any_point_loses_nothing(leaf_of: Any, content: str, gaps: list[int], ends: bool) -> None:
     config, leaf = WorkerConfig(rank=0, world_size=1), leaf_of(40, "a")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def _steps(per_rank: list[list[Any]]) -> list[Any]:
     return [batch for step in zip(*per_rank, strict=True) for batch in step if batch is not None and batch["__key__"]]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(content=contents, chunk=st.integers(1, 6), lanes=st.sampled_from([1, 2, 3, 6]), size=st.integers(6, 60))
 def test_a_pass_is_the_same_on_any_number_of_ranks(
     on_ranks: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, size: int
@@ -78,7 +79,7 @@ def test_a_pass_is_the_same_on_any_number_of_ranks(
         assert sorted(_samples(found[1][0])) == sorted(f"a-{number}" for number in range(size))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(content=contents, lanes=st.sampled_from([1, 2, 4]), cut=st.integers(0, 20), train=st.booleans(), data=st.data())
 def test_a_pass_goes_on_where_it_was_cut(
     on_ranks: Any, leaf_of: Any, content: Content, lanes: int, cut: int, train: bool, data: st.DataObject
@@ -295,7 +296,7 @@ class Echo(TaskEncoder):
 # -- law 6 ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     content=contents,
     skips=st.sampled_from([0, 3, 6]),

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
+from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ CASE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(**CASE)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of: Any, size: int, **case: Any) -> None:
     _check_chain(cluster, leaf_of(size, "a"), **case)
@@ -118,7 +119,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of:
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(20))
 def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(**CASE)
     def holds(size: int, **case: Any) -> None:
         _check_chain(cluster, leaf_of(size, "a"), **case)
@@ -126,7 +127,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> Non
     holds()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(content=contents, chunk=chunk_sizes, workers=st.sampled_from([0, 0, 0, 2]), data=st.data())
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, content: Content, chunk: int, workers: int, data: st.DataObject
@@ -143,7 +144,7 @@ def test_each_batch_again_from_its_key(
     assert other.save_state_rank() == before
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(content=contents, chunk=chunk_sizes, lanes=lane_counts, steps=st.integers(0, 6), data=st.data())
 def test_each_ranks_own_state_is_enough_on_the_same_ranks(
     cluster: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, steps: int, data: st.DataObject
@@ -169,7 +170,7 @@ def test_each_ranks_own_state_is_enough_on_the_same_ranks(
         assert _plain(again.steps(3)) == expected
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     content=contents.filter(lambda one: one.batch_size and not (one.groups or one.batch_yields or one.encoded_yields)),
     chunk=st.none() | chunk_sizes,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,7 +206,7 @@ def test_equal_for_any_number_of_ranks(crude: Any, name: str, world: int) -> Non
     assert _batches(crude, name, 12, world=world) == _alone(crude, name)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(name=st.sampled_from(sorted(PIPELINES)), number=st.integers(0, 11), seeds=st.integers(0, 99))
 def test_equal_when_made_again_whatever_the_caller_drew(crude: Any, name: str, number: int, seeds: int) -> None:
     batch = _alone(crude, name)[number]

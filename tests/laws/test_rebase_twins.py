@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def blend_of(leaves: list[Any]) -> dict[str, Any]:
 listings = st.lists(st.tuples(st.sampled_from("pqrs"), st.sampled_from([0.5, 1.0, 2.0])), min_size=1, max_size=5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(old=listings, new=listings, steps=st.tuples(st.integers(0, 20), st.integers(10, 20)))
 def test_twins_are_not_taken_for_each_other(twins: Any, old: Any, new: Any, steps: tuple[int, int]) -> None:
     """Each leaf that stays goes on with its own data, once an epoch; one that is listed twice has two streams."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def loader_of(path: Any, kind: str, rank: int, world: int, skip: Any = (), worke
 # -- which samples --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     kind=st.sampled_from(["planned", "planned", "single", "tokens"]),
     first=worlds,
@@ -167,7 +168,7 @@ def test_far_out_at_once(leaf_of: Any) -> None:
 # -- passing over ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     world=st.integers(1, 3),

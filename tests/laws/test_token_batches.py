@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +100,7 @@ STRATEGIES = st.sampled_from(
 SEGMENTS = st.lists(
     st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 0, 0, 2]), st.integers(0, 8)), min_size=1, max_size=4
 )
-QUIET = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @QUIET
@@ -171,7 +172,7 @@ def test_a_pass_has_everything_once(
         assert counts["truncated_samples"] == 2 * sum(length_of(index) > limit for index in range(120))
 
 
-@settings(QUIET, max_examples=8)
+@settings(QUIET, max_examples=examples(8))
 @given(
     strategy=STRATEGIES,
     chunk=st.sampled_from([11, 40, 1000]),
@@ -396,7 +397,7 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
     for arguments, words in (
         ({"batch_size": 2, "batching": BestFit(Capacity(9))}, "batch_size=2 together with batching"),
         ({"batch_size": None, "batching": 3}, "batching is a int"),
-        ({"batch_size": 2, "plan_chunk": 3}, "plan_chunk=3 has no effect"),
+        ({"batch_size": 2, "plan_chunk": 3}, "chunk_size=3 has no effect"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "plan_chunk": 0}, "plan_chunk is 0"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "lanes": 2}, "lanes=2 has no effect"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "packing_buffer_size": 5}, "packing_buffer_size=5"),

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def _keys(batches: list[Any]) -> list[list[str]]:
     return [batch.__key__ for batch in batches]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(blend=blends, batch_size=st.integers(1, 7), window=windows, seed=st.integers(0, 3), segments=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any,
@@ -65,7 +66,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
     assert found == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
 def test_validation_goes_on_too_and_passes_are_equal(
     cluster: Any, write_blend: Callable[..., Any], blend: Any, batch_size: int, segments: list[tuple[int, int, int]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,7 +117,7 @@ def test_batches_states_and_counts_are_those_without_it(leaf_of: Any, kind: str)
                     assert stats[0][name] == stats[1][name]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(0, 9), min_size=1, max_size=4), data=st.data())
 def test_the_resume_law_holds(leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject) -> None:
     """Cut anywhere, resume in another loader, with one ahead or without: the undisturbed sequence."""
@@ -132,7 +133,7 @@ def test_the_resume_law_holds(leaf_of: Any, kind: str, cuts: list[int], data: st
     assert found == expected[: len(found)] and len(found) == sum(cuts)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5), data=st.data())
 def test_breaks_restores_and_closes_of_one_loader(
     leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject

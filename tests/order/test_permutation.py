@@ -132,7 +132,7 @@ def test_indistinguishable_from_numpy(n: int) -> None:
 def test_fewer_rounds_would_be_seen(rounds: int) -> None:
     """The statistics have teeth: 2 and 3 rounds fail them (3 rounds at a lag equal to the radix)."""
     n = 1 << 20
-    orders = [permutation._walk_array(np.arange(1 << 18), n, hash_ints(key), rounds, 1) for key in range(5)]
+    orders = [permutation._cycle_walk_array(np.arange(1 << 18), n, hash_ints(key), rounds, 1) for key in range(5)]
     assert _worst(orders, n) > 6
 
 

@@ -44,9 +44,9 @@ def test_the_integral_of_a_straight_line(first: list[float], data: st.DataObject
 
 
 def test_a_share_that_stays() -> None:
-    course = ShareIntegral(0, begin(2), np.array([1 << 60, 3 << 60]), None, 0)
-    assert exact(course.before(10)) == [Fraction(5, 2), Fraction(15, 2)]
-    assert exact(course.before(1 << 61)) == [Fraction(1 << 59), Fraction(3 << 59)]
+    integral = ShareIntegral(0, begin(2), np.array([1 << 60, 3 << 60]), None, 0)
+    assert exact(integral.before(10)) == [Fraction(5, 2), Fraction(15, 2)]
+    assert exact(integral.before(1 << 61)) == [Fraction(1 << 59), Fraction(3 << 59)]
 
 
 def test_sums_are_rounded_to_the_nearest() -> None:

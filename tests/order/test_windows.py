@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from energon_lite.order import windows
 from energon_lite.order.hashing import mix64
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_groups_do_not_matter(data: st.DataObject) -> None:
     epochs = data.draw(st.integers(1, 6))

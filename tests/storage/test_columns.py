@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -222,7 +223,7 @@ class TestFile:
             with pytest.raises(UsageError, match="cannot be called"):
                 write_column(data, name, VALUES)
 
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(st.data())
     def test_flipped_bits_and_cuts_never_give_other_values(self, ten: Path, data: st.DataObject) -> None:
         if not (ten / ".nv-meta").exists():

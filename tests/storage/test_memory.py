@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_lite.storage.index.checked_file import ALIGN, BLOCK
+from energon_lite.storage.files.array_file import ALIGN, BLOCK
 from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import column_path
 from energon_lite.storage.index.nv_meta import write_info
@@ -69,8 +69,8 @@ def huge(tmp_path: Path) -> Path:
     for name, (dtype, shape) in sections.items():
         places[name] = [dtype, shape, end]
         end += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
-    contents = {"uuid": "u", "digest": "d", "part_names": [], "scan": 1, "notes": {}, "sections": places}
-    table = json.dumps(contents).encode()
+    meta = {"uuid": "u", "digest": "d", "part_names": [], "rules": 1, "notes": {}}
+    table = json.dumps({"arrays": places, "meta": meta}).encode()
     shards = np.zeros((SHARDS + 1, 5), dtype="<i8")
     shards[:, 3] = np.arange(SHARDS + 1) * PER_SHARD
     path = tmp_path / ".nv-meta/energon_lite.idx"
@@ -89,7 +89,7 @@ def huge(tmp_path: Path) -> Path:
             sums[block] = zlib.crc32(file.read(size).ljust(size, b"\0"))
         file.seek(end)
         file.write(sums.tobytes() + table)
-        head = struct.pack("<IQQI28x", 2, end, len(table), zlib.crc32(sums.tobytes() + table))
+        head = struct.pack("<IQQI28x", 3, end, len(table), zlib.crc32(sums.tobytes() + table))
         file.seek(0)
         file.write(struct.pack("<8sI", b"ENRGLIDX", zlib.crc32(head)) + head)
     return tmp_path

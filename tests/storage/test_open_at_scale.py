@@ -20,8 +20,8 @@ from in_time import in_time
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
+from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.file_mapping import map_file
-from energon_lite.storage.index import checked_file
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -107,8 +107,8 @@ def private_memory() -> int:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_file, "_KEPT", 512)  # of a block, and so 4 MiB: this index stands for one above 64 MiB
-    monkeypatch.setattr(checked_file, "_OWN", 1)
+    monkeypatch.setattr(stored_array, "_KEPT", 512)  # of a block, and so 4 MiB: this index stands for one above 64 MiB
+    monkeypatch.setattr(stored_array, "_OWN", 1)
     samples = 200_000
     numbers = np.arange(samples, dtype=np.int64)
     keys = [f"{number:08d}".encode() for number in range(samples)]
@@ -127,7 +127,7 @@ def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path, monkeypatc
     path = str(tmp_path / "i.idx")
     PackedIndex.from_scans([scan]).write(path)
     index = PackedIndex.open(path)
-    checked_file._kept.clear()  # blocks that a child would let go, and so copy
+    stored_array._kept.clear()  # blocks that a child would let go, and so copy
     grown = []
     for mapped in (False, True):
         read_end, write_end = os.pipe()

@@ -11,11 +11,10 @@ from in_time import in_time
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.packed_list import PackedList
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
-from energon_lite.storage.index.measure_journal import Chunks, JournalReader
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.prepare.scan_cache import has_failed, piece_path, read_piece, write_failure
-from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore
+from energon_lite.storage.prepare.shard_scans import scan_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -64,17 +63,12 @@ def test_a_column_that_is_a_pipe_is_none(prepared: Path) -> None:
     assert in_time(lambda: stored_columns(str(prepared), "length")) == []
 
 
-def test_a_piece_that_is_a_pipe_is_none(prepared: Path) -> None:
-    into_pipe(piece_path(str(prepared), "a.tar"))
-    assert in_time(lambda: read_piece(str(prepared), "a.tar")) is None
-
-
-def test_a_note_of_a_failure_that_is_a_pipe_is_none(prepared: Path) -> None:
-    write_failure(str(prepared), "a.tar")
-    assert has_failed(str(prepared), "a.tar")
-    (note,) = (prepared / ".nv-meta").rglob("*.failed")
-    into_pipe(note)
-    assert not in_time(lambda: has_failed(str(prepared), "a.tar"))
+def test_a_result_file_that_is_a_pipe_is_none(prepared: Path) -> None:
+    files = scan_files(str(prepared))
+    files.write_failure("a.tar")
+    assert files.find(["a.tar", "b.tar"]) == {"a.tar": None}
+    into_pipe(files.path("a.tar"))
+    assert in_time(lambda: files.find(["a.tar"])) == {}
 
 
 def test_a_shard_that_became_a_pipe(tmp_path: Path) -> None:
@@ -87,10 +81,3 @@ def test_a_list_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "names.pack")
     with pytest.raises((FileNotFoundError, DatasetError)):
         in_time(lambda: PackedList.open(tmp_path / "names.pack"))
-
-
-def test_a_journal_that_is_a_pipe_is_passed_over(prepared: Path, tmp_path: Path) -> None:
-    into_pipe(tmp_path / "journals/0-1-ab.journal")
-    chunks = Chunks(WebdatasetSource.open(prepared).index)
-    reader = JournalReader(str(tmp_path / "journals"), chunks, lambda maker: True)
-    assert in_time(reader.look) == 0

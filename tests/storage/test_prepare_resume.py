@@ -13,15 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite.errors import DataIndexError
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare import scan_pool, shard_scans
+from energon_lite.storage.prepare import shard_scans
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
-from energon_lite.storage.prepare.scan_cache import is_current, piece_path, read_piece, stored_scans, write_piece
+from energon_lite.storage.prepare.shard_scans import scan_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job import helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 Scanned = list[str]
@@ -36,13 +39,21 @@ def prepare(folder: Path, workers: int = 1, rescan: bool = False) -> None:
 def scanned(monkeypatch: pytest.MonkeyPatch) -> Scanned:
     """The names of the shards that are scanned from here on."""
     names: Scanned = []
+    scan = shard_scans.scan_shard
 
-    def recorded(root: str, shards: list[str], **options: object) -> list[scan_pool.ScanResult]:
-        names.extend(shards)
-        return scan_pool.scan_shards(root, shards, **options)  # type: ignore[arg-type]
+    def recorded(root: str, name: str) -> ShardScan:
+        names.append(name)
+        return scan(root, name)
 
-    monkeypatch.setattr(shard_scans, "scan_shards", recorded)
+    monkeypatch.setattr(shard_scans, "scan_shard", recorded)
     return names
+
+
+def write_result(folder: Path, name: str) -> Path:
+    """The result file that a scan of the shard leaves."""
+    files = scan_files(str(folder))
+    files.write(name, files.kind.inputs(name), scan_shard(str(folder), name))
+    return Path(files.path(name))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -69,10 +80,11 @@ def test_killed_many_times(
     for shard in range(24):
         make_tar(f"d/{shard:02d}.tar", [(f"{shard}-{number}.txt", b"x" * number) for number in range(30)])
     folder, kills, moments = tmp_path / "d", 0, random.Random(workers)
-    monkeypatch.setattr(scan_pool, "_ALONE", 0.0)
-    scan = scan_pool.scan_shard
+    if workers > 1:
+        monkeypatch.setattr(helpers, "_WORK_HERE", False)
+    scan = shard_scans.scan_shard
     # Slow enough that a kill finds something to interrupt (helpers have to start, which takes long enough).
-    monkeypatch.setattr(scan_pool, "scan_shard", lambda root, name: (time.sleep(0.002), scan(root, name))[1])
+    monkeypatch.setattr(shard_scans, "scan_shard", lambda root, name: (time.sleep(0.002), scan(root, name))[1])
     start = time.monotonic()
     prepare(folder, workers)
     duration, expected = time.monotonic() - start, contents(folder)
@@ -92,9 +104,9 @@ def test_killed_many_times(
         _, status = os.waitpid(child, 0)
         assert status in (0, signal.SIGKILL)
         kills += status != 0
-        pieces = len(list((folder / ".nv-meta/energon_lite.shards").glob("[!.]*.scan")))
-        interrupted += 0 < pieces < 24
-        if status == 0 or kills >= times or pieces == 24:
+        results = len(list((folder / ".nv-meta/energon_lite.shards").glob("[!.]*.result")))
+        interrupted += 0 < results < 24
+        if status == 0 or kills >= times or results == 24:
             survived += 1
             prepare(folder, workers)
             # A helper of a run that was killed may be about to end; what is left of dead ones is gone.
@@ -109,7 +121,7 @@ def test_killed_many_times(
 class TestWhatIsKnown:
     def test_the_killed_run_continues(self, ten: Path, scanned: Scanned) -> None:
         for name in ("a.tar", "sub/c.tar"):
-            write_piece(str(ten), scan_shard(str(ten), name))
+            write_result(ten, name)
         prepare(ten)
         assert scanned == ["b.tar"] and len(WebdatasetSource.open(ten)) == 10
         assert len(list(ten.rglob("*.tar.idx"))) == 3
@@ -141,7 +153,7 @@ class TestWhatIsKnown:
         assert len(scanned) == 3
 
     @pytest.mark.parametrize("change", ["size", "time", "head"])
-    @pytest.mark.parametrize("where", ["piece", "index"])
+    @pytest.mark.parametrize("where", ["result", "index"])
     def test_a_changed_shard_is_read(
         self, ten: Path, scanned: Scanned, make_tar: Callable[..., Path], change: str, where: str
     ) -> None:
@@ -150,7 +162,7 @@ class TestWhatIsKnown:
             prepare(ten)
         else:
             for name in ("a.tar", "b.tar", "sub/c.tar"):
-                write_piece(str(ten), scan_shard(str(ten), name))
+                write_result(ten, name)
         times = shard.stat()
         keys = "rst" if change == "head" else "456"
         extra = [("z.txt", b"z" * 9000)] if change == "size" else []
@@ -174,22 +186,26 @@ class TestWhatIsKnown:
             lambda data: data[:8] + (99).to_bytes(4, "little") + data[12:],
         ],
     )
-    def test_a_damaged_or_foreign_piece_is_not_used(
+    def test_a_damaged_or_foreign_result_is_not_used(
         self, ten: Path, scanned: Scanned, damage: Callable[[bytes], bytes]
     ) -> None:
-        path = Path(write_piece(str(ten), scan_shard(str(ten), "b.tar")))
+        path = write_result(ten, "b.tar")
         path.write_bytes(damage(path.read_bytes()))
         prepare(ten)
         assert "b.tar" in scanned and len(WebdatasetSource.open(ten)) == 10
 
-    @settings(max_examples=400)
+    @settings(max_examples=examples(400))
     @given(st.data())
     def test_flipped_bits_and_cuts_never_give_other_samples(self, ten: Path, data: st.DataObject) -> None:
         scan = scan_shard(str(ten), "b.tar")
-        path = Path(write_piece(str(ten), scan))
+        path, files = write_result(ten, "b.tar"), scan_files(str(ten))
         path.write_bytes(damaged(data, path.read_bytes()))
-        found = read_piece(str(ten), "b.tar")
-        assert found is None or (found.all_keys(), found.parts.tolist()) == (scan.all_keys(), scan.parts.tolist())
+        if files.find(["b.tar"]):
+            found = files.read("b.tar")
+            assert (found.all_keys(), found.parts.tolist()) == (scan.all_keys(), scan.parts.tolist())
+        else:
+            with pytest.raises(DataIndexError, match=r"b\.tar was damaged or removed"):
+                files.read("b.tar")
 
     def test_an_index_with_a_flipped_bit_is_made_anew(self, ten: Path, scanned: Scanned) -> None:
         prepare(ten)
@@ -206,23 +222,23 @@ class TestWhatIsKnown:
         victim = tmp_path / "victim"
         victim.mkdir()
         (victim / "unfinished").write_text("a text")
-        pieces = ten / ".nv-meta/energon_lite.shards"
-        pieces.parent.mkdir()
+        meta = ten / ".nv-meta"
+        meta.mkdir()
         if link == "folder":
-            pieces.symlink_to(victim)
+            (meta / "energon_lite.shards").symlink_to(victim)
         else:
-            pieces.mkdir()
-            (pieces / "unfinished").symlink_to(victim / "unfinished")
+            (meta / "energon_lite.unfinished").symlink_to(victim / "unfinished")
         prepare(ten)
-        assert len(WebdatasetSource.open(ten)) == 10 and not pieces.exists()
+        assert len(WebdatasetSource.open(ten)) == 10
+        assert not (meta / "energon_lite.shards").exists() and not (meta / "energon_lite.unfinished").exists()
         assert [path.name for path in victim.iterdir()] == ["unfinished"]
         assert (victim / "unfinished").read_text() == "a text"
 
     def test_other_rules_for_samples(self, ten: Path, scanned: Scanned, monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(ten)
-        write_piece(str(ten), scan_shard(str(ten), "b.tar"))
+        write_result(ten, "b.tar")
         scanned.clear()
-        monkeypatch.setattr("energon_lite.storage.prepare.scan_cache.SCAN_RULES", 99)
+        monkeypatch.setattr("energon_lite.storage.prepare.shard_scans.SCAN_RULES", 99)
         prepare(ten)
         assert len(scanned) == 3
 
@@ -237,24 +253,23 @@ class TestWhatIsKnown:
         assert scanned == ["b.tar"]
 
 
-def test_pieces_and_the_index_give_back_what_was_scanned(ten: Path, make_tar: Callable[..., Path]) -> None:
+def test_results_and_the_index_give_back_what_was_scanned(ten: Path, make_tar: Callable[..., Path]) -> None:
     make_tar("ten/odd.tar", [("caf\udce9/x.b", b""), ("caf\udce9/x.a", b"1"), ("y.b", b"22"), ("none", b"")])
     make_tar("ten/empty.tar", [])
     names = ["odd.tar", "empty.tar", "a.tar", "sub/c.tar"]
-    scans = [scan_shard(str(ten), name) for name in names]
-    for scan in scans:
-        write_piece(str(ten), scan)
-    assert all(is_current(str(ten), scan) for scan in scans)
-    stored = stored_scans(str(ten), names)
-    assert list(stored) == names
+    scans, files = [scan_shard(str(ten), name) for name in names], scan_files(str(ten))
+    for name in names:
+        write_result(ten, name)
+    assert list(files.find(names)) == names
     PackedIndex.from_scans(scans).write(str(ten / "i.idx"))
     index = PackedIndex.open(str(ten / "i.idx"))
     for row, scan in enumerate(scans):
-        assert same(stored[scan.name], scan) and same(index.scan(row), scan)
+        assert same(files.read(scan.name), scan) and same(index.scan(row), scan)
     assert not same(scans[0], scans[2])
 
 
-def test_the_piece_of_another_shard_is_not_used(ten: Path) -> None:
-    os.replace(write_piece(str(ten), scan_shard(str(ten), "a.tar")), piece_path(str(ten), "b.tar"))
-    assert read_piece(str(ten), "b.tar") is None
-    assert piece_path(str(ten), "sub/c.tar") != piece_path(str(ten), "c.tar")
+def test_the_result_of_another_shard_is_not_used(ten: Path) -> None:
+    files = scan_files(str(ten))
+    os.replace(write_result(ten, "a.tar"), files.path("b.tar"))
+    assert files.find(["a.tar", "b.tar"]) == {}
+    assert files.path("sub/c.tar") != files.path("c.tar")

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, UsageError
+from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
 from energon_lite.storage.read.range_cache import ByteRange, RangeCache, ReadAhead
-from energon_lite.storage.read.shard_store import ShardIdentity
-from energon_lite.storage.tar.tar_scan import head_checksum
 
 
 @pytest.fixture

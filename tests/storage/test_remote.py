@@ -22,10 +22,11 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
+from energon_lite.storage.files import remote_files
+from energon_lite.storage.files.remote_files import is_remote, read_range
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read import remote
-from energon_lite.storage.read.remote import is_remote, local_meta, read_range, shard_sizes
-from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.read.remote import local_meta, shard_sizes
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 URL = "memory://bucket/ten"
@@ -110,7 +111,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
 
 
 def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
     cat_file, left = type(memory).cat_file, [2]
 
     def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
@@ -145,7 +146,7 @@ def test_a_store_that_answers_with_other_bytes(
     wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
-    monkeypatch.setattr(remote, "_RETRIES", (0.0,))
+    monkeypatch.setattr(remote_files, "_RETRIES", (0.0,))
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
     cat_file = type(memory).cat_file
 
@@ -165,7 +166,7 @@ def test_a_store_that_answers_with_other_bytes(
 
 
 def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
     get_file, cuts = type(memory).get_file, [1]
 
     def cut(self: Any, one: str, to: str, **more: Any) -> None:
@@ -271,7 +272,7 @@ def test_chained_urls_are_refused(upload: object, url: str) -> None:
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
 def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "_RETRIES", ())
+    monkeypatch.setattr(remote_files, "_RETRIES", ())
     with pytest.raises(DatasetError):
         local_meta(url)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def own_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_shelf._threads, "shelf", None, raising=False)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     length=st.integers(2, 20),
     memory=st.integers(1, 400_000),

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardChangedError, UsageError
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import range_cache, run_reader
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 from energon_lite.storage.read.run_reader import RunReader, fetch_samples, read_in_runs
-from energon_lite.storage.read.shard_store import ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -72,7 +73,7 @@ def test_only_wanted_parts_are_fetched(
     assert source.read(1).parts["mp4"] == b"1" * (1 << 19)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     order=st.lists(st.integers(0, 9), min_size=1, max_size=30),
     length=st.integers(1, 11),

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
-from energon_lite.storage.read import shard_store
-from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore, shared_store
-from energon_lite.storage.tar.tar_scan import head_checksum
+from energon_lite.storage.files import shard_store
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, head_checksum, shared_store
 
 
 def shard(path: Path, data: bytes) -> tuple[str, ShardIdentity]:
@@ -175,7 +174,7 @@ def test_real_descriptors_that_are_short_for_a_moment(tmp_path: Path) -> None:
 
 
 def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.storage.read.shard_store._LARGEST_READ", 4)
+    monkeypatch.setattr("energon_lite.storage.files.shard_store._LARGEST_READ", 4)
     path, identity = shard(tmp_path / "a", b"0123456789")
     assert ShardStore().read(path, identity, 1, 9) == b"123456789"
 

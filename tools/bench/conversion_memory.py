@@ -26,7 +26,7 @@ from energon_lite.trainer.conversion.huggingface_folder import divide, index_jso
 from energon_lite.trainer.conversion.llama_config import huggingface_config
 from energon_lite.trainer.conversion.llama_tensors import huggingface_name, llama_shapes
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
-from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.parallel.shards import Box
 from energon_lite.trainer.training.config import ModelConfig
 
 #: Run in a process of its own; prints the growth of the peak in bytes.
@@ -44,9 +44,9 @@ torch.set_num_threads(1)
 before = peak()
 way, source, target = sys.argv[1:4]
 if way == "to-native":
-    huggingface_to_native(source, target, piece_bytes=int(sys.argv[4]))
+    huggingface_to_native(source, target, read_bytes=int(sys.argv[4]))
 elif way == "there-and-back":
-    huggingface_to_native(source, target, piece_bytes=int(sys.argv[4]))
+    huggingface_to_native(source, target, read_bytes=int(sys.argv[4]))
     native_to_huggingface(target, target + "-back")
 elif way == "to-file":
     native_to_file(source, target)

@@ -78,7 +78,7 @@ def make_dataset(folder: Path, shards: int, samples: int) -> None:
 
 def write_index(path: Path, samples: int, shards: int = 1000) -> None:
     """A packed index of so many samples of one part, written section by section: it never is in memory as a whole."""
-    from energon_lite.storage.index.checked_file import writing_checked
+    from energon_lite.storage.files.array_file import writing
     from energon_lite.storage.index.packed_index import INDEX_FILE
 
     names = b"\0".join(b"shard-%06d.tar" % shard for shard in range(shards))
@@ -100,23 +100,13 @@ def write_index(path: Path, samples: int, shards: int = 1000) -> None:
         if kind == "samples":
             yield np.array([samples, 8 * samples, 0], dtype=np.int64)
 
-    sections: dict[str, tuple[list[int], Any]] = {
-        "shard_names": ([len(names)], [np.frombuffer(names, dtype=np.uint8)]),
-        "shards": ([shards + 1, 5], [shard_rows]),
-        "samples": ([samples + 1, 3], rows("samples")),
-        "parts": ([samples, 3], rows("parts")),
-        "keys": ([8 * samples], rows("keys")),
-        "shard_times": ([shards], [np.zeros(shards, dtype=np.int64)]),
-    }
-    places = {}
-    with writing_checked(str(path), INDEX_FILE) as file:
-        for name, (shape, arrays) in sections.items():
-            kind = "|u1" if name in ("shard_names", "keys") else "<i8"
-            places[name] = [kind, shape, file.align()]
-            for array in arrays:
-                file.write(memoryview(array.reshape(-1)).cast("B"))
-        file.align()
-        file.finish({"uuid": "", "digest": "", "part_names": ["txt"], "scan": 1, "notes": {}, "sections": places})
+    meta = {"uuid": "", "digest": "", "part_names": ["txt"], "rules": 1, "notes": {}}
+    with writing(str(path), INDEX_FILE, meta) as file:
+        file.add("shard_names", np.frombuffer(names, dtype=np.uint8))
+        file.add("shards", shard_rows)
+        for name, dtype, row in (("samples", "<i8", [3]), ("parts", "<i8", [3]), ("keys", "|u1", [])):
+            file.stream(name, dtype, row, (block.reshape(-1).view(np.uint8).data for block in rows(name)))
+        file.add("shard_times", np.zeros(shards, dtype=np.int64))
 
 
 def private_memory(process: int | str = "self") -> float:

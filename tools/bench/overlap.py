@@ -221,7 +221,7 @@ def work(rank: int, address: str, rounds: int, accumulation: list[int], seconds:
     """One rank; the first prints a line of JSON for each thing measured. All take turns, as the load may change."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{address}:29555", rank=rank, world_size=2)
-    mesh, alone = build_mesh(), ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
+    mesh, alone = build_mesh(), ParallelMesh()
     alone_on_the_wire = communication()
     given = torch.tensor(seconds or 1.5 * statistics.median(timed(alone_on_the_wire, 1, 5)))
     dist.broadcast(given, src=0)

@@ -54,9 +54,9 @@ def make_data(folder: Path, arguments: argparse.Namespace) -> list[int]:
     texts = list(itertools.islice(itertools.islice(functions(), 0, None, step), arguments.samples))
     samples = ({"txt": text.encode()} for text in texts)
     write_shards(folder / "library", samples, 1000, "TextSample", {"text": "txt"})
-    program = "from energon_lite.trainer.training import SequenceTaskEncoder\n"
+    program = "from energon_lite.trainer.training import MultimodalTaskEncoder\n"
     (folder / "measured_rows.py").write_text(
-        f"{program}rows = SequenceTaskEncoder(max_length={arguments.max_length})\n"
+        f"{program}rows = MultimodalTaskEncoder(max_length={arguments.max_length})\n"
     )
     sys.path.insert(0, str(folder))
     options = ["--task-encoder", "measured_rows:rows", "--num-workers", "0", "--no-progress"]

@@ -65,7 +65,8 @@ def make_batch(config: ModelConfig, arguments: argparse.Namespace) -> Multimodal
         labels=tokens[:, 1:].contiguous(),
         loss_mask=torch.ones(arguments.batch, arguments.length, device=device()),
         image=torch.zeros(0, 3, 0, 0, device=device()),
-        image_rows=torch.zeros(0, dtype=torch.int64, device=device()),
+        image_rows=(none := torch.zeros(0, dtype=torch.int64, device=device())),
+        image_starts=none,
     )
 
 

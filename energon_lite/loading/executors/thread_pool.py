@@ -186,7 +186,7 @@ def _own(pipeline: JobRunner) -> JobRunner:
 
 def _size_of(value: Any) -> int:
     """Bytes of the tensors and arrays in a batch."""
-    from energon_lite.samples import map_tensors
+    from energon_lite.tensors import map_tensors
 
     found = 0
 

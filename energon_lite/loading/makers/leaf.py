@@ -8,6 +8,7 @@ from functools import cached_property
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
@@ -27,7 +28,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource
+    source: WebdatasetSource | OpenedSource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
@@ -38,9 +39,9 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> PartColumns:
+    def reader(self) -> PartColumns | OpenedSource:
         """Brings the bytes."""
-        return PartColumns(self.source, self.parts)
+        return self.source if isinstance(self.source, OpenedSource) else PartColumns(self.source, self.parts)
 
     @cached_property
     def fields(self) -> LeafFields | None:

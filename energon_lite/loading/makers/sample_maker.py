@@ -40,6 +40,7 @@ from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.run_reader import fetch_samples
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
@@ -137,7 +138,11 @@ class SampleMaker:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
         if self._reads_ahead:
             leaves = self.leaves
-            fetch_samples((leaves[leaf].source, index, leaves[leaf].parts) for leaf, index, *_ in addresses)
+            fetch_samples(
+                (source, index, leaves[leaf].parts)
+                for leaf, index, *_ in addresses
+                if isinstance(source := leaves[leaf].source, WebdatasetSource)
+            )
         numbers, indices = columns_of(addresses)
         places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
         if numbers.count(numbers[0]) < len(numbers):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.sharded_job.job import Progress
 
 __all__ = ["measure_parts"]
 
@@ -50,7 +51,7 @@ def measure_parts(
     *,
     command: str = "",
     workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> MeasureReport:
     """Store the column ``length`` of a prepared folder, by what is stored in its shards.
 
@@ -61,7 +62,7 @@ def measure_parts(
         field: see the module's table; ``json[meta][tokens]`` means the same as ``json.meta.tokens``.
         command: what the user runs to do this again.
         workers: processes, where parts are read; None: one per core.
-        progress: called with a number of samples that are done, where parts are read.
+        progress: called with the number of samples that are done, of all, and a few words, where parts are read.
 
     Raises:
         UsageError: no sample has such a part.

@@ -1,16 +1,15 @@
 """Measure the samples of a prepared data set: run something over all of them, store a length and a flag for each.
 
-The work is cut into chunks of 256 samples. Each rank takes every ``world_size``-th of them, its workers run them, and
-what they find goes into a journal at once; so a run that was killed goes on where it was. When all chunks are known,
-rank 0 writes the columns. Values of unchanged shards are taken from the columns that are there.
+The work is cut into chunks of 256 samples. Each rank takes every ``world_size``-th of them, and the workers of the
+loader run them, since it is the user's hooks that are run. What they find goes into a file for each chunk. When all
+chunks are known, rank 0 writes the columns. Values of unchanged shards are taken from the columns that are there.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -18,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DatasetError, UsageError
+from energon_lite.errors import UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.outcomes import Failure, InARow, Result
 from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.measuring.chunks import Chunk, ChunkKind, Measured, chunks_of
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.storage.index.column_file import ColumnFile, write_column_file
@@ -35,20 +35,14 @@ from energon_lite.storage.index.columns import (
     stored_columns,
     writable_folder,
 )
-from energon_lite.storage.index.measure_journal import (
-    CHUNK,
-    Chunks,
-    JournalReader,
-    JournalWriter,
-    Measured,
-    remove_journals,
-)
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job.helpers import Outcome
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.result_files import ResultFiles, Table
 
 __all__ = ["measure"]
 
-#: Seconds between two looks for the journals of other ranks.
-_LOOK = 0.2
 #: Different reasons that are counted one by one.
 _MAX_REASONS = 1000
 _SHOWN_FAILURES = 20
@@ -66,7 +60,7 @@ def measure(
     ranks: Ranks | None = None,
     workers: int | None = None,
     again: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> MeasureReport:
     """Measure a data set, and store columns.
 
@@ -80,7 +74,7 @@ def measure(
         ranks: the processes that do this together, on one folder; None: this process alone.
         workers: processes of this rank; None: one per core; 0: none, all is done here.
         again: measure also what is known.
-        progress: called with a number of samples that are done.
+        progress: called with the number of samples that are done, of all, and a few words.
 
     Raises:
         FatalSampleError: ``failure_tolerance`` samples in a row failed, or a sample has no length.
@@ -88,19 +82,13 @@ def measure(
         UsageError: a column of another maker, in a folder that cannot be written, would go before these.
         DatasetError: other ranks made no progress in time; the data set's folders cannot be written.
     """
-    run = _Run(pipeline, maker, shards, name, flags, ranks or Ranks(), again, progress)
-    run.measure_share(_workers(workers, run.ranks))
-    if run.ranks.rank:
-        return MeasureReport(run.source.path, len(run.rows), run.measured)
-    run.wait()
+    run = _Run(pipeline, maker, shards, name, flags, ranks or Ranks(), workers, again, progress)
+    # Those with failed samples are tried again.
+    run.job.do_share(again=lambda table: bool(table.get("failed")))
+    if run.job.ranks.rank:
+        return MeasureReport(run.source.path, len(run.rows), sum(chunk.stop - chunk.start for chunk in run.job.made))
+    run.job.gather()
     return run.finish()
-
-
-def _workers(asked: int | None, ranks: Ranks) -> int:
-    if asked is not None:
-        return asked
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.world_size > 1 else 1
-    return max(1, (os.cpu_count() or 1) // here)
 
 
 class _Run:
@@ -114,34 +102,36 @@ class _Run:
         name: str,
         flags: bool,
         ranks: Ranks,
+        workers: int | None,
         again: bool,
-        progress: Callable[[int], None] | None,
+        progress: Progress | None,
     ):
-        self.pipeline, self.maker, self.ranks = pipeline, maker, ranks
-        self.leaf = pipeline.leaves[0]
-        self.source, self.index = self.leaf.source, self.leaf.source.index
-        self._progress = progress or (lambda samples: None)
+        self.pipeline, self.maker, self._workers = pipeline, maker, ranks.workers(workers)
+        source = pipeline.leaves[0].source
+        assert isinstance(source, WebdatasetSource)  # as open_whole gives it
+        self.source, self.index = source, source.index
         prefix = f"{name}." if name else ""
         self._folder = writable_folder(self.source.path)
         self._names = [prefix + SKIP, prefix + LENGTH] if flags else [prefix + LENGTH]
         self._paths = [column_path(self._folder, one) for one in self._names]
-        self._journals = os.path.join(self._folder, f"{prefix}{LENGTH}.journals")
-        self.chunks = Chunks(self.index)
         wanted = self.index.shard_names if shards is None else shards
         numbers = {shard: row for row, shard in enumerate(self.index.shard_names)}
         self.rows = sorted(numbers[shard] for shard in set(wanted))
-        self._wanted = np.zeros(len(self.chunks), dtype=bool)
-        for row in self.rows:
-            self._wanted[self.chunks.first[row] : self.chunks.first[row + 1]] = True
+        chunks = chunks_of(self.index, self.rows)
+        self._check_not_hidden()
         self._old = {} if again else self._old_values()
-        self._reader = JournalReader(self._journals, self.chunks, self._made_so)
-        self._reader.look()
-        self._from_columns = self._chunks_of_old_values()
-        self.measured = 0
+        self.job = ShardedJob(
+            ResultFiles(os.path.join(self._folder, f"{prefix}{LENGTH}.results"), ChunkKind(self.index, maker)),
+            chunks,
+            self._measure,
+            ranks=ranks,
+            known=self._known_chunks(chunks),
+            what="chunks of samples",
+            where=self.source.path,
+            tick=_Samples(ranks.share(chunks) if ranks.rank else chunks, progress) if progress else None,
+        )
         encoder = pipeline.encoder
         self._in_a_row = InARow(encoder.failure_tolerance, failure_tolerances(encoder))
-
-        self._check_not_hidden()
 
     def _check_not_hidden(self) -> None:
         """Columns beside the data go before those in the user's cache, so none of another maker may stand there."""
@@ -156,9 +146,6 @@ class _Run:
                         where=file.path,
                         fix="store it under another name: --name mine",
                     )
-
-    def _made_so(self, record: Mapping[str, Any]) -> bool:
-        return self.maker.made(record["settings"], record["code"])
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
@@ -176,52 +163,35 @@ class _Run:
     def _is_ours(self, file: ColumnFile) -> bool:
         return self.maker.made(file.maker, file.code)
 
-    def _chunks_of_old_values(self) -> NDArray[np.bool_]:
+    def _known_chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Chunks that need not be measured because the columns know them; those with failed samples are tried again."""
-        known = np.zeros(len(self.chunks), dtype=bool)
-        for row, (_, flags) in self._old.items():
-            first, stop = self.chunks.first[row : row + 2].tolist()
-            known[first:stop] = True
-            failed = np.flatnonzero(flags == FAILED)
-            known[first + failed // CHUNK] = False
+        bounds = self.index.shards[:, 3].tolist()
+        known = []
+        for chunk in chunks:
+            if chunk.row in self._old:
+                flags = self._old[chunk.row][1][chunk.start - bounds[chunk.row] : chunk.stop - bounds[chunk.row]]
+                if not (flags == FAILED).any():
+                    known.append(chunk)
         return known
 
     # -- measuring --------------------------------------------------------------------------------------------------
 
-    def measure_share(self, workers: int) -> None:
-        """Measure this rank's chunks, as far as they are unknown."""
-        mine = np.zeros(len(self.chunks), dtype=bool)
-        mine[self.ranks.rank :: self.ranks.world_size] = True
-        mine &= self._wanted
-        known = self._from_columns | (self._reader.known & (self._reader.failed == 0))
-        self._tell(mine & known)
-        todo = np.flatnonzero(mine & ~known)
-        if not len(todo):
-            return
-        settings = {"settings": dict(self.maker.settings), "code": self.maker.code}
-        with (
-            closing(JournalWriter(self._journals, self.ranks.rank, settings)) as journal,
-            closing(self._executor(min(workers, len(todo)))) as executor,
-        ):
-            for number, result in _in_order(executor, self._jobs(todo), ahead=4 * max(1, workers)):
-                self._take(journal, number, result)
-
-    def _executor(self, workers: int) -> Executor:
-        return WorkerPool(self.pipeline, workers) if workers else InlineExecutor(self.pipeline)
-
-    def _jobs(self, numbers: NDArray[np.int64]) -> Iterator[Job]:
-        for number in map(int, numbers):
-            chunk = self.chunks[number]
-            yield Job(0, number, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)])
-
-    def _take(self, journal: JournalWriter, number: int, result: Result) -> None:
-        lengths, flags = result.batch
-        failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
-        reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
-        journal.append(self.chunks, self.chunks[number], Measured(lengths, flags, reasons))
-        self.measured += len(lengths)
-        self._progress(len(lengths))
-        self._check_failures(flags, failures)
+    def _measure(self, chunks: Sequence[Chunk]) -> Generator[tuple[Chunk, Outcome], None, None]:
+        """Measure chunks by the workers of the loader."""
+        workers, files = min(self._workers, len(chunks)), self.job.files
+        earlier = files.find(chunks)
+        executor: Executor = WorkerPool(self.pipeline, workers) if workers else InlineExecutor(self.pipeline)
+        with closing(executor):
+            for chunk, result in _in_order(executor, chunks, ahead=4 * max(1, workers)):
+                lengths, flags = result.batch
+                failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
+                reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
+                table = earlier.get(chunk)
+                # Of all attempts that with the fewest failures counts.
+                if table is None or np.count_nonzero(flags == FAILED) <= table["failed"]:
+                    table = files.write(chunk, files.kind.inputs(chunk), Measured(lengths, flags, reasons))
+                yield chunk, table
+                self._check_failures(flags, failures)
 
     def _check_failures(self, flags: NDArray[np.uint8], failures: Sequence[Failure]) -> None:
         """End the measuring if nothing works any more. Skips do not count: to find them is what it is for."""
@@ -234,45 +204,6 @@ class _Run:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """Wait until all ranks have done their shares.
-
-        Raises:
-            DatasetError: they made no progress for too long.
-        """
-        self._reader.look()
-        last = time.monotonic()
-        missing = self._missing()
-        self._tell(self._wanted & ~missing & ~self._share(self.ranks.rank))
-        while missing.any():
-            if time.monotonic() - last > self.ranks.timeout:
-                raise self._too_slow(missing)
-            time.sleep(_LOOK)
-            new = self._reader.look()
-            if new:
-                last = time.monotonic()
-                self._progress(new)
-                missing = self._missing()
-
-    def _missing(self) -> NDArray[np.bool_]:
-        missing: NDArray[np.bool_] = self._wanted & ~self._reader.known & ~self._from_columns
-        return missing
-
-    def _share(self, rank: int) -> NDArray[np.bool_]:
-        share = np.zeros(len(self.chunks), dtype=bool)
-        share[rank :: self.ranks.world_size] = True
-        return share
-
-    def _too_slow(self, missing: NDArray[np.bool_]) -> DatasetError:
-        counts = {rank: int((missing & self._share(rank)).sum()) for rank in range(self.ranks.world_size)}
-        texts = [f"rank {rank}: {count}" for rank, count in counts.items() if count]
-        return DatasetError(
-            f"{int(missing.sum())} chunks of samples are not measured after {self.ranks.timeout:g} s without progress "
-            f"({'; '.join(texts)})",
-            where=self.source.path,
-            fix="see why these ranks are slow or gone, or if they see this folder; run again, what is done is kept",
-        )
-
     def finish(self) -> MeasureReport:
         """Write the columns."""
         report, largest = self._sum_up()
@@ -280,7 +211,7 @@ class _Run:
         if self._up_to_date():
             return report
         types = {LENGTH: "<i4" if largest < 2**31 else "<i8", SKIP: "|u1"}
-        # The lengths last: a run that is killed between the two is not done, and finds its journals.
+        # The lengths last: a run that is killed between the two is not done, and finds its results.
         for path, name in zip(self._paths, self._names, strict=True):
             kind = name.rpartition(".")[2]
             write_column_file(
@@ -293,47 +224,46 @@ class _Run:
                 code=self.maker.code,
                 command=self.maker.command,
             )
-        remove_journals(self._journals)
+        self.job.files.remove()
         return report
 
     def _up_to_date(self) -> bool:
-        if self._reader.known.any():
+        if any(self.job.done.values()):
             return False
-        present = [ColumnFile.open(path) if os.path.exists(path) else None for path in self._paths]
+        present = [ColumnFile(path) if os.path.exists(path) else None for path in self._paths]
         return all(
             file is not None and file.fits(self.index) and self._is_ours(file) and file.code == self.maker.code
             for file in present
         )
 
     def _blocks(self, visit: Callable[[int, Measured], None] | None = None) -> Iterator[Block | None]:
-        """Lengths and flags of each shard of the index; ``visit`` sees the records that are used, by shard."""
-        wanted = set(self.rows)
+        """Lengths and flags of each shard of the index; ``visit`` sees the results that are used, by shard."""
+        wanted, bounds = set(self.rows), self.index.shards[:, 3].tolist()
+        measured: dict[int, list[Chunk]] = defaultdict(list)
+        for chunk in self.job.units:
+            if self.job.done[chunk]:
+                measured[chunk.row].append(chunk)
         for row in range(len(self.index.shard_names)):
             old = self._old.get(row)
-            if row not in wanted:
+            if row not in wanted or (old is not None and row not in measured):
                 yield old
                 continue
-            samples = int(self.chunks.identities[row, 3])
+            samples = bounds[row + 1] - bounds[row]
             lengths, flags = np.zeros(samples, dtype=np.int64), np.zeros(samples, dtype=np.uint8)
             if old is not None:
                 lengths[:], flags[:] = old
-            begin = int(self.index.shards[row, 3])
-            for number in self._recorded(row):
-                chunk, found = self.chunks[number], self._reader.read(number)
-                place = slice(chunk.start - begin, chunk.stop - begin)
+            for chunk in measured[row]:
+                found = self.job.read(chunk)
+                place = slice(chunk.start - bounds[row], chunk.stop - bounds[row])
                 lengths[place], flags[place] = found.lengths, found.flags
                 if visit:
                     visit(row, found)
             yield lengths, flags
 
-    def _recorded(self, row: int) -> list[int]:
-        first, stop = self.chunks.first[row : row + 2].tolist()
-        return (first + np.flatnonzero(self._reader.known[first:stop])).tolist()
-
     def _sum_up(self) -> tuple[MeasureReport, int]:
         """The report, and the largest length of all, also of shards that were not asked for now."""
         report = MeasureReport(self.source.path, len(self.rows))
-        report.known = int(self.chunks.sizes[self._from_columns & self._wanted].sum())
+        report.known = sum(chunk.stop - chunk.start for chunk, table in self.job.done.items() if not table)
         reasons, failures = Counter[tuple[str, str, bool]](), list[str]()
 
         def visit(row: int, measured: Measured) -> None:
@@ -353,21 +283,28 @@ class _Run:
         report.failures = tuple(failures)
         return report, largest
 
-    def _tell(self, chunks: NDArray[np.bool_]) -> None:
-        samples = int(self.chunks.sizes[chunks].sum())
-        if samples:
-            self._progress(samples)
+
+class _Samples:
+    """Tells progress in samples."""
+
+    def __init__(self, chunks: Sequence[Chunk], progress: Progress):
+        self._total, self._progress = sum(chunk.stop - chunk.start for chunk in chunks), progress
+        self._done = 0
+
+    def __call__(self, chunk: Chunk, table: Table | None) -> None:
+        self._done += chunk.stop - chunk.start
+        self._progress(self._done, self._total, "")
 
 
-def _in_order(executor: Executor, jobs: Iterator[Job], ahead: int) -> Iterator[tuple[int, Result]]:
-    """Run jobs, some of them ahead; their results in the order of the jobs."""
-    running: deque[tuple[int, int]] = deque()
-    for job in islice(jobs, ahead):
-        running.append((job.number, executor.submit(job)))
-    while running:
-        number, ticket = running.popleft()
-        result = executor.result(ticket)
-        following = next(jobs, None)
-        if following is not None:
-            running.append((following.number, executor.submit(following)))
-        yield number, result
+def _in_order(executor: Executor, chunks: Sequence[Chunk], ahead: int) -> Iterator[tuple[Chunk, Result]]:
+    """Run jobs, some of them ahead; their results in the order of the chunks."""
+    running: deque[tuple[Chunk, int]] = deque()
+    left = iter(chunks)
+    while True:
+        for chunk in islice(left, ahead - len(running)):
+            job = Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)])
+            running.append((chunk, executor.submit(job)))
+        if not running:
+            return
+        chunk, ticket = running.popleft()
+        yield chunk, executor.result(ticket)

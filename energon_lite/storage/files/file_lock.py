@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 
-__all__ = ["lock", "unlock"]
+from energon_lite.storage.files.atomic_file import remove_if_there
 
+__all__ = ["lock", "only_one", "unlock"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that one process waits for another that makes the same, and after which it says that it does.
+_PATIENCE, _TOLD = 3600.0, 10.0
 #: Seconds between two looks: the first, and the longest.
 _SOON, _LATER = 0.002, 0.1
 
@@ -55,3 +64,33 @@ def unlock(file: int) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> Iterator[None]:
+    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
+
+    Args:
+        path: what is made; the lock is a file beside it, and never what a link of that name leads to.
+        mode: of the lock.
+        patience: seconds to wait for another process, which may hang, or be on a machine that is gone; then this one
+            goes on without the lock. None: an hour, as an index of very many shards may take.
+    """
+    patience = _PATIENCE if patience is None else patience
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
+    tell = partial(
+        _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
+    )
+    try:
+        if not lock(fd, patience, told=_TOLD, tell=tell):
+            # What is made appears whole, so that two of them cost time only.
+            _log.debug("no lock on %s: several processes may make it at the same time", path)
+        yield
+    finally:
+        # Who waits for this file finds the index when it is let in; who comes later makes a new one.
+        try:
+            remove_if_there(path + ".lock")
+        finally:
+            unlock(fd)
+            os.close(fd)

@@ -4,44 +4,43 @@ A column knows what it belongs to: it carries the digest of the index it was mad
 change. So a column that is older than its data is recognised (:meth:`ColumnFile.fits`), and, because it also knows each
 shard by itself, the next measuring takes the values of unchanged shards from it.
 
-The file is a checked one (:mod:`energon_lite.storage.index.checked_file`, version 2); in its body are::
+The file is an array file (:mod:`energon_lite.storage.files.array_file`) with three arrays::
 
-    values         from byte 64 on: one number for each sample of the index, in its order
+    values         one number for each sample of the index, in its order
     shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, 1 if its values are known
                    (else they are 0), crc32 of its values
-    shard names    relative to the data set, separated by NUL
-
-Its table is JSON: what :class:`ColumnFile` has, and where shards are.
+    shard_names    bytes: relative to the data set, separated by NUL
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DataIndexError
+from energon_lite.storage.files.array_file import FileKind, writing
 from energon_lite.storage.files.atomic_file import remove_leftovers
-from energon_lite.storage.index.checked_file import ALIGN, CheckedFile, FileKind, Numbers, writing_checked
+from energon_lite.storage.files.stored_array import open_arrays
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["ColumnFile", "shard_table", "write_column_file"]
 
-_COLUMN_FILE = FileKind(b"ENRGLCOL", 2, "column of a data set", "remove the file, and measure again")
+_COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", "remove the file, and measure again")
 
 #: Columns of the table of shards: those by which a shard is recognised come first.
 _IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
 
 
-@dataclass(frozen=True)
 class ColumnFile:
-    """A column on disk.
+    """A column on disk. Values that are damaged are found out, and raised, when they are asked for.
+
+    Args:
+        path: the file.
 
     Attributes:
         path: the file.
@@ -53,17 +52,24 @@ class ColumnFile:
         maker: plain data that says by what the values were made; equal makers give equal values.
         code: hash of the maker's code, empty if there is none.
         command: what the user has to run to make the column again.
+
+    Raises:
+        DataIndexError: it is damaged, or of a format that is not known here.
+        FileNotFoundError: there is no such file.
     """
 
-    path: str
-    name: str
-    digest: str
-    values: Numbers
-    shards: Int64
-    shard_names: tuple[str, ...]
-    maker: Mapping[str, Any] = field(default_factory=dict)
-    code: str = ""
-    command: str = ""
+    def __init__(self, path: str):
+        arrays, meta = open_arrays(path, _COLUMN_FILE)
+        try:
+            self.values, self.shards = arrays["values"], arrays["shards"][:]
+            names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
+            self.name, self.digest, self.maker, self.code, self.command = (
+                meta[name] for name in ("name", "digest", "maker", "code", "command")
+            )
+        except (KeyError, TypeError):
+            raise _COLUMN_FILE.damaged(path, "its table is incomplete") from None
+        self.path = path
+        self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
 
     def fits(self, index: PackedIndex) -> bool:
         """Whether each value belongs to the sample of the same number in ``index``."""
@@ -92,29 +98,6 @@ class ColumnFile:
             if np.array_equal(self.shards[old, :_IDENTITY], table[row, :_IDENTITY]):
                 found[row] = self.values[starts[old] : starts[old + 1]]
         return found
-
-    @classmethod
-    def open(cls, path: str) -> ColumnFile:
-        """Open the file ``path``. Values that are damaged are found out, and raised, when they are asked for.
-
-        Raises:
-            DataIndexError: it is damaged, or of a format that is not known here.
-            FileNotFoundError: there is no such file.
-        """
-        file = CheckedFile.open(path, _COLUMN_FILE)
-        table = file.table
-        try:
-            shards, start = table["shards"], table["shard_table"]
-            names = file.array("|u1", [table["shard_names"]], start + 8 * _WIDTH * shards)[:].tobytes()
-            values = file.array(table["dtype"], [table["samples"]], ALIGN)
-            rows = file.array("<i8", [shards, _WIDTH], start)[:]
-            attributes = {name: table[name] for name in ("name", "digest", "maker", "code", "command")}
-        except (KeyError, TypeError, ValueError):
-            raise DataIndexError(
-                "the column of a data set is damaged (its table is incomplete)", where=path, fix=_COLUMN_FILE.cure
-            ) from None
-        shard_names = tuple(str(names, "utf-8", "surrogateescape").split("\0")) if shards else ()
-        return cls(path=path, values=values, shards=rows, shard_names=shard_names, **attributes)
 
 
 def shard_table(index: PackedIndex) -> Int64:
@@ -148,28 +131,19 @@ def write_column_file(
         maker, code, command: see :class:`ColumnFile`.
     """
     table = shard_table(index)
-    remove_leftovers(os.path.dirname(path))
-    with writing_checked(path, _COLUMN_FILE) as file:
+
+    def raw() -> Iterator[memoryview]:
         for row, block in enumerate(blocks):
             values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
             assert len(values) == table[row, 3]  # one value a sample, or all later ones belong to others
-            raw = values.tobytes()
-            table[row, _KNOWN], table[row, _CHECKSUM] = block is not None, zlib.crc32(raw)
-            file.write(raw)
-        start = file.align()
+            data = values.view(np.uint8).data
+            table[row, _KNOWN], table[row, _CHECKSUM] = block is not None, zlib.crc32(data)
+            yield data
+
+    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command}
+    remove_leftovers(os.path.dirname(path))
+    with writing(path, _COLUMN_FILE, meta) as file:
+        file.stream("values", dtype, (), raw())
+        file.add("shards", table)
         names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
-        file.write(table.tobytes())
-        file.write(names)
-        contents = {
-            "name": name,
-            "digest": index.digest,
-            "dtype": dtype,
-            "samples": len(index),
-            "shards": len(table),
-            "shard_table": start,
-            "shard_names": len(names),
-            "maker": dict(maker),
-            "code": code,
-            "command": command,
-        }
-        file.finish(contents)
+        file.add("shard_names", np.frombuffer(names, dtype=np.uint8))

@@ -183,7 +183,7 @@ def stored_columns(root: str, name: str) -> list[ColumnFile]:
     found = []
     for folder in column_folders(root):
         try:
-            found.append(ColumnFile.open(column_path(folder, name)))
+            found.append(ColumnFile(column_path(folder, name)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
     return found

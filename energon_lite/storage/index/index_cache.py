@@ -13,24 +13,21 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
-from energon_lite.storage.files.atomic_file import remove_if_there
-from energon_lite.storage.files.file_lock import lock, unlock
+from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.index.jsonl import check_there, is_jsonl, scan_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, PACKED_INDEX, meta_path, read_info, read_uuid
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "only_one", "open_index", "shard_counts"]
+__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "open_index", "shard_counts"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that one process waits for another that makes the same, and after which it says that it does.
-_PATIENCE, _TOLD = 3600.0, 10.0
+#: Gives the index in a file, if it is there and that of the data set as it is now.
+_Valid = Callable[[str], PackedIndex | None]
 
 
 def cache_folder() -> str:
@@ -81,10 +78,28 @@ def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[Pack
         ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
             should be.
     """
+    return _find_or_make(root, _fits(root, shard_counts), lambda: _make(root, shard_counts))
+
+
+def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
+    """:func:`find_or_make_index` without the making: None if there is no index, or none that fits."""
+    return _find(root, _fits(root, shard_counts))
+
+
+def _fits(root: str, shard_counts: Mapping[str, int]) -> _Valid:
     uuid = read_uuid(root)
-    return _find_or_make(
-        root, lambda path: _open_if_valid(path, shard_counts, uuid), lambda: _make(root, shard_counts, uuid)
-    )
+
+    def valid(path: str) -> PackedIndex | None:
+        index = _open_if_sound(path)
+        if index is None:
+            return None
+        # The order of shards counts as well: sample numbers depend on it.
+        if index.uuid != uuid or list(index.shard_counts.items()) != list(shard_counts.items()):
+            _log.info("%s is older than the data set's preparation, it will be made again", path)
+            return None
+        return index
+
+    return valid
 
 
 def _jsonl_index(path: str) -> tuple[PackedIndex, str]:
@@ -110,9 +125,7 @@ def _jsonl_index(path: str) -> tuple[PackedIndex, str]:
     return _find_or_make(path, valid, make)
 
 
-def _find_or_make(
-    root: str, valid: Callable[[str], PackedIndex | None], make: Callable[[], PackedIndex]
-) -> tuple[PackedIndex, str]:
+def _find_or_make(root: str, valid: _Valid, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
     """A valid index, made if need be in the first place that can be written, unless another process does or did."""
     found = _find(root, valid)
     if found is not None:
@@ -137,13 +150,7 @@ def _find_or_make(
     )
 
 
-def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
-    """:func:`find_or_make_index` without the making: None if there is no index, or none that fits."""
-    uuid = read_uuid(root)
-    return _find(root, lambda path: _open_if_valid(path, shard_counts, uuid))
-
-
-def _find(root: str, valid: Callable[[str], PackedIndex | None]) -> tuple[PackedIndex, str] | None:
+def _find(root: str, valid: _Valid) -> tuple[PackedIndex, str] | None:
     for path in index_places(root):
         index = valid(path)
         if index is not None:
@@ -161,50 +168,7 @@ def _open_if_sound(path: str) -> PackedIndex | None:
         return None
 
 
-def _open_if_valid(path: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex | None:
-    index = _open_if_sound(path)
-    if index is None:
-        return None
-    # The order of shards counts as well: sample numbers depend on it.
-    if index.uuid != uuid or list(index.shard_counts.items()) != list(shard_counts.items()):
-        _log.info("%s is older than the data set's preparation, it will be made again", path)
-        return None
-    return index
-
-
-@contextmanager
-def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> Iterator[None]:
-    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
-
-    Args:
-        path: what is made; the lock is a file beside it, and never what a link of that name leads to.
-        mode: of the lock.
-        patience: seconds to wait for another process, which may hang, or be on a machine that is gone; then this one
-            goes on without the lock. None: an hour, as an index of very many shards may take.
-    """
-    patience = _PATIENCE if patience is None else patience
-    folder = os.path.dirname(path)
-    if os.path.basename(folder) != META_FOLDER:
-        os.makedirs(folder, exist_ok=True)
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
-    tell = partial(
-        _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
-    )
-    try:
-        if not lock(fd, patience, told=_TOLD, tell=tell):
-            # What is made appears whole, so that two of them cost time only.
-            _log.debug("no lock on %s: several processes may make it at the same time", path)
-        yield
-    finally:
-        # Who waits for this file finds the index when it is let in; who comes later makes a new one.
-        try:
-            remove_if_there(path + ".lock")
-        finally:
-            unlock(fd)
-            os.close(fd)
-
-
-def _make(root: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex:
+def _make(root: str, shard_counts: Mapping[str, int]) -> PackedIndex:
     _log.warning(
         "%s has no packed index: reading the headers of its %d shards (`energon-lite prepare` does this once, in "
         "parallel)",
@@ -226,4 +190,4 @@ def _make(root: str, shard_counts: Mapping[str, int], uuid: str) -> PackedIndex:
         if now - shown > 10:
             _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(shard_counts), now - start)
             shown = now
-    return PackedIndex.from_scans(scans, uuid=uuid)
+    return PackedIndex.from_scans(scans, uuid=read_uuid(root))

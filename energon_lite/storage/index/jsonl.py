@@ -15,8 +15,9 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError
 from energon_lite.storage.files.atomic_file import write_bytes
+from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import Int64, ShardScan, head_checksum
+from energon_lite.storage.tar.tar_scan import Int64, ShardScan
 
 __all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
 

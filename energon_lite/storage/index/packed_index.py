@@ -1,12 +1,11 @@
 """One index file for a whole data set: where every part of every sample is.
 
 Opening costs nearly the same for a thousand samples as for a billion: nothing per sample is touched until it is read.
-A sample is found with three small look-ups, without parsing tar headers. The file is a checked one
-(:mod:`energon_lite.storage.index.checked_file`, version 2): what it says is verified before it is used. Its table is
-JSON: ``{"uuid", "digest", "part_names", "scan", "notes", "sections": {name: [dtype, shape, offset]}}``.
+A sample is found with three small look-ups, without parsing tar headers. The file is an array file
+(:mod:`energon_lite.storage.files.array_file`): what it says is verified before it is used.
 
 ======================  ======================  ===================================================================
-section                 shape                   contents
+array                   shape                   contents
 ======================  ======================  ===================================================================
 ``shard_names``         bytes                   names relative to the data set, separated by NUL
 ``shards``              int64 [shards + 1, 5]   file size, head checksum, end of the last member, first sample, 0
@@ -16,12 +15,12 @@ section                 shape                   contents
 ``shard_times``         int64 [shards]          time of each file's last change in ns, 0 if unknown
 ======================  ======================  ===================================================================
 
-The last rows of ``shards`` and ``samples`` close the last ranges. ``uuid`` is the text of ``index.uuid`` at the time
-of writing, by which an index that another tool has made stale is recognised; ``digest`` is a hash of what the samples
-are: of all sections but times. ``notes`` of the table has what looked odd by shard, and ``scan`` the version of the
-rules by which samples were found, so that the next preparation can take unchanged shards from here. Values per sample,
-such as lengths, stand in files of their own (:mod:`energon_lite.storage.index.columns`): measuring leaves the index
-alone.
+The last rows of ``shards`` and ``samples`` close the last ranges. With the arrays stand ``part_names``; ``uuid``, the
+text of ``index.uuid`` at the time of writing, by which an index that another tool has made stale is recognised;
+``digest``, a hash of what the samples are: of all arrays but times; ``notes``, what looked odd by shard; and ``rules``,
+the version of the rules by which samples were found, so that the next preparation can take unchanged shards from here.
+Values per sample, such as lengths, stand in files of their own (:mod:`energon_lite.storage.index.columns`): measuring
+leaves the index alone.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DataIndexError
-from energon_lite.storage.index.checked_file import CheckedFile, FileKind, Numbers, writing_checked
+from energon_lite.storage.files.array_file import FileKind, write_arrays
+from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, Int64, ShardScan
 
-__all__ = ["PackedIndex"]
+__all__ = ["INDEX_FILE", "PackedIndex"]
 
 INDEX_FILE = FileKind(
     b"ENRGLIDX",
-    2,
+    3,
     "packed index",
     "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
 )
@@ -66,33 +64,26 @@ class PackedIndex:
         uuid: the ``index.uuid`` this index belongs to.
         digest: hash of the contents; equal data give an equal digest on every machine.
         notes: what looked odd, by shard.
-        rules: version of the rules by which samples were found, 0 if unknown.
+        rules: version of the rules by which samples were found.
     """
 
     def __init__(
         self,
-        sections: Mapping[str, Numbers],
+        arrays: Mapping[str, Numbers],
         part_names: Sequence[str],
         uuid: str,
         digest: str,
-        notes: Mapping[str, Sequence[str]] | None = None,
+        notes: Mapping[str, Sequence[str]],
         rules: int = SCAN_RULES,
     ):
-        self._sections = dict(sections)
-        self.shards: Int64 = sections["shards"][:]
-        self.samples, self.parts = sections["samples"], sections["parts"]
-        self.part_names = tuple(part_names)
-        self.uuid, self.digest = uuid, digest
-        self.notes, self.rules = dict(notes or {}), rules
-        names = sections["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
+        self._arrays = dict(arrays)
+        self.shards: Int64 = arrays["shards"][:]
+        self.shard_times: Int64 = arrays["shard_times"][:]
+        self.samples, self.parts, self._keys = arrays["samples"], arrays["parts"], arrays["keys"]
+        self.part_names, self.notes = tuple(part_names), dict(notes)
+        self.uuid, self.digest, self.rules = uuid, digest, rules
+        names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
-        times = sections.get("shard_times")
-        self.shard_times: Int64 = np.zeros(len(self.shards) - 1, dtype=np.int64) if times is None else times[:]
-
-    @cached_property
-    def _views(self) -> tuple[memoryview, memoryview, memoryview]:
-        # Memoryviews give Python ints several times faster than numpy gives scalars.
-        return _flat(self.samples[:]), _flat(self.parts[:]), _flat(self._sections["keys"][:])
 
     def __len__(self) -> int:
         return len(self.samples) - 1
@@ -104,37 +95,36 @@ class PackedIndex:
 
     def key(self, sample: int) -> str:
         """The key of a sample, counted over the whole data set."""
-        samples, _, keys = self._views
-        return str(keys[samples[3 * sample + 1] : samples[3 * sample + 4]], "utf-8", "surrogateescape")
-
-    def key_between(self, start: int, stop: int) -> str:
-        """The key whose bytes lie between two places of the section of keys."""
-        return str(self._views[2][start:stop], "utf-8", "surrogateescape")
-
-    def part_rows(self, sample: int) -> list[int]:
-        """Offset, size and name number of each part of a sample, one after the other in one flat list."""
-        samples, parts, _ = self._views
-        return parts[3 * samples[3 * sample] : 3 * samples[3 * sample + 3]].tolist()
-
-    def keys_between(self, places: Int64) -> list[str]:
-        """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
-        return [self.key_between(start, stop) for start, stop in places.tolist()]
-
-    def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
-        """:meth:`key` and :meth:`part_rows`."""
-        return self.key(sample), self.part_rows(sample)
-
-    def sample_ends(self, samples: Int64) -> Int64:
-        """``[n, 2, 3]``: of each of these samples its row and the next."""
-        return self.samples.take(samples[:, None] + np.arange(2), 0)
-
-    def parts_of(self, first: Int64, count: int) -> Int64:
-        """``[n, count, 3]``: of samples with so many parts, whose first ones are given, the rows of all of them."""
-        return self.parts.take(first[:, None] + np.arange(count), 0)
+        return self.key_and_part_rows(sample)[0]
 
     def keys(self, first: int, stop: int) -> Iterator[str]:
         """The keys of a range of samples."""
         return (self.key(sample) for sample in range(first, stop))
+
+    def key_between(self, start: int, stop: int) -> str:
+        """The key whose bytes lie between two places of the array of keys."""
+        return str(self._keys.raw(start, stop), "utf-8", "surrogateescape")
+
+    def keys_between(self, places: Int64) -> list[str]:
+        """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
+        return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
+
+    def part_rows(self, sample: int) -> list[int]:
+        """Offset, size and name number of each part of a sample, one after the other in one flat list."""
+        return self.key_and_part_rows(sample)[1]
+
+    def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
+        """:meth:`key` and :meth:`part_rows`."""
+        part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
+        return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
+
+    def sample_ends(self, samples: Int64) -> Int64:
+        """``[n, 2, 3]``: of each of these samples its row and the next."""
+        return self.samples.stretches(samples, 2)
+
+    def parts_of(self, first: Int64, count: int) -> Int64:
+        """``[n, count, 3]``: of samples with so many parts, whose first ones are given, the rows of all of them."""
+        return self.parts.stretches(first, count)
 
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
@@ -162,7 +152,7 @@ class PackedIndex:
         samples.append(np.array([[part_count, key_bytes, 0]], dtype=np.int64))
         parts.append(np.zeros((0, 3), dtype=np.int64))
         names = "\0".join(scan.name for scan in scans)
-        sections: dict[str, Numbers] = {
+        arrays: dict[str, NDArray[Any]] = {
             "shard_names": _bytes(names.encode("utf-8", "surrogateescape")),
             "shards": shards,
             "samples": np.concatenate(samples),
@@ -171,7 +161,8 @@ class PackedIndex:
             "shard_times": np.array([scan.mtime_ns for scan in scans], dtype=np.int64),
         }
         notes = {scan.name: scan.notes for scan in scans if scan.notes}
-        return cls(sections, tuple(numbers), uuid, _digest(sections, tuple(numbers)), notes)
+        held = {name: array.view(MemoryArray) for name, array in arrays.items()}
+        return cls(held, tuple(numbers), uuid, _digest(arrays, tuple(numbers)), notes)
 
     def scan(self, row: int) -> ShardScan:
         """The scan of the ``row``-th shard, as it was put in."""
@@ -193,28 +184,16 @@ class PackedIndex:
             parts=parts,
             part_names=tuple(self.part_names[number] for number in numbers[order].tolist()),
             key_offsets=samples[:, 1] - samples[0, 1],
-            keys=self._sections["keys"][samples[0, 1] : samples[-1, 1]].tobytes(),
+            keys=self._keys[samples[0, 1] : samples[-1, 1]].tobytes(),
             notes=tuple(self.notes.get(name, ())),
             mtime_ns=int(self.shard_times[row]),
         )
 
     def write(self, path: str) -> None:
         """Write the index as the file ``path``, atomically."""
-        places: dict[str, list[Any]] = {}
-        with writing_checked(path, INDEX_FILE) as file:
-            for name, array in self._sections.items():
-                places[name] = [array.dtype.str, list(array.shape), file.align()]
-                file.write(_raw(array[:]))
-            file.align()
-            contents = {
-                "uuid": self.uuid,
-                "digest": self.digest,
-                "part_names": self.part_names,
-                "scan": self.rules,
-                "notes": self.notes,
-                "sections": places,
-            }
-            file.finish(contents)
+        names = ("uuid", "digest", "part_names", "rules", "notes")
+        meta = {name: getattr(self, name) for name in names}
+        write_arrays(path, INDEX_FILE, {name: array[:] for name, array in self._arrays.items()}, meta)
 
     @classmethod
     def open(cls, path: str) -> PackedIndex:
@@ -224,76 +203,28 @@ class PackedIndex:
             DataIndexError: the file is damaged, incomplete, or of a version that is not known here.
             FileNotFoundError: there is no such file.
         """
-        return _StoredIndex(CheckedFile.open(path, INDEX_FILE))
-
-
-class _StoredIndex(PackedIndex):
-    """An index whose rows are read from its file."""
-
-    def __init__(self, file: CheckedFile):
-        table = file.table
+        arrays, meta = open_arrays(path, INDEX_FILE)
         try:
-            places = {name: place[2] for name, place in table["sections"].items()}
-            sections = {name: file.array(*place) for name, place in table["sections"].items()}
-            samples = sections["samples"]
-            ends = (len(samples) - 1, len(sections["parts"]), len(sections["keys"]))
-            names, uuid, digest = table["part_names"], table["uuid"], table["digest"]
-            super().__init__(sections, names, uuid, digest, table.get("notes"), table.get("scan", 0))
-            first_part, first_key, _ = samples[ends[0] :][0].tolist()
-            fits = ends == (self.shards[-1, 3], first_part, first_key)
-            fits = fits and len(self.shard_names) == len(self.shards) - 1 == len(self.shard_times)
+            index = cls(arrays, **meta)
+            first_part, first_key, _ = index.samples[len(index) :][0].tolist()
+            ends = (len(index), len(index.parts), len(arrays["keys"]))
+            fits = ends == (index.shards[-1, 3], first_part, first_key)
+            fits = fits and len(index.shard_names) == len(index.shards) - 1 == len(index.shard_times)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             fits = False
         if not fits:
-            raise DataIndexError(
-                "the packed index is damaged (its tables do not fit together)", where=file.path, fix=INDEX_FILE.cure
-            )
-        self._file, self._sample_rows, self._part_rows = file, samples, sections["parts"]
-        self._first_sample, self._first_part, self._first_key = (places[name] for name in ("samples", "parts", "keys"))
-
-    def key(self, sample: int) -> str:
-        return self.key_and_part_rows(sample)[0]
-
-    def part_rows(self, sample: int) -> list[int]:
-        return self.key_and_part_rows(sample)[1]
-
-    def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
-        read = self._file.read
-        part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(read(self._first_sample + 24 * sample, 48))
-        rows = read(self._first_part + 24 * part, 24 * (next_part - part))
-        return self.key_between(key, next_key), memoryview(rows).cast("q").tolist()
-
-    def key_between(self, start: int, stop: int) -> str:
-        return str(self._file.read(self._first_key + start, stop - start), "utf-8", "surrogateescape")
-
-    def keys_between(self, places: Int64) -> list[str]:
-        keys = self._file.read_each(self._first_key + places[:, 0], places[:, 1] - places[:, 0])
-        return [str(key, "utf-8", "surrogateescape") for key in keys]
-
-    def sample_ends(self, samples: Int64) -> Int64:
-        return self._sample_rows.stretches(samples, 2)
-
-    def parts_of(self, first: Int64, count: int) -> Int64:
-        return self._part_rows.stretches(first, count)
-
-
-def _flat(array: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1))  # type: ignore[arg-type]
-
-
-def _raw(array: NDArray[Any]) -> memoryview:
-    return _flat(array).cast("B") if array.size else memoryview(b"")
+            raise INDEX_FILE.damaged(path, "its tables do not fit together")
+        return index
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _digest(sections: Mapping[str, Numbers], part_names: tuple[str, ...]) -> str:
+def _digest(arrays: Mapping[str, NDArray[Any]], part_names: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(json.dumps(part_names).encode(), digest_size=16)
-    for name, array in sections.items():
-        if name == "shard_times":
-            continue
-        digest.update(name.encode())
-        digest.update(_raw(array[:]))
+    for name, array in arrays.items():
+        if name != "shard_times":
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).data)
     return digest.hexdigest()

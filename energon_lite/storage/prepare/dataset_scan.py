@@ -7,20 +7,18 @@ import os
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, EmptyDatasetError, ShardFormatError, UsageError
+from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.ranks import Ranks
-from energon_lite.storage.prepare.scan_pool import ScanResult
-from energon_lite.storage.prepare.shard_scans import gather_scans, scan_share
+from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
 
-__all__ = ["DatasetScan", "find_shards", "merge_scans", "scan_dataset"]
+__all__ = ["DatasetScan", "find_shards", "merge_scans"]
 
 _log = logging.getLogger(__name__)
 
@@ -132,71 +130,28 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
             yield folder, files
 
 
-def scan_dataset(
-    root: str,
-    shards: Sequence[str],
-    *,
-    workers: int | None = None,
-    rescan: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> DatasetScan:
-    """Read the headers of all shards that are new or have changed, and write each shard's ``.tar.idx``.
-
-    Args:
-        root: the folder.
-        shards: names relative to it, in the order they shall have in the data set.
-        workers: processes at most; None for one per core.
-        rescan: do not use what an earlier preparation found.
-        progress: called with the name of each shard that is done.
+def merge_scans(scans: ShardScans) -> DatasetScan:
+    """On rank 0, when it has done its share: wait for the others, and put all together.
 
     Raises:
-        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+        DatasetError: shards that cannot be indexed, all of them, each with its reason; or another rank has not done
+            its share in time.
         EmptyDatasetError: no shard holds a sample.
     """
-    share = scan_share(root, shards, ranks=Ranks(), workers=workers, rescan=rescan, progress=progress)
-    return merge_scans(root, shards, share, workers=workers, rescan=rescan)
-
-
-def merge_scans(
-    root: str,
-    shards: Sequence[str],
-    share: Mapping[str, ScanResult],
-    *,
-    ranks: Ranks | None = None,
-    workers: int | None = None,
-    rescan: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> DatasetScan:
-    """On rank 0: wait for the shares of the others, and put all together.
-
-    Args:
-        root: the folder.
-        shards: names of all shards, in order.
-        share: what this rank has found, from :func:`~energon_lite.storage.prepare.shard_scans.scan_share`.
-        ranks: who works on the data set; None: this process alone.
-        workers, rescan, progress: as :func:`scan_dataset`, for shards that no rank has scanned.
-
-    Raises:
-        ShardFormatError, EmptyDatasetError: as :func:`scan_dataset`.
-        DatasetError: another rank has not done its share in time.
-    """
-    ranks = ranks or Ranks()
-    found = gather_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-    results = [found[name] for name in shards]
-    scans = [result for result in results if isinstance(result, ShardScan)]
-    broken = [(name, result) for name, result in zip(shards, results, strict=True) if not isinstance(result, ShardScan)]
-    if broken:
-        raise _broken_shards(root, broken, len(shards))
-    notes = [f"{scan.name}: {note}" for scan in scans for note in scan.notes]
-    notes += [f"{scan.name}: holds no sample, it is left out" for scan in scans if not scan.samples]
-    scans = [scan for scan in scans if scan.samples]
-    if not scans:
+    scans.gather()
+    root, shards = scans.root, scans.job.units
+    scans.job.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
+    found = [scans.scan(name) for name in shards]
+    notes = [f"{scan.name}: {note}" for scan in found for note in scan.notes]
+    notes += [f"{scan.name}: holds no sample, it is left out" for scan in found if not scan.samples]
+    found = [scan for scan in found if scan.samples]
+    if not found:
         raise EmptyDatasetError(
             f"none of the {len(shards)} shards holds a sample",
             where=root,
             fix="a sample is made of files named <key>.<part>, such as 0001.jpg and 0001.txt",
         )
-    index = PackedIndex.from_scans(scans)
+    index = PackedIndex.from_scans(found)
     # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
     index.uuid = str(uuid.UUID(hex=index.digest, version=4))
     counts = np.bincount(index.parts[:][:, 2], minlength=len(index.part_names)).tolist()
@@ -206,15 +161,4 @@ def merge_scans(
             f"there are {len(parts)} part names, such as {next(iter(parts))!r}: a key ends at the first dot of a file "
             "name, so keys must not contain dots"
         )
-    return DatasetScan(os.path.abspath(root), tuple(scans), index, parts, tuple(notes))
-
-
-def _broken_shards(root: str, broken: Sequence[tuple[str, DatasetError]], count: int) -> DatasetError:
-    if len(broken) == 1:
-        return broken[0][1]
-    reasons = "".join(f"\n    {name}: {error.what}" for name, error in broken)
-    return ShardFormatError(
-        f"{len(broken)} of {count} shards cannot be indexed:{reasons}",
-        where=root,
-        fix=broken[0][1].fix or "write them again, or leave them out with --exclude",
-    )
+    return DatasetScan(os.path.abspath(root), tuple(found), index, parts, tuple(notes))

@@ -2,7 +2,7 @@
 
 Three steps, which the command line takes one by one and :func:`prepare_dataset` in one go:
 
-1. :func:`scan_dataset` reads the headers of all shards that are new or have changed (and writes each shard's
+1. :class:`ShardScans` reads the headers of all shards that are new or have changed (and writes each shard's
    ``.tar.idx``), and keeps what it found in a file for each shard;
 2. splits and the description of samples are made and checked in memory;
 3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,11 @@ from energon_lite.storage.index.jsonl import write_line_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
-from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans, scan_dataset
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans
 from energon_lite.storage.prepare.sample_document import sample_document
-from energon_lite.storage.prepare.scan_cache import is_unfinished, mark_unfinished, remove_pieces
-from energon_lite.storage.prepare.scan_pool import ScanResult
-from energon_lite.storage.prepare.shard_scans import scan_share
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
+from energon_lite.storage.sharded_job.job import Progress
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = [
     "PrepareReport",
@@ -127,7 +126,7 @@ def write_prepared(
         written += [*made, nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy)]
     # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
     _remove_leftovers(root, scan.shard_names)
-    remove_pieces(root)
+    remove_scans(root)
     counts = scan.index.shard_counts
     return PrepareReport(
         path=root,
@@ -243,15 +242,14 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(found)
 
 
-def share_report(root: str, share: Mapping[str, ScanResult]) -> PrepareReport:
+def share_report(scans: ShardScans) -> PrepareReport:
     """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
-    scans = [result for result in share.values() if isinstance(result, ShardScan)]
-    parts: dict[str, int] = {}
-    for scan in scans:
-        for name, count in zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True):
-            parts[name] = parts.get(name, 0) + count
-    broken = [f"{name}: {result.what}" for name, result in share.items() if not isinstance(result, ShardScan)]
-    return PrepareReport(root, len(scans), sum(scan.samples for scan in scans), parts, {}, (), tuple(broken))
+    found = [scans.scan(name) for name in scans.job.done]
+    parts: Counter[str] = Counter()
+    for scan in found:
+        parts.update(dict(zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True)))
+    broken = tuple(f"{name}: {error.what}" for name, error in scans.job.errors.items())
+    return PrepareReport(scans.root, len(found), sum(scan.samples for scan in found), parts, {}, (), broken)
 
 
 def check_not_prepared(root: str, force_overwrite: bool) -> None:
@@ -270,7 +268,7 @@ def check_not_prepared(root: str, force_overwrite: bool) -> None:
 
 
 def index_again(
-    root: str, *, workers: int | None = None, sqlite: bool = True, progress: Callable[[str], None] | None = None
+    root: str, *, workers: int | None = None, sqlite: bool = True, progress: Progress | None = None
 ) -> PrepareReport:
     """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` stay as they are.
 
@@ -288,7 +286,9 @@ def index_again(
                 where=os.path.join(root, name),
                 fix="put it back, or prepare anew with --force-overwrite",
             )
-    scan = scan_dataset(root, names, workers=workers, rescan=True, progress=progress)
+    scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
+    scans.do_share()
+    scan = merge_scans(scans)
     for name, count in scan.index.shard_counts.items():
         if counts[name] != count:
             raise ShardChangedError(
@@ -301,7 +301,7 @@ def index_again(
     with _database(database, scan, warnings, wanted=sqlite) as made:
         written += made
     _remove_leftovers(root, scan.shard_names)
-    remove_pieces(root)
+    remove_scans(root)
     has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
     return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)
 
@@ -322,7 +322,7 @@ def prepare_dataset(
     workers: int | None = None,
     rescan: bool = False,
     ranks: Ranks | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> PrepareReport:
     """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
 
@@ -345,7 +345,7 @@ def prepare_dataset(
             call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
             of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
             otherwise the others return when their share is done. None: this process alone.
-        progress: called with the name of each shard that is done.
+        progress: called with the number of shards that are done, of all, and a few words.
 
     Raises:
         DatasetError: another rank failed, or has not done its share in time.
@@ -368,11 +368,12 @@ def prepare_dataset(
         shards = find_shards(root, exclude)
         if not ranks.rank:
             check_not_prepared(root, force_overwrite)
-        share = scan_share(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        scans.do_share()
     with ranks.together():
         if ranks.rank:
-            return share_report(root, share)
-        scan = merge_scans(root, shards, share, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+            return share_report(scans)
+        scan = merge_scans(scans)
         parts = split_parts or ()
         patterns = parts.items() if isinstance(parts, Mapping) else map(parse_pattern, parts)
         splits, may_be_empty = divide(scan.shard_names, split_ratio, list(patterns), shuffle=shuffle_tars)

@@ -1,8 +1,8 @@
-"""The scans of all shards of a data set: those that are known already, and those that ranks and processes make.
+"""The scans of all shards of a data set, as a job whose units are shards.
 
-Ranks share nothing but the folder. Each scans every ``world_size``-th shard and leaves a piece for each; rank 0
-collects the pieces. There is no process that aggregates, so nothing is in the way of the others, and nobody's results
-are lost when somebody dies.
+What is found in a shard is kept in a file of its own, in ``.nv-meta/energon_lite.shards``. When the packed index is
+there it holds everything that these files hold, so they are removed, and the next ``prepare`` takes unchanged shards
+from the packed index.
 """
 
 from __future__ import annotations
@@ -10,156 +10,176 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from energon_lite.errors import DatasetError
-from energon_lite.storage.files.atomic_file import flush_files
-from energon_lite.storage.index.nv_meta import tar_index_path, write_tar_index
-from energon_lite.storage.prepare.ranks import Ranks
-from energon_lite.storage.prepare.scan_cache import (
-    has_failed,
-    indexed_scans,
-    make_pieces_folder,
-    stored_scans,
-    write_failure,
-)
-from energon_lite.storage.prepare.scan_pool import ScanResult, scan_shards
-from energon_lite.storage.tar.tar_scan import ShardScan
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["gather_scans", "scan_share"]
+from energon_lite.errors import DataIndexError
+from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, tar_index_path, write_tar_index
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.sharded_job.helpers import run_units
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
+from energon_lite.storage.tar.tar_headers import BLOCK
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
-#: Seconds between two looks for the pieces of other ranks.
-_LOOK = 0.2
+__all__ = ["ShardScans", "is_unfinished", "mark_unfinished", "remove_scans", "scan_files", "scan_job"]
+
+#: Seconds of work that are not worth starting helpers for.
+_ALONE = 0.3
+_UNFINISHED = "energon_lite.unfinished"
 
 
-def scan_share(
-    root: str,
-    shards: Sequence[str],
-    *,
-    ranks: Ranks,
-    workers: int | None = None,
-    rescan: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, ScanResult]:
-    """Scan this rank's share of the shards, as far as they are new or have changed; all have a ``.tar.idx`` then.
+@dataclass(frozen=True)
+class _Shards(UnitKind[str, ShardScan]):
+    """Shards of the folder ``root`` as units of work; their results are scans."""
+
+    root: str
+
+    def name(self, unit: str) -> str:
+        return unit
+
+    def where(self, unit: str) -> str:
+        return os.path.join(self.root, unit)
+
+    def inputs(self, unit: str) -> list[int]:
+        """Rules of the scan, size, time of change and checksum of the first block."""
+        try:
+            with open(self.where(unit), "rb", buffering=0, opener=open_file) as file:
+                now = os.fstat(file.fileno())
+                return [SCAN_RULES, now.st_size, now.st_mtime_ns, head_checksum(file.read(BLOCK))]
+        except OSError:
+            return [SCAN_RULES, -1, -1, -1]
+
+    def pack(self, result: ShardScan) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        fields = vars(result) | {"keys": np.frombuffer(result.keys, dtype=np.uint8)}
+        arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in fields.items() if name not in arrays}, arrays
+
+    def unpack(self, table: Table, arrays: Mapping[str, NDArray[Any]]) -> ShardScan:
+        texts = {name: tuple(table[name]) for name in ("part_names", "notes")}
+        return ShardScan(**{**table, **texts, **arrays, "keys": arrays["keys"].tobytes()})
+
+
+def scan_files(root: str) -> ResultFiles[str, ShardScan]:
+    """The files of the scans of a data set."""
+    return ResultFiles(meta_path(root, "energon_lite.shards"), _Shards(root))
+
+
+def scan_job(root: str) -> tuple[ResultFiles[str, ShardScan], Callable[[str], ShardScan]]:
+    """The result files of the scans of a data set, and what is done with a shard."""
+    return scan_files(root), partial(_scan, root)
+
+
+class ShardScans:
+    """The scans of all shards: those that are known already, and those that ranks and processes make.
 
     Args:
         root: the data set's folder.
         shards: names of all shards, in order.
-        ranks: who works on the data set.
+        ranks: who works on the data set; None: this process alone.
         workers: processes of this rank at most; None for one per core.
-        rescan: do not use the packed index of an earlier preparation (but that which an interrupted one left).
-        progress: called with the name of each shard that is done.
+        rescan: do not use the packed index of an earlier preparation (but what an interrupted one left).
+        progress: called with the number of shards that are done, of all, and a few words.
 
-    Returns:
-        Per shard of the share its contents or the error.
+    Attributes:
+        job: the work, with the errors of shards that cannot be scanned.
     """
-    # Now, not after the first shard: a folder that cannot be written is told at once.
-    make_pieces_folder(root)
-    own = ranks.share(shards)
-    known = _known(root, own, use_index=not rescan)
-    for name, scan in known.items():
-        write_tar_index(root, scan)
-        if progress:
-            progress(name)
-    left = [name for name in own if name not in known]
-    if workers is None and ranks.world_size > 1:  # the cores of a machine are for all of its ranks
-        workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    results = _scan(root, left, workers, progress)
-    if ranks.rank and not ranks.grouped:
-        for name, result in results.items():
-            if not isinstance(result, ShardScan):
-                write_failure(root, name)
-    return {**known, **results}
+
+    def __init__(
+        self,
+        root: str,
+        shards: Sequence[str],
+        *,
+        ranks: Ranks | None = None,
+        workers: int | None = None,
+        rescan: bool = False,
+        progress: Progress | None = None,
+    ):
+        ranks, files = ranks or Ranks(), scan_files(root)
+        mine = ranks.share(shards) if ranks.rank else shards
+        self.root = root
+        self._indexed = {} if rescan else _indexed_scans(root, mine)
+        tick = _Bytes(root, len(mine), progress) if progress else None
+        run = partial(run_units, *scan_job(root), workers=ranks.workers(workers), alone=_ALONE)
+        self.job = ShardedJob(files, shards, run, ranks=ranks, known=self._indexed, where=root, tick=tick)
+
+    def do_share(self) -> None:
+        """Scan this rank's shards, as far as they are new or have changed; all have a ``.tar.idx`` then."""
+        self.job.do_share()
+        for name in self.job.done.keys() - self.job.made:
+            write_tar_index(self.root, self.scan(name))
+        if self.job.ranks.rank:
+            self._flush()
+
+    def gather(self) -> None:
+        """On rank 0: have the scans of all ranks; see :meth:`ShardedJob.gather`."""
+        self.job.gather()
+        self._flush()
+
+    def scan(self, name: str) -> ShardScan:
+        """The scan of a shard that is done."""
+        return self._indexed.get(name) or self.job.read(name)
+
+    def _flush(self) -> None:
+        flush_files([tar_index_path(self.root, name) for name in self.job.made])
 
 
-def _scan(
-    root: str, shards: Sequence[str], workers: int | None, progress: Callable[[str], None] | None
-) -> dict[str, ScanResult]:
-    results = dict(zip(shards, scan_shards(root, shards, workers=workers, progress=progress), strict=True))
-    flush_files([tar_index_path(root, name) for name, found in results.items() if isinstance(found, ShardScan)])
-    return results
+class _Bytes:
+    """Tells progress in shards, and in the bytes of those, of which little more than the headers is read; so GB/s may
+    exceed the disk's."""
+
+    def __init__(self, root: str, shards: int, progress: Progress):
+        self._root, self._shards, self._progress = root, shards, progress
+        self._done = self._size = 0
+        self._start = time.monotonic()
+
+    def __call__(self, name: str, table: Table | None) -> None:
+        path = os.path.join(self._root, name)
+        self._done, self._size = self._done + 1, self._size + (os.path.getsize(path) if os.path.exists(path) else 0)
+        speed = self._size / max(time.monotonic() - self._start, 1e-6) / 1e9
+        self._progress(self._done, self._shards, f"{speed:.2f} GB/s")
 
 
-def _known(root: str, shards: Sequence[str], use_index: bool) -> dict[str, ShardScan]:
-    known = indexed_scans(root, shards) if use_index else {}
-    # Pieces are younger than the index.
-    return known | stored_scans(root, [name for name in shards if name not in known])
+def _scan(root: str, name: str) -> ShardScan:
+    """What is done with a shard."""
+    scan = scan_shard(root, name)
+    write_tar_index(root, scan, flush=False)
+    return scan
 
 
-def gather_scans(
-    root: str,
-    shards: Sequence[str],
-    share: Mapping[str, ScanResult],
-    *,
-    ranks: Ranks,
-    workers: int | None = None,
-    rescan: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, ScanResult]:
-    """On rank 0: the results of all ranks, by shard.
-
-    Ranks of a group have met before (:meth:`Ranks.together`). Otherwise this waits for the pieces of the others. A
-    shard of which they left no piece, because it is broken or they died, is scanned here; so errors are known
-    first-hand.
-
-    Raises:
-        DatasetError: the others made no progress for ``ranks.timeout`` seconds.
-    """
-    done = dict(share)
-    others = [name for name in shards if name not in done]
-    if others:
-        found: dict[str, ScanResult] = {**_known(root, others, use_index=not rescan)}
-        if progress:
-            for name in found:
-                progress(name)
-        if not ranks.grouped:
-            found |= _wait(root, [name for name in others if name not in found], shards, ranks, progress)
-        left = [name for name in others if name not in found]
-        done |= found
-        done |= _scan(root, left, workers, progress)
-    return done
+def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
+    """The scans of those shards that stand in the packed index of an earlier preparation and have not changed."""
+    try:
+        index = PackedIndex.open(meta_path(root, PACKED_INDEX))
+        if index.rules != SCAN_RULES:
+            return {}
+        rows = {name: row for row, name in enumerate(index.shard_names)}
+        scans = [index.scan(rows[shard]) for shard in shards if shard in rows]
+    except (OSError, DataIndexError):
+        return {}
+    now = _Shards(root).inputs
+    return {scan.name: scan for scan in scans if now(scan.name) == [SCAN_RULES, scan.size, scan.mtime_ns, scan.head]}
 
 
-def _wait(
-    root: str,
-    wanted: Sequence[str],
-    shards: Sequence[str],
-    ranks: Ranks,
-    progress: Callable[[str], None] | None,
-) -> dict[str, ShardScan]:
-    """The pieces of ``wanted``, without those that their ranks report as broken."""
-    found: dict[str, ShardScan] = {}
-    waiting, last = list(wanted), time.monotonic()
-    while waiting:
-        new = stored_scans(root, waiting)
-        failed = {name for name in waiting if name not in new and has_failed(root, name)}
-        if new or failed:
-            last = time.monotonic()
-        if progress:
-            for name in new:
-                progress(name)
-        found |= new
-        waiting = [name for name in waiting if name not in new and name not in failed]
-        if waiting and time.monotonic() - last > ranks.timeout:
-            raise _too_slow(root, waiting, shards, ranks)
-        if waiting:
-            time.sleep(_LOOK)
-    return found
+def mark_unfinished(root: str) -> None:
+    """Say that the preparation is not at its end, although ``.info.json`` may be there already."""
+    write_bytes(meta_path(root, _UNFINISHED), flush=False)
 
 
-def _too_slow(root: str, waiting: Sequence[str], shards: Sequence[str], ranks: Ranks) -> DatasetError:
-    owners = {name: number % ranks.world_size for number, name in enumerate(shards)}
-    by_rank: dict[int, list[str]] = {}
-    for name in waiting:
-        by_rank.setdefault(owners[name], []).append(name)
-    texts = [
-        f"rank {rank}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for rank, names in sorted(by_rank.items())
-    ]
-    return DatasetError(
-        f"no result for {len(waiting)} of {len(shards)} shards after {ranks.timeout:g} s without progress ("
-        + "; ".join(texts)
-        + ")",
-        where=root,
-        fix="see why these ranks are slow or gone, or whether they see this folder; run again, what is done is kept",
-    )
+def is_unfinished(root: str) -> bool:
+    """Whether a preparation was interrupted in its last steps."""
+    return os.path.exists(meta_path(root, _UNFINISHED))
+
+
+def remove_scans(root: str) -> None:
+    """Remove the files of all scans, and after them the mark of :func:`mark_unfinished`."""
+    scan_files(root).remove()
+    remove_if_there(meta_path(root, _UNFINISHED))

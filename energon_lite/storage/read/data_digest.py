@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from energon_lite.storage.read.remote import is_remote
-from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["data_digest", "data_digests"]
@@ -19,7 +20,7 @@ _PLACES, _BYTES, _SHARDS = 4, 1 << 16, 2
 _TOGETHER = 16
 
 
-def data_digests(sources: Sequence[WebdatasetSource]) -> list[str]:
+def data_digests(sources: Sequence[WebdatasetSource | OpenedSource]) -> list[str]:
     """:func:`data_digest` of each; of those in a store, many are asked for at the same time."""
     if not any(is_remote(source.path) for source in sources):
         return [data_digest(source) for source in sources]
@@ -27,7 +28,7 @@ def data_digests(sources: Sequence[WebdatasetSource]) -> list[str]:
         return list(pool.map(data_digest, sources))
 
 
-def data_digest(source: WebdatasetSource) -> str:
+def data_digest(source: WebdatasetSource | OpenedSource) -> str:
     """Identifies the samples that a source reads, wherever its folder is: a digest of its fingerprint and of some of
     their bytes, all of them where there are few (256 KiB, in a few shards).
 
@@ -37,6 +38,8 @@ def data_digest(source: WebdatasetSource) -> str:
     Raises:
         MissingShardError, ShardChangedError, DatasetError: a shard cannot be read.
     """
+    if isinstance(source, OpenedSource):  # which says itself what tells it from others
+        return hashlib.sha256(source.fingerprint.encode()).hexdigest()
     digest, store = hashlib.sha256(source.fingerprint.encode()), ShardStore()  # which leaves no file open
     firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
     for number, stop in pairwise([*firsts, len(source)]):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.files.shard_store import LocalFile
 from energon_lite.storage.read.run_buffer import Row, RunBuffer, Runs, Scratch, Usage, shelf_of_this_thread
-from energon_lite.storage.read.shard_store import LocalFile
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "PartColumns"]

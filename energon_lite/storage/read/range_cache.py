@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
-from energon_lite.storage.index.index_cache import only_one
-from energon_lite.storage.read.shard_store import ShardIdentity, ShardStore, shared_store
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, shared_store
 
 __all__ = ["ByteRange", "RangeCache", "ReadAhead", "shared_range_cache"]
 

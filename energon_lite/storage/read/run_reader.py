@@ -12,8 +12,8 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.read.range_cache import ByteRange, RangeCache, ReadAhead, shared_range_cache
-from energon_lite.storage.read.remote import is_remote
 from energon_lite.storage.read.run_buffer import Runs
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.storage.files.shard_store import ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.columns import SKIPPED
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion
-from energon_lite.storage.read.shard_store import ShardIdentity
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["choice_fingerprint", "contents_fingerprint", "excluded_positions", "without_skips"]

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, nearest
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import changed_shard
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.remote import is_remote, shard_sizes
-from energon_lite.storage.read.shard_store import changed_shard
+from energon_lite.storage.read.remote import shard_sizes
 
 __all__ = ["check_files", "check_known", "split_words"]
 

@@ -16,12 +16,14 @@ from energon_lite.errors import (
     ShardChangedError,
 )
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import RangeReader, ShardIdentity, ShardStore, shared_store
 from energon_lite.storage.index.columns import Column, find_column, fingerprint_of, unknown_shards
 from energon_lite.storage.index.index_cache import find_index, open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
-from energon_lite.storage.read.remote import is_remote, local_meta
+from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.run_reader import RunReader
 from energon_lite.storage.read.sample_choice import (
@@ -31,7 +33,6 @@ from energon_lite.storage.read.sample_choice import (
     without_skips,
 )
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
-from energon_lite.storage.read.shard_store import RangeReader, ShardIdentity, ShardStore, shared_store
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]

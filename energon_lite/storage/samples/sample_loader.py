@@ -60,7 +60,10 @@ class SampleLoader:
             decoded: dict[str, Any] = (
                 dict(raw.parts)
                 if decoder is None
-                else {name: decoder.decode(name, data) for name, data in raw.parts.items()}
+                else {
+                    name: decoder.decode(name, data) if isinstance(data, bytes) else data
+                    for name, data in raw.parts.items()
+                }
             )
             base: dict[str, Any] = {
                 "__key__": raw.key,

@@ -8,7 +8,6 @@ an object. ``files.py`` says how a checkpoint is published.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -23,13 +22,12 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles, FileSum, SummingWriter
-from energon_lite.trainer.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader, read_content
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter, FileSum
+from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.parallel.pieces import PartOfTensor, parts_of_whole
+from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -230,9 +228,9 @@ def load_checkpoint(
     load_tensors(tensors, reader, alone=mesh.world_size == 1)
     if optimizer is not None:
         optimizer.set_updates(content["updates"])
-        for piece in optimizer.pieces():
-            if "master" in piece.tensors and f"optimizer.{piece.name}.master" not in tensors:
-                piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
+        for shard in optimizer.shards():
+            if f"optimizer.{shard.name}.master" not in tensors:
+                shard.take_values()
         _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
     return content["step"], content["state"]
 
@@ -300,7 +298,7 @@ def _write(
     place: list[Place] = [files.begin(step)] if mesh.is_main else [""]
     if mesh.world_size > 1:
         dist.broadcast_object_list(place, src=0, group=group)
-    writer = SummingWriter(place[0])
+    writer = CheckpointWriter(place[0])
     save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
     sums: list[dict[str, FileSum]] = [writer.sums] * mesh.world_size
     if mesh.world_size > 1:
@@ -323,20 +321,16 @@ def _everything(
     """What this rank saves, by name, in the memory where it is."""
     optimizer.wait_parameters()
     tensors = dict(model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
-    for piece in optimizer.pieces():
-        # Of what has been dealt out, each rank saves its own values: the same rectangles, in the model's type.
-        values = piece.parameter.detach().flatten()[piece.start : piece.stop]
-        whole = parts_of_whole(piece._replace(tensors={"values": values}), layout_of(piece.parameter), mesh)
-        tensors[f"model.{piece.name}"] = whole["values"]
-    for name in set(optimizer.order) - {piece.name for piece in optimizer.pieces()}:
+    for shard in optimizer.shards():
+        # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
+        tensors[f"model.{shard.name}"] = _values_of(shard, mesh)
+    for name in set(optimizer.order) - {shard.name for shard in optimizer.shards()}:
         del tensors[f"model.{name}"]
     order = _order_of_all_stages(optimizer, mesh)
     # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
     if mesh.is_main:
-        content: dict[str, Any] = {"format": FORMAT, "step": step, "updates": optimizer.updates}
-        content |= {"world_size": mesh.world_size, "order": order, "state": dict(state)}
-        text = json.dumps(content, allow_nan=False).encode()
-        tensors[JSON_NAME] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        about = {"step": step, "updates": optimizer.updates, "world_size": mesh.world_size}
+        tensors[JSON_NAME] = json_tensor(**about, order=order, state=dict(state))
     return tensors
 
 
@@ -352,36 +346,31 @@ def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
 
 def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
     """The same on the CPU, in the memory of a former copy if that fits."""
-    if isinstance(tensor, PartOfTensor):
-        former = into.parts if isinstance(into, PartOfTensor) else {}
-        parts = {offset: _copy(part, former.get(offset)) for offset, part in tensor.parts.items()}
-        return PartOfTensor(tensor.shape, parts, tensor.dtype)
+    if isinstance(tensor, ChunkedTensor):
+        former = into if isinstance(into, ChunkedTensor) and into.boxes == tensor.boxes else None
+        parts = {box: _copy(tensor.read(box), None if former is None else former.read(box)) for box in tensor.boxes}
+        return ChunkedTensor(tensor.shape, tensor.dtype, parts, parts.__getitem__)
     if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
         into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return into.copy_(tensor.detach())
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's parameters by global name, each as what this rank has of the whole."""
+    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once."""
     for name, p in model.named_parameters():
-        yield f"model.{name}", _global_tensor(p.detach(), p, mesh)
+        yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": p.detach().flatten()}), mesh)
 
 
 def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    for piece in optimizer.pieces():
-        for kind, tensor in parts_of_whole(piece, layout_of(piece.parameter), mesh).items():
+    for shard in optimizer.shards():
+        for kind, tensor in whole_tensors(shard, mesh).items():
             # A master value that is no more precise than the model's own is not worth a second copy.
-            if kind != "master" or piece.parameter.dtype.itemsize < 4:
-                yield f"optimizer.{piece.name}.{kind}", tensor
+            if kind != "master" or shard.parameter.dtype.itemsize < 4:
+                yield f"optimizer.{shard.name}.{kind}", tensor
 
 
-def _global_tensor(local: torch.Tensor, parameter: nn.Parameter, mesh: ParallelMesh) -> torch.Tensor:
-    """This rank's part as a part of the whole, in the same memory. Copies of a part are written once."""
-    layout = layout_of(parameter)
-    first = [0] * local.dim()
-    if layout.sharded_dim is not None:
-        first[layout.sharded_dim] = mesh.rank("tp") * local.shape[layout.sharded_dim]
-    return PartOfTensor(layout.full_shape, {torch.Size(first): local}, local.dtype)
+def _values_of(shard: Shard, mesh: ParallelMesh) -> torch.Tensor:
+    return whole_tensors(shard._replace(tensors={"values": shard.values}), mesh)["values"]
 
 
 def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:

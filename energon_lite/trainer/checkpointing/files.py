@@ -13,22 +13,30 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import torch
 import torch.distributed.checkpoint as dcp
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.checkpoint.filesystem import FileSystemBase
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 #: Size in bytes and CRC-32 of a file.
 FileSum = tuple[int, int]
 
+#: Bytes after which the next file is begun. Ranks share the work of checking by files.
+FILE_BYTES = 4 << 30
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
 
@@ -196,8 +204,10 @@ def _flush_folder(folder: Path) -> None:
 # -- the same for torch.distributed.checkpoint ---------------------------------------------------------------------
 
 
-class SummingWriter(dcp.FileSystemWriter):
-    """Writes a checkpoint's tensors to a path or URL, and remembers the size and checksum of each file.
+class CheckpointWriter(dcp.FileSystemWriter):
+    """Writes a checkpoint's tensors to a path or URL, box by box, and remembers the size and checksum of each file.
+
+    torch's own keeps all that it has written until it closes a file; this one keeps nothing.
 
     Args:
         place: an empty folder.
@@ -210,8 +220,44 @@ class SummingWriter(dcp.FileSystemWriter):
         self.sums: dict[str, FileSum] = {}
         self.fs, self.path = _Streams(fs, self.sums), path  # type: ignore[assignment]
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results = []
+        for number, items in enumerate(_by_bytes(plan.items, FILE_BYTES)):
+            name = f"{plan.storage_data.prefix}{number}.distcp"
+            with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as stream:
+                for item in items:
+                    offset = stream.tell()
+                    values = planner.resolve_data(item).detach().cpu()  # type: ignore[union-attr]
+                    # Of a view, the memory of all would be written.
+                    whole = values.untyped_storage().size() == values.nbytes
+                    torch.save(values if whole else values.clone(), stream)  # type: ignore[arg-type]
+                    length = stream.tell() - offset
+                    results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
+                stream.flush()
+                if self.sync_files:
+                    os.fsync(stream.fileno())
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
 
-class _Streams(FileSystemBase):
+
+def _by_bytes(items: Sequence[WriteItem], limit: int) -> Iterator[list[WriteItem]]:
+    """The items, in order, in groups of up to ``limit`` bytes or of one item."""
+    group: list[WriteItem] = []
+    size = 0
+    for item in items:
+        assert item.tensor_data is not None  # there is nothing else in our checkpoints
+        more = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+        if group and size + more > limit:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += more
+    if group:
+        yield group
+
+
+class _Streams(FileSystem):
     """Files of an fsspec file system; of those that are written, checksums are kept."""
 
     def __init__(self, fs: Any, sums: dict[str, FileSum]):
@@ -220,6 +266,7 @@ class _Streams(FileSystemBase):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         path = os.fspath(path)
+        assert self.fs is not None
         with open(path, mode) if isinstance(self.fs, LocalFileSystem) else self.fs.open(path, mode) as stream:
             if mode == "rb":
                 yield stream
@@ -228,29 +275,13 @@ class _Streams(FileSystemBase):
             yield summing
         self.sums[os.path.basename(path)] = (summing.size, summing.known)
 
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return f"{os.fspath(path)}/{suffix}"
-
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        old, new = os.path.basename(os.fspath(path)), os.path.basename(os.fspath(new_path))
-        self.fs.mv(os.fspath(path), os.fspath(new_path))
-        self.sums[new] = self.sums.pop(old)
-
-    def init_path(self, path: str | os.PathLike[str]) -> str:
-        return os.fspath(path)
-
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        self.fs.makedirs(os.fspath(path), exist_ok=True)
+        super().rename(path, new_path)
+        self.sums[os.path.basename(new_path)] = self.sums.pop(os.path.basename(path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
-
-    def exists(self, path: str | os.PathLike[str]) -> bool:
-        return bool(self.fs.exists(os.fspath(path)))
-
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
-        self.fs.rm_file(os.fspath(path))
 
 
 class _SummingStream(io.IOBase):
@@ -279,7 +310,7 @@ class _SummingStream(io.IOBase):
         return True
 
 
-def reading_streams(place: str | os.PathLike[str]) -> tuple[FileSystemBase, str]:
+def reading_streams(place: str | os.PathLike[str]) -> tuple[FileSystem, str]:
     """What a ``FileSystemReader`` needs to read from a path or URL: its streams, and its path there."""
     fs, path = fsspec.core.url_to_fs(os.fspath(place))
     return _Streams(fs, {}), path

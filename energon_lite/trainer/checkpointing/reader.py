@@ -75,6 +75,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's index")
 
 
+def json_tensor(**content: Any) -> torch.Tensor:
+    """All of a checkpoint that is no tensor, as the bytes of its JSON."""
+    text = json.dumps({"format": FORMAT, **content}, allow_nan=False).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
 def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON of a checkpoint.
 

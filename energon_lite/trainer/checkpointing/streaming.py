@@ -1,81 +1,28 @@
-"""Checkpoints of tensors that are in no memory: each is made rectangle by rectangle when it is written, and so read.
+"""A checkpoint without a model in memory: written from tensors that are read when they are written, and read so.
 
-``torch.distributed.checkpoint`` plans with shapes alone, and asks for the values when it writes. So what is saved may
-be read from a file at that moment and forgotten afterwards, and a model of any size passes through the memory of its
-largest rectangle. (torch's own writer keeps all that it has written until it closes a file; hence one of ours.)
+A :class:`ChunkedTensor` may make the values of a box at the moment they are asked for, and the writer keeps none of
+them; so a model of any size passes through the memory of its largest box.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from energon_lite.trainer.checkpointing.checkpoint import Place
-from energon_lite.trainer.checkpointing.files import CheckpointFiles, SummingWriter
-from energon_lite.trainer.checkpointing.reader import FORMAT, JSON_NAME, CheckpointReader
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor
 from energon_lite.trainer.checkpointing.tensors import save_tensors
-from energon_lite.trainer.parallel.pieces import Box
-
-#: Bytes after which the next file is begun. Ranks share the work of checking by files.
-FILE_BYTES = 4 << 30
+from energon_lite.trainer.parallel.shards import Box
 
 
-class UnreadTensor(torch.Tensor):
-    """A tensor to be saved whose values are fetched when they are written.
-
-    Args:
-        shape, dtype: of the whole.
-        boxes: the rectangles it is saved in; together they are the whole.
-        read: makes the values of one of them, ``[*box.sizes]``, in memory of their own.
-
-    Example:
-        >>> UnreadTensor((4, 2), torch.float32, [Box((0, 0), (4, 2))], lambda box: torch.ones(box.sizes))
-    """
-
-    boxes: tuple[Box, ...]
-    read: Callable[[Box], torch.Tensor]
-
-    @staticmethod
-    def __new__(
-        cls, shape: Sequence[int], dtype: torch.dtype, boxes: Sequence[Box], read: Callable[[Box], torch.Tensor]
-    ) -> UnreadTensor:
-        device = torch.device("cpu")
-        made: UnreadTensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
-        made.boxes, made.read = tuple(boxes), read
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func}: a tensor that was not read can only be saved")
-
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        items = []
-        for chunk in self.__create_chunk_list__():
-            data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=self.dtype), size=self.size())
-            items.append(WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
-        return items
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in self.boxes]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        assert index.offset is not None
-        return self.read(next(box for box in self.boxes if box.offsets == tuple(index.offset)))
-
-
-def write_unread(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Place:
-    """Write a checkpoint of step 0, from one process.
+def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Place:
+    """Write a checkpoint of step 0, which has weights only, from one process.
 
     Args:
         root: folder or URL of the checkpoints.
@@ -85,58 +32,11 @@ def write_unread(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tenso
     Returns:
         The path or URL of the checkpoint.
     """
-    content = {"format": FORMAT, "step": 0, "updates": 0, "world_size": 0, "order": [], "state": dict(state)}
-    text = torch.frombuffer(bytearray(json.dumps(content, allow_nan=False).encode()), dtype=torch.uint8)
     files = CheckpointFiles(root)
-    writer = StreamingWriter(files.begin(0))
-    save_tensors({JSON_NAME: text, **tensors}, writer, alone=True)
+    writer = CheckpointWriter(files.begin(0))
+    content = json_tensor(step=0, updates=0, world_size=0, order=[], state=dict(state))
+    save_tensors({JSON_NAME: content, **tensors}, writer, alone=True)
     return files.publish(0, writer.sums)
-
-
-class StreamingWriter(SummingWriter):
-    """Writes one rectangle after the other and keeps none of them.
-
-    Args:
-        place: an empty folder.
-        file_bytes: when a file has so many bytes, the next is begun.
-    """
-
-    def __init__(self, place: str | os.PathLike[str], *, file_bytes: int = FILE_BYTES):
-        super().__init__(place)
-        self.file_bytes = file_bytes
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results = []
-        for number, items in enumerate(_by_bytes(plan.items, self.file_bytes)):
-            name = f"__0_{number}.distcp"
-            with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as stream:
-                for item in items:
-                    offset = stream.tell()
-                    torch.save(planner.resolve_data(item), stream)  # type: ignore[arg-type]
-                    length = stream.tell() - offset
-                    results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
-                stream.flush()
-                if self.sync_files:
-                    os.fsync(stream.fileno())
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
-
-
-def _by_bytes(items: Sequence[WriteItem], limit: int) -> Iterator[list[WriteItem]]:
-    """The items, in order, in groups of up to ``limit`` bytes or of one item."""
-    group: list[WriteItem] = []
-    size = 0
-    for item in items:
-        assert item.tensor_data is not None  # there is nothing else in our checkpoints
-        more = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-        if group and size + more > limit:
-            yield group
-            group, size = [], 0
-        group.append(item)
-        size += more
-    if group:
-        yield group
 
 
 class SavedTensors:

@@ -21,41 +21,22 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 logger = logging.getLogger(__name__)
 
 
-def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> Place:
-    """A checkpoint that is whole. Every rank must call it, and reads a share of the files.
+def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None, *, whole: bool = True) -> Place:
+    """The checkpoint that is meant. Every rank must call it, and reads a share of the files.
 
     Args:
         place: a checkpoint, or a folder of checkpoints, of which the newest is meant.
         mesh: the ranks; None for this process alone.
+        whole: read all of it, to see that it is. What it says of itself can be looked at before hours of that.
 
     Raises:
         StateError: there is none, or it is damaged. None before it is used: another model would be taken silently.
     """
-    files, name = _choose(place, mesh)
-    share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
-    damage = files.damage(name, share=share)
-    if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
-        raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
-    return files.place(name)
-
-
-def name_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> Place:
-    """The same, but its contents are not read: what it says of itself can be looked at before hours of reading.
-
-    Raises:
-        StateError: there is none.
-    """
-    files, name = _choose(place, mesh)
-    return files.place(name)
-
-
-def _choose(place: str | os.PathLike[str], mesh: ParallelMesh | None) -> tuple[CheckpointFiles, str]:
-    """The folder of checkpoints, and the name of the one that is meant, on all ranks the same."""
     named = os.fspath(place).rstrip("/")
-    root, _, name = named.rpartition("/")
+    root, _, last = named.rpartition("/")
     files = CheckpointFiles(named)
-    if name.startswith("step-") or files.is_one():
-        files, chosen = CheckpointFiles(root or "."), [name]
+    if last.startswith("step-") or files.is_one():
+        files, chosen = CheckpointFiles(root or "."), [last]
     else:
         chosen = files.newest_first()[:1]
     if mesh is not None and mesh.world_size > 1:
@@ -63,7 +44,13 @@ def _choose(place: str | os.PathLike[str], mesh: ParallelMesh | None) -> tuple[C
         chosen = told[0]
     if not chosen:
         raise StateError("there is no finished checkpoint", where=named, fix="give a checkpoint, or its parent folder")
-    return files, chosen[0]
+    name = chosen[0]
+    if whole:
+        share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
+        damage = files.damage(name, share=share)
+        if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
+            raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
+    return files.place(name)
 
 
 def load_weights(
@@ -108,7 +95,6 @@ def load_weights(
                 del tensors[name]
     check_shapes(reader, tensors, found)
     load_tensors(tensors, reader, alone=mesh.world_size == 1)
-    for piece in optimizer.pieces() if optimizer is not None else ():
-        if "master" in piece.tensors:
-            piece.tensors["master"].copy_(piece.parameter.data.flatten()[piece.start : piece.stop])
+    for shard in optimizer.shards() if optimizer is not None else ():
+        shard.take_values()
     return found

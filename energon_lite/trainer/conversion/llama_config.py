@@ -16,40 +16,13 @@ from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.training.config import DTYPES, ModelConfig, RopeScaling
 
 #: Keys that are about how a model is used or was trained, not about what it computes.
-HARMLESS = {
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "add_cross_attention",
-    "attention_dropout",
-    "auto_map",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "eos_token_id",
-    "id2label",
-    "is_decoder",
-    "is_encoder_decoder",
-    "label2id",
-    "max_position_embeddings",
-    "max_sequence_length",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "transformers_version",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-}
+_HARMLESS = """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _name_or_path add_cross_attention
+    attention_dropout auto_map begin_suppress_tokens bos_token_id chunk_size_feed_forward eos_token_id id2label
+    is_decoder is_encoder_decoder label2id max_position_embeddings max_sequence_length output_attentions
+    output_hidden_states pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id task_specific_params
+    tf_legacy_loss tokenizer_class transformers_version unsloth_version use_bfloat16 use_cache
+"""
 #: Keys that are read, with their names in our configuration.
 _PLAIN = {
     "hidden_size": "hidden_size",
@@ -58,22 +31,11 @@ _PLAIN = {
     "intermediate_size": "ffn_size",
     "vocab_size": "vocab_size",
 }
-_READ = {
-    *_PLAIN,
-    "architectures",
-    "dtype",
-    "head_dim",
-    "hidden_act",
-    "initializer_range",
-    "model_type",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "tie_word_embeddings",
-    "torch_dtype",
-}
+#: Others that are read, or refused by what they say.
+_READ = """
+    architectures attention_bias dtype head_dim hidden_act initializer_range mlp_bias model_type num_key_value_heads
+    rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings torch_dtype
+"""
 _SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_frequency",
@@ -230,7 +192,7 @@ def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> N
     heads, width = values.get("num_attention_heads"), values.get("head_dim")
     if width is not None and heads and width * heads != values.get("hidden_size"):
         refuse("head_dim", f"{heads} heads of width {width} are not the hidden size, {values.get('hidden_size')}")
-    known = _READ | HARMLESS | {"attention_bias", "mlp_bias"} | set(ignore)
+    known = {*_PLAIN, *_READ.split(), *_HARMLESS.split(), *ignore}
     for key, value in values.items():
         if key not in known and value and not (isinstance(value, float) and value == 1.0):
             refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from energon_lite.errors import StateError, UsageError
-from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.parallel.shards import Box
 
 #: The names of types in the format.
 DTYPES = {

@@ -15,7 +15,7 @@ from typing import Any
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.streaming import SavedTensors
-from energon_lite.trainer.checkpointing.weights import find_weights, name_weights
+from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
     CONFIG,
@@ -84,7 +84,7 @@ def native_to_huggingface(
     Example:
         >>> native_to_huggingface("output/run/checkpoints", "models/mine", like="models/llama-3-8b")
     """
-    named = name_weights(source)
+    named = find_weights(source, whole=False)
     config = model_config_at(named)
     if text_only:
         config = dataclasses.replace(config, image_size=0)

@@ -13,7 +13,7 @@ import torch
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.streaming import UnreadTensor, write_unread
+from energon_lite.trainer.checkpointing.streaming import write_weights
 from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
 from energon_lite.trainer.conversion.llama_config import model_config
 from energon_lite.trainer.conversion.llama_tensors import (
@@ -25,11 +25,11 @@ from energon_lite.trainer.conversion.llama_tensors import (
     native_shapes,
 )
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
-from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 from energon_lite.trainer.training.config import DTYPES
 
 #: Bytes of a tensor that are read, and written, at a time.
-PIECE_BYTES = 64 << 20
+READ_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ def huggingface_to_native(
     dtype: str | None = None,
     vocab_multiple: int = 64,
     ignore: Collection[str] = (),
-    piece_bytes: int = PIECE_BYTES,
+    read_bytes: int = READ_BYTES,
 ) -> Place:
-    """Convert a model. Memory is that of one piece of a tensor.
+    """Convert a model. Memory is that of one box of a tensor.
 
     Args:
         source: a folder with ``config.json`` and safetensors files.
@@ -52,7 +52,7 @@ def huggingface_to_native(
         dtype: of the model and its weights, by name; None for what they have.
         vocab_multiple: the vocabulary is padded to a multiple of this, with zeros.
         ignore: keys of ``config.json`` that may have any value.
-        piece_bytes: bytes of a tensor that are read at a time.
+        read_bytes: bytes of a tensor that are read at a time.
 
     Returns:
         The path or URL of the checkpoint.
@@ -82,22 +82,22 @@ def huggingface_to_native(
     for name, shape in native_shapes(config).items():
         theirs = huggingface_name(name)
         tensors[f"model.{name}"] = _unread(
-            folder.tensors[theirs], theirs, shape, DTYPES[dtype] if dtype else None, piece_bytes
+            folder.tensors[theirs], theirs, shape, DTYPES[dtype] if dtype else None, read_bytes
         )
     keep_companions(folder, target)
-    place = write_unread(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
+    place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
     logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
     return place
 
 
 def _unread(
-    file: SafetensorsFile, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, piece_bytes: int
-) -> UnreadTensor:
-    """A tensor of a file, in pieces of whole rows, and zeros behind its end."""
+    file: SafetensorsFile, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, read_bytes: int
+) -> ChunkedTensor:
+    """A tensor of a file, in boxes of whole rows, and zeros behind its end."""
     entry = file.entries[name]
     wanted, rows = dtype or entry.dtype, entry.shape[0]
     row_bytes = max(1, math.prod(shape[1:]) * max(wanted.itemsize, entry.dtype.itemsize))
-    step = max(1, piece_bytes // row_bytes)
+    step = max(1, read_bytes // row_bytes)
     # Padding has a rectangle of its own: then the others are rows of the file, and nothing else.
     starts = [*range(0, rows, step), *range(rows, shape[0], step)]
     stops = [*starts[1:], shape[0]]
@@ -111,7 +111,7 @@ def _unread(
             return torch.zeros(box.sizes, dtype=wanted)
         return file.read_rows(name, box.offsets[0], box.offsets[0] + box.sizes[0]).to(wanted)
 
-    return UnreadTensor(shape, wanted, boxes, read)
+    return ChunkedTensor(shape, wanted, boxes, read)
 
 
 def _check_copy(folder: HuggingFaceFolder) -> None:
@@ -125,7 +125,7 @@ def _check_copy(folder: HuggingFaceFolder) -> None:
     same = first is not None and first.entries[table].shape == second.entries[HEAD].shape
     if first is not None and same:
         entry = first.entries[table]
-        step = max(1, PIECE_BYTES * entry.shape[0] // max(1, entry.nbytes))
+        step = max(1, READ_BYTES * entry.shape[0] // max(1, entry.nbytes))
         same = all(
             torch.equal(first.read_rows(table, start, stop), second.read_rows(HEAD, start, stop))
             for start, stop in ((s, min(s + step, entry.shape[0])) for s in range(0, entry.shape[0], step))

@@ -16,7 +16,7 @@ from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.streaming import SavedTensors
 from energon_lite.trainer.conversion.huggingface_folder import Division
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
-from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.parallel.shards import Box
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.config_file import model_config_of
 

@@ -26,7 +26,6 @@ import logging
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,59 +36,12 @@ from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Named, 
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.gradient_order import FirstStep, agree_on_order
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
+from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.pieces import Piece, carry_state
+from energon_lite.trainer.parallel.shards import Shard, reshard
 
 _IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
-
-
-class PartitionedParameter:
-    """What one rank owns of a bucket: the elements ``[start, stop)``, which it alone updates.
-
-    ``values`` are what the model computes with, ``master`` the same in at least float32 (the same memory, if the model
-    is that precise), ``grad`` the sum of gradients, ``state`` the moments.
-    """
-
-    def __init__(self, values: Tensor, grad: Tensor, start: int, decayed: int, config: OptimizerConfig):
-        self.values, self.grad, self.start, self.stop = values, grad, start, start + values.numel()
-        self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
-        adamw = config.algorithm == "adamw"
-        kinds = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
-        self.state = {kind: torch.zeros_like(self.master) for kind in kinds}
-        self.tensors = {"master": self.master, **self.state}
-        edge = min(max(decayed - start, 0), values.numel())
-        runs = [(slice(0, edge), config.weight_decay), (slice(edge, values.numel()), 0.0)]
-        self._runs = [(run, decay) for run, decay in runs if run.start < run.stop]
-        groups = [{"params": [self.master[run]], "weight_decay": decay} for run, decay in self._runs]
-        constants = {"betas": config.betas, "eps": config.eps} if adamw else {"momentum": config.momentum}
-        self._inner: Any = (torch.optim.AdamW if adamw else torch.optim.SGD)(groups, fused=True, **constants)
-        for (run, _), group in zip(self._runs, self._inner.param_groups, strict=True):
-            self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in self.state.items()}
-
-    def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen."""
-        for state in self._inner.state.values():
-            state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
-
-    def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
-        """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
-        if scale is not None:
-            self.grad.mul_(scale)
-        for (run, _), group in zip(self._runs, self._inner.param_groups, strict=True):
-            group["lr"] = lr
-            group["params"][0].grad = self.grad[run].to(self.master.dtype)
-        self._inner.found_inf = skip
-        self._inner.step()
-        self._inner.zero_grad(set_to_none=True)
-        if self.master is not self.values:
-            self.values.copy_(self.master)
-
-    def piece(self, slot: Slot) -> Piece | None:
-        """The owned part of one parameter, as views; None if there is none."""
-        lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
-        tensors = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
-        return Piece(slot.name, slot.parameter, lo - slot.start, tensors) if lo < hi else None
 
 
 class Bucket:
@@ -107,7 +59,7 @@ class Bucket:
             slot.parameter.data = slot.of(values)
         wide = torch.promote_types(kind.grad_dtype, torch.float32)
         total = torch.zeros_like(values[self.share], dtype=wide) if grads is None else grads[self.share]
-        self.owned = PartitionedParameter(values[self.share], total, self.share.start, plan.decayed, config)
+        self.owned = Partition(values[self.share], total, self.share.start, plan.decayed, config)
         self.filled: set[nn.Parameter] = set()  # those whose gradients are in ``grads``
         self.arrived = 0  # how many slots are known to be ready for the next reduction
         self.reduced = self.collected = 0  # reductions of this step that were launched, and that are done
@@ -229,10 +181,10 @@ class OverlappedDistributedOptimizer:
         for bucket in self._queue:
             bucket.wait()
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """What this rank owns of each parameter: master values and moments, as views. Together the ranks have all."""
         for bucket in self._queue:
-            yield from filter(None, map(bucket.owned.piece, bucket.slots))
+            yield from filter(None, map(bucket.owned.shard, bucket.slots))
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""
@@ -370,7 +322,7 @@ class OverlappedDistributedOptimizer:
         former, self._at = self._at, {slot.parameter: (b, slot) for b in self._queue for slot in b.slots}
         for p, (bucket, slot) in former.items():
             new, place = self._at[p]
-            carry_state(p, bucket.owned.piece(slot), new.owned.piece(place), bucket.owned.tensors, self._group)
+            reshard(p, bucket.owned.shard(slot), new.owned.shard(place), bucket.owned.tensors, self._group)
         self.set_updates(self.updates)
 
     def _learn(self, seen: FirstStep) -> None:
@@ -396,5 +348,5 @@ class OverlappedDistributedOptimizer:
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""
         for bucket, slot in map(self._at.__getitem__, parameters):
-            if piece := bucket.owned.piece(slot):
-                piece.tensors["master"].copy_(slot.parameter.data.flatten()[piece.start : piece.stop])
+            if shard := bucket.owned.shard(slot):
+                shard.take_values()

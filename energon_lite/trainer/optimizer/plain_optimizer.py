@@ -15,13 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from energon_lite.trainer.optimizer.bucket_plan import Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.learning_rates import learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
+from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.parallel.pieces import Piece
+from energon_lite.trainer.parallel.shards import Shard
 
 __all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
 
@@ -49,7 +51,7 @@ class Optimizer(Protocol):
     def wait_parameters(self) -> None:
         """Until all parameters have the values of the last step."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """This rank's part of the state, to be saved or filled."""
         ...
 
@@ -96,23 +98,14 @@ class AdamW:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.updates = 0
         self._buffers, self._grads = _flat_gradients(list(self.parameters.values()), config.grad_dtype)
-        self._masters = {p: p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters.values()}
-        narrow = {p for p, master in self._masters.items() if p is not master}
+        self._slots = [Slot(name, p, 0, p.numel()) for name, p in self.parameters.items()]
+        self._owned = {
+            p: Partition(p.detach().view(-1), grad.view(-1), 0, p.numel() if p.dim() > 1 else 0, config)
+            for p, grad in self._grads.items()
+        }
+        self.set_updates(0)
+        narrow = {p for p in self._grads if p.dtype.itemsize < 4}
         hook_parameters(model, narrow, self._take_grad, _nothing, _nothing, self._take_values)
-        matrices = [master for master in self._masters.values() if master.dim() > 1]
-        others = [master for master in self._masters.values() if master.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self._inner = _fused_if_possible([group for group in groups if group["params"]], config)
-        for master in self._masters.values():
-            # Made here, not at the first step, so that a checkpoint can be read into them.
-            self._inner.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
 
     @property
     def order(self) -> list[str]:
@@ -147,35 +140,24 @@ class AdamW:
         self._sum_partial_gradients()
         norm = self._gradient_norm()
         if math.isfinite(norm):
-            if self.config.clip and norm > self.config.clip:
-                for buffer in self._buffers:
-                    buffer.mul_(self.config.clip / norm)
-            for group in self._inner.param_groups:
-                group["lr"] = lr
-            for p, master in self._masters.items():
-                master.grad = self._grads[p].to(master.dtype)
-            self._inner.step()
+            clipped = self.config.clip and norm > self.config.clip
+            scale = torch.tensor(self.config.clip / norm, dtype=torch.float64) if clipped else None
+            for owned in self._owned.values():
+                owned.update(lr, scale, skip=torch.zeros((), device=self.mesh.device))
             self.updates += 1
-            for p, master in self._masters.items():
-                if master is not p:
-                    p.data.copy_(master)
-                    master.grad = None
         for buffer in self._buffers:
             buffer.zero_()
         return norm
 
-    def pieces(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[Shard]:
         """Master values and moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
-        for name, p in self.parameters.items():
-            master = self._masters[p]
-            moments = {kind: self._inner.state[master][kind].view(-1) for kind in ("exp_avg", "exp_avg_sq")}
-            yield Piece(name, p, 0, {"master": master.detach().view(-1), **moments})
+        yield from filter(None, (self._owned[slot.parameter].shard(slot) for slot in self._slots))
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""
         self.updates = updates
-        for master in self._masters.values():
-            self._inner.state[master]["step"].fill_(float(updates))
+        for owned in self._owned.values():
+            owned.set_updates(updates)
 
     def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
         self._grads[p].add_(grad)
@@ -183,7 +165,7 @@ class AdamW:
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""
         for p in parameters:
-            self._masters[p].copy_(p.data)
+            self._owned[p].master.copy_(p.detach().view(-1))
 
     def _sum_partial_gradients(self) -> None:
         """Sum what is a part of a sum over other axes than the data's: one all-reduce for each axis."""
@@ -233,11 +215,3 @@ def _flat_gradients(
 
 def _nothing(_: list[nn.Parameter]) -> None:
     """Values are current at all times."""
-
-
-def _fused_if_possible(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.AdamW:
-    """torch's AdamW as one kernel over all parameters, where this device and version have it."""
-    try:
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    except RuntimeError:
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)

@@ -20,6 +20,8 @@ The sequence is the dimension before the last, as in ``[rows, length, features]`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,90 +30,45 @@ import torch.distributed as dist
 from energon_lite.trainer.parallel import single_tensor
 
 Group = dist.ProcessGroup | None
+Step = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Collective(torch.autograd.Function):
+    """One of :data:`_COLLECTIVES`, by name: what is done to a tensor, and what to its gradient on the way back."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # A copy, because autograd may hand the very same tensor to another branch.
-        grad = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, name: str) -> torch.Tensor:
+        ctx.group, ctx.name = group, name
+        return _COLLECTIVES[name][0](x, group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0], None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _COLLECTIVES[ctx.name][1](grads[0], ctx.group), None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _joined(x, group, dim=-1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # All ranks computed the same thing from the gathered tensor, so each keeps its own columns and sums nothing.
-        return _own_part(grads[0], ctx.group, dim=-1), None
+def _unchanged(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """What all ranks hold; a view, as autograd wants a tensor of its own."""
+    return x.view_as(x)
 
 
-class _SplitSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _own_part(x, group, dim=-2).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _joined(grads[0], ctx.group, dim=-2), None
+def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """All-reduce, of a copy: autograd may hand the very same tensor to another branch."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _joined(x, group, dim=-2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed_part(grads[0], ctx.group), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _summed_part(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _joined(grads[0], ctx.group, dim=-2), None
-
-
-def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
     """All-gather: the ranks' tensors one after the other along ``dim``."""
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, dim=dim)
 
 
-def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
     """This rank's part of a tensor that all ranks hold."""
     length = x.shape[dim] // group.size()
-    return x.narrow(dim, group.rank() * length, length)
+    return x.narrow(dim, group.rank() * length, length).contiguous()
 
 
 def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -120,6 +77,18 @@ def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     shares, part = torch.cat(parts), torch.empty_like(parts[0], memory_format=torch.contiguous_format)
     single_tensor.reduce_scatter(part, shares, group=group)
     return part
+
+
+#: Forward, and its mirror image backward.
+_COLLECTIVES: dict[str, tuple[Step, Step]] = {
+    "enter": (_unchanged, _summed),
+    "leave": (_summed, _unchanged),
+    # All ranks compute the same thing from the gathered columns, so each keeps its own gradient and sums nothing.
+    "gather": (partial(_joined, dim=-1), partial(_own_part, dim=-1)),
+    "gather_sequence": (_joined, _summed_part),
+    "scatter_sequence": (_summed_part, _joined),
+    "split_sequence": (_own_part, _joined),
+}
 
 
 def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
@@ -134,7 +103,7 @@ def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> 
     """
     if group is None:
         return x
-    return gather_sequence(x, group) if sequence else _Enter.apply(x, group)
+    return _Collective.apply(x, group, "gather_sequence" if sequence else "enter")
 
 
 def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
@@ -144,17 +113,17 @@ def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> 
     """
     if group is None:
         return x
-    return _ScatterSequence.apply(x, group) if sequence else _Leave.apply(x, group)
+    return _Collective.apply(x, group, "scatter_sequence" if sequence else "leave")
 
 
 def gather_parallel(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Put the ranks' columns (last dimension) side by side on every rank."""
-    return x if group is None else _Gather.apply(x, group)
+    return x if group is None else _Collective.apply(x, group, "gather")
 
 
 def split_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Keep this rank's part of the sequence of a tensor that all ranks hold; its gradient is whole on all of them."""
-    return x if group is None else _SplitSequence.apply(x, group)
+    return x if group is None else _Collective.apply(x, group, "split_sequence")
 
 
 def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -162,4 +131,4 @@ def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
 
     Each rank computes something else from them, so backward sums the gradients.
     """
-    return x if group is None else _GatherSequence.apply(x, group)
+    return x if group is None else _Collective.apply(x, group, "gather_sequence")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,18 +30,17 @@ CHANNELS = ("down", "down_wrap", "up", "up_wrap")
 
 
 @dataclass(frozen=True)
-class ParallelMesh:
+class ParallelMesh(RankGrid):
     """The grid of ranks, and this process' place in it.
 
     Args:
-        pp, dp, cp, tp: number of ranks along each axis: pipeline, data, context and tensor parallel.
+        pp, dp, cp, tp, order: see :class:`RankGrid`.
         device: where this process keeps its tensors.
         device_mesh: torch's mesh with the same axes; None in a single process without ``torch.distributed``.
         owns_group: :func:`build_mesh` has started the process group, so :meth:`close` ends it.
         sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
             (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
         virtual: chunks of layers that each pipeline stage has.
-        order: the axes, the fastest varying first.
         extra_groups: process groups besides those of the axes, by name.
         timeout: how long a collective may take before it is an error; None for torch's default.
 
@@ -50,27 +50,13 @@ class ParallelMesh:
         (2, 0)
     """
 
-    pp: int
-    dp: int
-    cp: int
-    tp: int
-    device: torch.device
+    device: torch.device = field(default_factory=partial(torch.device, "cpu"))
     device_mesh: DeviceMesh | None = None
     owns_group: bool = False
     sequence_parallel: bool = False
     virtual: int = 1
-    order: str = DEFAULT_ORDER
     extra_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
     timeout: timedelta | None = None
-
-    @property
-    def grid(self) -> RankGrid:
-        """The same without this process' place in it."""
-        return RankGrid(self.pp, self.dp, self.cp, self.tp, self.order)
-
-    def size(self, axis: str) -> int:
-        """Number of ranks along ``axis``."""
-        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}[axis]
 
     def rank(self, axis: str) -> int:
         """This process' coordinate along ``axis``."""
@@ -113,10 +99,6 @@ class ParallelMesh:
         return self.rank("pp") == self.pp - 1
 
     @property
-    def world_size(self) -> int:
-        return self.pp * self.dp * self.cp * self.tp
-
-    @property
     def global_rank(self) -> int:
         return 0 if self.device_mesh is None else dist.get_rank()
 
@@ -127,8 +109,7 @@ class ParallelMesh:
 
     def stage_rank(self, stage: int) -> int:
         """The global rank of a stage of this rank's pipeline; stages are counted round, so -1 is the last."""
-        place = self.grid.coordinates(self.global_rank)
-        return self.grid.rank_at(place | {"pp": stage % self.pp})
+        return self.rank_at(self.coordinates(self.global_rank) | {"pp": stage % self.pp})
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` in place over :attr:`data_group`, and return it."""
@@ -200,32 +181,36 @@ def build_mesh(
             f"virtual={virtual} chunks for each of {pp} pipeline stages",
             fix="use virtual=1 without a pipeline, a whole number >= 1 with one",
         )
-    grid = RankGrid(pp, replicas, cp, tp, order)
-    if not dist.is_initialized():
-        return ParallelMesh(pp, replicas, cp, tp, device, None, False, sequence_parallel, virtual, order)
-    sizes = tuple(grid.size(axis) for axis in grid.slow_to_fast)
-    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=grid.slow_to_fast)
-    extra = _extra_groups(grid, virtual)
-    limit = None if timeout is None else timedelta(seconds=timeout)
-    if limit is not None:
-        # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
-        for group in (None, *map(device_mesh.get_group, grid.slow_to_fast), *extra.values()):
-            _set_pg_timeout(limit, group)
-    return ParallelMesh(
-        pp, replicas, cp, tp, device, device_mesh, started, sequence_parallel, virtual, order, extra, limit
+    mesh = ParallelMesh(
+        *(pp, replicas, cp, tp, order),
+        device=device,
+        owns_group=started,
+        sequence_parallel=sequence_parallel,
+        virtual=virtual,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
     )
+    if not dist.is_initialized():
+        return mesh
+    sizes = tuple(mesh.size(axis) for axis in mesh.slow_to_fast)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=mesh.slow_to_fast)
+    extra = _extra_groups(mesh)
+    if mesh.timeout is not None:
+        # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
+        for group in (None, *map(device_mesh.get_group, mesh.slow_to_fast), *extra.values()):
+            _set_pg_timeout(mesh.timeout, group)
+    return replace(mesh, device_mesh=device_mesh, extra_groups=extra)
 
 
-def _extra_groups(grid: RankGrid, virtual: int) -> dict[str, dist.ProcessGroup]:
+def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
     """The groups that are not those of one axis."""
     wanted: dict[str, list[list[int]]] = {}
-    if grid.dp > 1 and grid.cp > 1:
-        wanted["data"] = grid.groups("dp", "cp")
-    if grid.pp > 1:
-        wanted["ends"] = grid.end_groups()
+    if mesh.dp > 1 and mesh.cp > 1:
+        wanted["data"] = mesh.groups("dp", "cp")
+    if mesh.pp > 1:
+        wanted["ends"] = mesh.end_groups()
         for channel in CHANNELS:
-            if virtual > 1 or not channel.endswith("wrap"):
-                wanted[channel] = grid.groups("pp")
+            if mesh.virtual > 1 or not channel.endswith("wrap"):
+                wanted[channel] = mesh.groups("pp")
     found = {}
     for name, ranks in wanted.items():
         mine, _ = dist.new_subgroups_by_enumeration(ranks)

@@ -3,10 +3,11 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-A way to read it: ``parallel`` (who is who among the ranks, and what is cut), ``sequence``, ``tensor_parallel``,
-``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model), ``pipeline_schedule`` and ``pipeline`` (its
-stages), ``optimizer`` and ``step`` (what is summed over what), ``checkpointing``, and ``loop``, which puts it all
-together.
+To read it: ``config``, ``data``, ``sequence``, ``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model),
+``pipeline`` (with one stage, one micro-batch after the other), the optimizer's ``partition`` and ``plain_optimizer``,
+``step`` and ``loop`` are the trainer of one GPU. What makes it parallel follows: ``parallel`` (who is who among the
+ranks, and what is cut), ``tensor_parallel``, ``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``.
+"An evening" in ``docs/trainer.md`` says a sentence about each.
 """
 
 from energon_lite.trainer.checkpointing.checkpoint import (
@@ -34,7 +35,13 @@ from energon_lite.trainer.training.config import (
 )
 from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict, load_config
 from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.data import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
+from energon_lite.trainer.training.data import (
+    ByteTokenizer,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    make_task_encoder,
+    resize_image,
+)
 from energon_lite.trainer.training.generate import generate_captions, load_model, load_tokenizer
 from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.loop import Trainer
@@ -48,7 +55,6 @@ from energon_lite.trainer.training.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from energon_lite.trainer.training.token_data import SequenceTaskEncoder, make_task_encoder
 
 __all__ = [
     "PRESETS",
@@ -69,7 +75,6 @@ __all__ = [
     "RankGrid",
     "RopeScaling",
     "RowParallelLinear",
-    "SequenceTaskEncoder",
     "StepResult",
     "TrainConfig",
     "Trainer",

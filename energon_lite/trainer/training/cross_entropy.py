@@ -1,13 +1,28 @@
-"""Cross-entropy over a vocabulary that is cut over ranks: no rank ever holds a row of all logits."""
+"""From hidden states to the loss, over a vocabulary that is cut over ranks: none holds a row of all logits.
+
+Nor need the logits of all tokens exist at once. A row of them is as wide as the vocabulary, and the loss needs it in
+float32 and again for its gradient; for 16,384 tokens and a vocabulary of 32,000 these are gigabytes. Since the loss is
+a sum over tokens, a chunk's gradients can be had right behind its logits, which are then forgotten: nothing is
+computed twice. (Liger Kernel, Hsu et al., arXiv:2410.10989, does this with kernels of its own; here it is matrix
+products and cross-entropy as before.)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear
+
+#: Logits, labels, weights of tokens, first column, group -> the sum of their losses, and its gradient by the logits.
+Terms = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, int, "dist.ProcessGroup | None"], tuple[torch.Tensor, torch.Tensor]
+]
 
 
 def softmax_and_loss(
@@ -96,3 +111,98 @@ def vocab_parallel_cross_entropy(
     logits = mask_padding(logits, first, vocab_size)
     loss: torch.Tensor = _VocabParallelCrossEntropy.apply(logits, labels, first, mesh.group("tp"))
     return loss
+
+
+class OutputLayer(ColumnParallelLinear):
+    """Hidden states to logits, a column-parallel layer; or, with :meth:`loss_sum`, right on to the loss.
+
+    Args:
+        hidden: width of the hidden states.
+        rows: size of the padded vocabulary.
+        mesh: the ranks.
+        vocab_size: number of real tokens.
+        chunk: tokens whose logits exist at a time; 0: all.
+        compiled: compile what is done with a chunk's logits.
+        std, dtype: see :class:`ColumnParallelLinear`.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        rows: int,
+        mesh: ParallelMesh,
+        *,
+        vocab_size: int,
+        chunk: int = 0,
+        compiled: bool = False,
+        std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(hidden, rows, mesh, input_entered=True, std=std, dtype=dtype)
+        self.chunk, self.vocab_size, self.first = chunk, vocab_size, mesh.rank("tp") * (rows // mesh.tp)
+        # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
+        self._terms: Terms = torch.compile(_terms) if compiled and self.group is None else _terms
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits ``[..., rows / tp]`` of hidden states ``[..., hidden]``.
+
+        With labels, int64 ``[...]``, and their weights ``counted`` ``[...]``: the weighted sum of their losses. (Both
+        go through this method, since whoever waits for parameters waits at a module's call.)
+        """
+        if labels is None or counted is None:
+            return super().forward(x)
+        flat, length = x.flatten(0, -2), max(1, self.chunk or labels.numel())
+        loss: torch.Tensor = _ChunkedLoss.apply(
+            flat, self.weight, labels.flatten(), counted.flatten(), self, length, torch.is_grad_enabled()
+        )
+        return loss
+
+    def terms(self, logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The sum of a chunk's losses, and its gradient by the logits."""
+        logits = mask_padding(logits, self.first, self.vocab_size)
+        return self._terms(logits, labels, counted, self.first, self.group)
+
+
+def _terms(
+    logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, first: int, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    softmax, column, mine, losses = softmax_and_loss(logits, labels, first, group)
+    weights = counted.to(softmax.dtype)
+    return (losses * weights).sum(), subtract_right(softmax * weights[:, None], column, mine, weights).to(logits.dtype)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        counted: torch.Tensor,
+        layer: OutputLayer,
+        length: int,
+        learning: bool,
+    ) -> torch.Tensor:
+        wants_x, wants_weight = (learning and wanted for wanted in ctx.needs_input_grad[:2])
+        grad_x = torch.empty_like(x) if wants_x else None
+        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+        for start in range(0, len(x), length):
+            here = slice(start, start + length)
+            loss, by_logits = layer.terms(F.linear(x[here], weight), labels[here], counted[here])
+            total = total + loss
+            if grad_x is not None:
+                torch.mm(by_logits, weight, out=grad_x[here])
+            if grad_weight is not None:
+                grad_weight.addmm_(by_logits.t(), x[here])
+        ctx.grads = grad_x, grad_weight
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Of a sum, all gradients are multiples of those of the sum itself.
+        found = [None if grad is None else grad.mul_(grads[0].to(grad.dtype)) for grad in ctx.grads]
+        ctx.grads = None
+        return (*found, None, None, None, None, None)

@@ -67,12 +67,14 @@ def generate_captions(
         raise UsageError("the tokenizer has no token that begins a text", fix="name bos_token in its folder's settings")
     device = model.mesh.device
     images, rows = images.to(device), torch.arange(len(images), device=device)
-    tokens = torch.full((len(images), 1), tokenizer.bos, dtype=torch.int64, device=device)
+    prefix = model.config.prefix_length
+    # Before the text, tokens keep the image's place; any do.
+    tokens = torch.full((len(images), prefix + 1), tokenizer.bos, dtype=torch.int64, device=device)
     ended = torch.zeros(len(images), dtype=torch.bool, device=device)
     for _ in range(max_new_tokens):
-        following = model.all_logits(tokens, images, rows)[:, -1].argmax(dim=-1)
+        following = model.all_logits(tokens, images, rows, torch.zeros_like(rows))[:, -1].argmax(dim=-1)
         tokens = torch.cat([tokens, following[:, None]], dim=1)
         ended |= following == tokenizer.eos
         if bool(ended.all()):
             break
-    return [tokenizer.decode(row) for row in tokens.tolist()]
+    return [tokenizer.decode(row) for row in tokens[:, prefix:].tolist()]

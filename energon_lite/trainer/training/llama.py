@@ -20,8 +20,7 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 from energon_lite.trainer.training.attention import Attention, sequence_part
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.output_layer import OutputLayer
+from energon_lite.trainer.training.cross_entropy import OutputLayer, vocab_parallel_cross_entropy
 from energon_lite.trainer.training.registry import make_norm, register_norm
 from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.trainer.training.tensor_parallel import (
@@ -30,7 +29,7 @@ from energon_lite.trainer.training.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.training.vision import PatchEmbedding, place_images, put_prefix, shift_text, take_text
+from energon_lite.trainer.training.vision import PatchEmbedding, place_images
 
 
 class ModelInput(Protocol):
@@ -38,10 +37,9 @@ class ModelInput(Protocol):
 
     ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
     counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
-    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins, if tokens keep its place
-    there. None: it comes before its row, of which there is none with two images. ``documents``: int64
-    ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token sees those of its own
-    document only. None: of its row.
+    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins: tokens keep its place there,
+    any. ``documents``: int64 ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token
+    sees those of its own document only. None: of its row.
     """
 
     tokens: torch.Tensor
@@ -49,7 +47,7 @@ class ModelInput(Protocol):
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
-    image_starts: torch.Tensor | None
+    image_starts: torch.Tensor
     documents: torch.Tensor | None
 
     def to(self, device: torch.device) -> ModelInput:
@@ -187,33 +185,26 @@ class LlamaModel(nn.Module):
     def embed(
         self,
         tokens: torch.Tensor,
-        image: torch.Tensor,
-        image_rows: torch.Tensor,
-        documents: torch.Tensor | None = None,
+        image: torch.Tensor | None = None,
+        image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
     ) -> Stream:
-        """This rank's positions of the rows, images first; see :class:`ModelInput` for the arguments.
+        """This rank's positions of the rows; see :class:`ModelInput` for the arguments.
 
         Raises:
             UsageError: there are images and the model takes none.
         """
         assert self.embed_tokens is not None  # only where a chunk starts
-        mesh, prefix = self.mesh, self.config.prefix_length
-        if not image.shape[0]:
-            length = padded_length(tokens.shape[1], mesh)
+        mesh, length = self.mesh, padded_length(tokens.shape[1], self.mesh)
+        if image is None or not image.shape[0]:
             mine = own_positions(pad_rows(tokens, length), mesh)
             hidden = self.embed_tokens(mine, sequence=mesh.sequence_cut)
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
-            text, images = self.embed_tokens(tokens), self.vision(image)
-            if image_starts is None:
-                whole, _ = put_prefix(text, images, image_rows)
-                if documents is not None:
-                    documents = shift_text(documents, image_rows, prefix, before=documents[:, :1], behind=-1)
-            else:
-                whole = place_images(text, images, image_rows, image_starts)
-            length = padded_length(whole.shape[1], mesh)
+            assert image_rows is not None and image_starts is not None
+            whole = place_images(self.embed_tokens(tokens), self.vision(image), image_rows, image_starts)
             hidden = own_positions(pad_rows(whole, length), mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
@@ -241,12 +232,8 @@ class LlamaModel(nn.Module):
         """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
         assert self.lm_head is not None  # only where a chunk ends
         x = self._normed(stream)
-        labels, counted = batch.labels, batch.loss_mask
-        if batch.image.shape[0] and batch.image_starts is None:
-            prefix, rows = self.config.prefix_length, batch.image_rows
-            labels, counted = (shift_text(x, rows, prefix, before=0, behind=0) for x in (labels, counted))
         length = x.shape[1] * self.mesh.cp
-        labels, counted = (own_positions(pad_rows(x, length), self.mesh) for x in (labels, counted))
+        labels, counted = (own_positions(pad_rows(y, length), self.mesh) for y in (batch.labels, batch.loss_mask))
         if self.config.loss_chunk:
             loss: torch.Tensor = self.lm_head(x, labels, counted)
             return loss
@@ -267,7 +254,8 @@ class LlamaModel(nn.Module):
         """
         if self.starts(chunk):
             assert batch is not None
-            received = self.embed(batch.tokens, batch.image, batch.image_rows, batch.documents, batch.image_starts)
+            images = batch.image, batch.image_rows, batch.image_starts
+            received = self.embed(batch.tokens, *images, documents=batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
         if not self.ends(chunk):
@@ -282,13 +270,18 @@ class LlamaModel(nn.Module):
         assert isinstance(loss, torch.Tensor)
         return loss
 
-    def forward(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        image: torch.Tensor | None = None,
+        image_rows: torch.Tensor | None = None,
+        image_starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
-            image: ``[images, 3, height, width]`` in [0, 1]; ``images`` may be 0.
-            image_rows: int64 ``[images]``, the row of each image, each row at most once.
+            image, image_rows, image_starts: see :class:`ModelInput`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -299,16 +292,11 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        logits = self.logits(self.blocks(0, self.embed(tokens, image, image_rows)))
-        if not image.shape[0]:
-            return logits[:, : tokens.shape[1]]
-        prefix = self.config.prefix_length
-        has_image = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device).index_fill(0, image_rows, True)
-        return take_text(logits[:, : tokens.shape[1] + prefix], has_image, prefix)
+        return self.logits(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
 
-    def all_logits(self, tokens: torch.Tensor, image: torch.Tensor, image_rows: torch.Tensor) -> torch.Tensor:
+    def all_logits(self, tokens: torch.Tensor, *images: torch.Tensor) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
-        logits = gather_parallel(self(tokens, image, image_rows), self.mesh.group("tp"))
+        logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
 
     def _normed(self, stream: Stream) -> torch.Tensor:

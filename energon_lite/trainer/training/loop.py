@@ -32,7 +32,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.data import make_tokenizer
+from energon_lite.trainer.training.data import make_task_encoder
 from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.metrics import MetricsFile, Progress, TensorBoardFolder
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, StepData, is_finite
@@ -40,7 +40,6 @@ from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import evaluate, train_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
-from energon_lite.trainer.training.token_data import make_task_encoder
 
 #: Settings of ``train`` that change no step.
 HARMLESS = (
@@ -73,16 +72,7 @@ class Trainer:
         if config.train.deterministic:
             make_deterministic()
         self.config = config
-        sizes = config.mesh
-        self.mesh = build_mesh(
-            pp=sizes.pp,
-            cp=sizes.cp,
-            tp=sizes.tp,
-            sequence_parallel=sizes.sequence_parallel,
-            virtual=sizes.virtual,
-            order=sizes.order,
-            timeout=sizes.timeout,
-        )
+        self.mesh = build_mesh(**vars(config.mesh))
         self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, config.train.freeze, self.mesh)
@@ -270,36 +260,20 @@ class Trainer:
 
     def _dataset(self, *, training: bool) -> Any:
         data, mesh = self.config.data, self.mesh
+        settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.config.seed}
         if mesh.device_mesh is None:
-            workers = WorkerConfig(rank=0, world_size=1, num_workers=data.workers, seed_offset=self.config.seed)
+            workers = WorkerConfig(rank=0, world_size=1, **settings)
         else:
-            workers = WorkerConfig.from_mesh(
-                mesh.device_mesh,
-                num_workers=data.workers,
-                seed_offset=self.config.seed,
-                stages="ends",
-                share="broadcast" if data.share == "broadcast" else "load",
-            )
-        model = self.config.model
+            workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
         common: dict[str, Any] = {
             "worker_config": workers,
-            "task_encoder": make_task_encoder(
-                data,
-                image_size=model.image_size,
-                patch_size=model.patch_size,
-                training=training,
-                tokenizer=make_tokenizer(data.tokenizer, model.vocab_size),
-            ),
+            "task_encoder": make_task_encoder(data, self.config.model, training=training),
             "batch_size": data.micro_batch_size,
         }
         if data.batching is not None:
             common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
         if not training:
-            return get_val_dataset(
-                data.val_path or data.path,
-                split_part="val",
-                **common,
-            )
+            return get_val_dataset(data.val_path or data.path, split_part="val", **common)
         return get_train_dataset(
             data.path,
             split_part="train",

@@ -112,7 +112,7 @@ class NonFiniteGuard:
         """
         self.optimizer.wait_parameters()
         tensors = [(name, p.detach()) for name, p in self.model.named_parameters()]
-        tensors += [(f"{piece.name} ({k})", t) for piece in self.optimizer.pieces() for k, t in piece.tensors.items()]
+        tensors += [(f"{shard.name} ({k})", t) for shard in self.optimizer.shards() for k, t in shard.tensors.items()]
         good = torch.stack([tensor.isfinite().all() for _, tensor in tensors]).tolist()
         wrong = [name for (name, _), fine in zip(tensors, good, strict=True) if not fine]
         if self.mesh.any_rank(bool(wrong)):

@@ -9,28 +9,15 @@ from energon_lite.trainer.training.config import ModelConfig
 
 __all__ = ["PRESETS", "model_preset"]
 
+_LLAMA = {"vocab_size": 32000}
 #: Keys of :class:`ModelConfig`. ``1.1B`` is TinyLlama's shape, ``160M`` JackFram's, the rest are Llama's and Llama 2's.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 160},
-    "160M": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "ffn_size": 3072, "vocab_size": 32000},
-    "1.1B": {
-        "hidden_size": 2048,
-        "num_layers": 22,
-        "num_heads": 32,
-        "num_kv_heads": 4,
-        "ffn_size": 5632,
-        "vocab_size": 32000,
-    },
-    "7B": {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_size": 11008, "vocab_size": 32000},
-    "13B": {"hidden_size": 5120, "num_layers": 40, "num_heads": 40, "ffn_size": 13824, "vocab_size": 32000},
-    "70B": {
-        "hidden_size": 8192,
-        "num_layers": 80,
-        "num_heads": 64,
-        "num_kv_heads": 8,
-        "ffn_size": 28672,
-        "vocab_size": 32000,
-    },
+    "160M": _LLAMA | {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "ffn_size": 3072},
+    "1.1B": _LLAMA | {"hidden_size": 2048, "num_layers": 22, "num_heads": 32, "num_kv_heads": 4, "ffn_size": 5632},
+    "7B": _LLAMA | {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_size": 11008},
+    "13B": _LLAMA | {"hidden_size": 5120, "num_layers": 40, "num_heads": 40, "ffn_size": 13824},
+    "70B": _LLAMA | {"hidden_size": 8192, "num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "ffn_size": 28672},
 }
 
 

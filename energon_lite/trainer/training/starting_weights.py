@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
-from energon_lite.trainer.checkpointing.weights import load_weights, name_weights
+from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import MODEL_MEANING, ModelConfig
@@ -36,7 +36,7 @@ def load_starting_weights(
         StateError: there is no whole checkpoint.
         StateMismatchError: it is of a model with other settings: its weights might fit, and would mean something else.
     """
-    found = name_weights(place, mesh)
+    found = find_weights(place, mesh, whole=False)
     saved = read_state(found).get("config")
     changes = [] if saved is None else model_changes(model_config_of(saved), model.config, ignore)
     if changes:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[
     assert all(word in str(caught.value) for word in words)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     names=st.lists(st.sampled_from(["one", "two", "unlike"]), min_size=1, max_size=3, unique=True),
     raw=st.booleans(),

@@ -21,13 +21,13 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring import run as measuring
+from energon_lite.loading.measuring import chunks
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
-from energon_lite.storage.prepare.ranks import Ranks
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 MakeTar = Callable[..., Path]
 MAKER = Maker({"by": "test"})
@@ -93,12 +93,12 @@ def columns(data: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lengths_skips_and_failures(data: Path, workers: int) -> None:
-    ticks: list[int] = []
-    report = run(data, workers=workers, progress=ticks.append)
+    ticks: list[tuple[int, int]] = []
+    report = run(data, workers=workers, progress=lambda done, total, note: ticks.append((done, total)))
     check(data)
     texts = texts_of(data)
     kept = texts[(texts >= 0) & (texts % 10 != 3)]
-    assert (report.shards, report.samples, report.known) == (3, 405, 0) and sum(ticks) == 405
+    assert (report.shards, report.samples, report.known) == (3, 405, 0) and ticks[-1] == (405, 405)
     assert (report.kept, report.skipped, report.failed) == (len(kept), int((texts % 10 == 3).sum()), 1)
     assert (report.shortest, report.longest, report.total) == (kept.min(), kept.max(), kept.sum())
     assert report.reasons == (
@@ -267,8 +267,7 @@ class TestTrouble:
 
 @pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
 def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
-    monkeypatch.setattr("energon_lite.storage.index.measure_journal.CHUNK", 16)
-    monkeypatch.setattr(measuring, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     run(data)
     expected, moments = columns(data), random.Random(workers)
     folder = data / ".nv-meta/energon_lite.columns"
@@ -291,8 +290,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
             _, status = os.waitpid(child, 0)
             assert status in (0, signal.SIGKILL)
             done += status != 0
-            journals = list(folder.glob("length.journals/*"))
-            interrupted += bool(journals)
+            interrupted += bool(list(folder.glob("length.results/*.result")))
             if status == 0:
                 break
         assert columns_without_rests(folder) == expected
@@ -301,8 +299,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
 @pytest.mark.usefixtures("quick_disk")
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
-    monkeypatch.setattr("energon_lite.storage.index.measure_journal.CHUNK", 16)
-    monkeypatch.setattr(measuring, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     run(data)
     expected = columns(data)
     folder = data / ".nv-meta/energon_lite.columns"
@@ -360,7 +357,8 @@ class TestRanks:
         with pytest.raises(DatasetError) as caught:
             run(data, ranks=Ranks(0, 4, timeout=0.3))
         message = str(caught.value)
-        assert "2 chunks of samples are not measured after 0.3 s without progress (rank 1: 1; rank 3: 1)" in message
+        assert "no result for 2 of 4 chunks of samples after 0.3 s without progress" in message
+        assert "(rank 1: a.tar[256:300]; rank 3: c.tar[0:100])" in message
         assert "run again, what is done is kept" in message
         Encoder.seen = []
         run(data)

@@ -13,7 +13,7 @@ import pytest
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.measuring.part_lengths import measure_parts
-from energon_lite.storage.read.shard_store import ShardStore
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

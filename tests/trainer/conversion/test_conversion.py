@@ -16,8 +16,9 @@ from small_models import SCALING, SaveModel, change_config, make_model
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
+from energon_lite.trainer.checkpointing import files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
-from energon_lite.trainer.checkpointing.streaming import SavedTensors, StreamingWriter
+from energon_lite.trainer.checkpointing.streaming import SavedTensors
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.llama_config import model_config
 from energon_lite.trainer.conversion.llama_tensors import native_shapes
@@ -40,7 +41,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def our_logits(model: LlamaModel, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model.all_logits(tokens, torch.zeros(0, 3, 0, 0), torch.zeros(0, dtype=torch.int64))
+        return model.all_logits(tokens)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -52,8 +53,8 @@ def test_same_logits_and_the_same_files_again(tmp_path: Path, save_model: SaveMo
     changes = CONFIGS[name]
     theirs = save_model(shard="20KB", seed=1, **changes)
     assert len(list(theirs.glob("*.safetensors"))) > 1
-    # Pieces smaller than most tensors, so that these are cut.
-    huggingface_to_native(theirs, tmp_path / "native", piece_bytes=1000)
+    # Boxes smaller than most tensors, so that these are cut.
+    huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000)
     model = load_model(latest_checkpoint(tmp_path / "native") or "")
     tokens = torch.randint(model.config.vocab_size, (3, 50), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -122,7 +123,7 @@ def test_another_library_reads_a_configuration_of_ours(tmp_path: Path, save_mode
 
 
 def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:
-    place = huggingface_to_native(save_model(vocab_size=101), tmp_path / "native", piece_bytes=500)
+    place = huggingface_to_native(save_model(vocab_size=101), tmp_path / "native", read_bytes=500)
     native_to_file(place, tmp_path / "one.safetensors")
     found, model = load_file(tmp_path / "one.safetensors"), load_model(place)
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -134,8 +135,8 @@ def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:
 def test_files_of_a_checkpoint_end_at_a_size(
     tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StreamingWriter.__init__, "__kwdefaults__", {"file_bytes": 9000})
-    place = huggingface_to_native(save_model(), tmp_path / "native", piece_bytes=4096)
+    monkeypatch.setattr(files, "FILE_BYTES", 9000)
+    place = huggingface_to_native(save_model(), tmp_path / "native", read_bytes=4096)
     sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
     assert len(sizes) > 5 and max(sizes) < 20_000
     native_to_huggingface(place, tmp_path / "back")

@@ -49,7 +49,7 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
     run_ranks: RunRanks, tmp_path: Path, save_model: SaveModel, world: int, sizes: dict[str, int]
 ) -> None:
     theirs = save_model(shard="20KB", tie_word_embeddings=world == 2, **SHAPE)
-    native = huggingface_to_native(theirs, tmp_path / "native", piece_bytes=1500)
+    native = huggingface_to_native(theirs, tmp_path / "native", read_bytes=1500)
 
     def load_and_save(rank: int) -> None:
         from energon_lite.trainer.checkpointing.checkpoint import read_state

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -70,7 +71,7 @@ def test_a_run_on_bytes_comes_with_a_tokenizer_that_encodes_equally(tmp_path: Pa
     tokens = tokenizer("A text, für Ähnliches.", return_tensors="pt").input_ids
     assert tokens[0].tolist() == ByteTokenizer().encode("A text, für Ähnliches.")
     with torch.no_grad():
-        wanted = ours.all_logits(tokens, torch.zeros(0, 3, 0, 0), torch.zeros(0, dtype=torch.int64))
+        wanted = ours.all_logits(tokens)
         torch.testing.assert_close(model(tokens).logits, wanted[..., :259], rtol=1e-4, atol=1e-5)
     assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (256, 257)
     assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (256, 257, 258)
@@ -87,7 +88,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(text=st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(list("<s>/pad \n'.,")))))
 def test_the_byte_tokenizer_of_transformers_is_ours(byte_tokenizer: Any, text: str) -> None:
     """Also of texts that have the names of special tokens, and of those that others would clean up."""
@@ -148,7 +149,7 @@ def test_the_language_model_of_a_model_with_images(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokens = torch.arange(30)[None]
     with torch.no_grad():
-        wanted = ours.all_logits(tokens, torch.zeros(0, 3, 4, 4), torch.zeros(0, dtype=torch.int64))
+        wanted = ours.all_logits(tokens)
         torch.testing.assert_close(model(tokens).logits, wanted[..., :259], rtol=1e-4, atol=1e-5)
 
 

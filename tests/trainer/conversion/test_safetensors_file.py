@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, SafetensorsWriter
-from energon_lite.trainer.parallel.pieces import Box
+from energon_lite.trainer.parallel.shards import Box
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

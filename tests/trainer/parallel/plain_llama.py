@@ -24,8 +24,8 @@ class Rows:
     loss_mask: torch.Tensor
     image: torch.Tensor
     image_rows: torch.Tensor
+    image_starts: torch.Tensor
     documents: torch.Tensor | None = None
-    image_starts: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
@@ -47,22 +47,20 @@ class Shape:
 
 def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
     """Sum of the losses of the tokens that count, row by row: no padding, no mask, no batch."""
-    images = dict(zip(rows.image_rows.tolist(), rows.image, strict=True))
     total = torch.stack([weight.sum() for weight in weights.values()]).sum() * 0.0
     for row in range(len(rows.tokens)):
         x = weights["embed_tokens.weight"][rows.tokens[row]]
-        prefix = 0
-        if row in images:
-            patches = _patches(images[row].to(x.dtype) - 0.5, shape.patch)
-            front = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
-            prefix, x = len(front), torch.cat([front, x])
-        documents = [0] * len(rows.tokens[row]) if rows.documents is None else rows.documents[row].tolist()
-        documents = documents[:1] * prefix + documents
-        seen = torch.tensor([[i >= j and a == b for j, b in enumerate(documents)] for i, a in enumerate(documents)])
+        for image, owner, start in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
+            if owner == row:
+                patches = _patches(image.to(x.dtype) - 0.5, shape.patch)
+                inside = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
+                x = torch.cat([x[:start], inside, x[start + len(inside) :]])
+        documents = torch.zeros(len(x), dtype=torch.int64) if rows.documents is None else rows.documents[row]
+        seen = (documents[:, None] == documents).tril()
         for layer in range(shape.layers):
             here = f"layers.{layer}."
             x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
-        x = _norm(x[prefix:], weights["norm.weight"], shape.eps)
+        x = _norm(x, weights["norm.weight"], shape.eps)
         head = weights["embed_tokens.weight" if shape.tied else "lm_head.weight"][: shape.vocab]
         log_probabilities = torch.log_softmax(x @ head.T, dim=-1)
         picked = log_probabilities[torch.arange(len(x)), rows.labels[row]]
@@ -85,29 +83,25 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def _block(x: torch.Tensor, w: Weights, shape: Shape, seen: torch.Tensor) -> torch.Tensor:
     y = _norm(x, w["input_layernorm.weight"], shape.eps)
     q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T for name in "qkv")
-    width = q.shape[1] // shape.heads
-    outputs = []
-    for head in range(shape.heads):
-        kv_head = head // (shape.heads // shape.kv_heads)
-        a = _turn(q[:, head * width : (head + 1) * width], shape)
-        b = _turn(k[:, kv_head * width : (kv_head + 1) * width], shape)
-        scores = a @ b.T / math.sqrt(width)
-        scores = scores.masked_fill(~seen, float("-inf"))
-        outputs.append(torch.softmax(scores, dim=-1) @ v[:, kv_head * width : (kv_head + 1) * width])
-    x = x + torch.cat(outputs, dim=-1) @ w["self_attn.o_proj.weight"].T
+    q = _turn(q.unflatten(1, (shape.heads, -1)).transpose(0, 1), shape)
+    k, v = (x.unflatten(1, (shape.kv_heads, -1)).transpose(0, 1) for x in (k, v))
+    group = shape.heads // shape.kv_heads
+    k, v = _turn(k, shape).repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
+    scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill(~seen, float("-inf"))
+    x = x + (torch.softmax(scores, dim=-1) @ v).transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T
     y = _norm(x, w["post_attention_layernorm.weight"], shape.eps)
     gate, up = y @ w["mlp.gate_proj.weight"].T, y @ w["mlp.up_proj.weight"].T
     return x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
 
 
 def _turn(x: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Rotate each pair (i, i + half) as one complex number."""
-    half = x.shape[1] // 2
-    positions = torch.arange(len(x), dtype=torch.float64)[:, None]
+    """Rotate each pair (i, i + half) as one complex number; ``[heads, length, width]``."""
+    half = x.shape[-1] // 2
+    positions = torch.arange(x.shape[1], dtype=torch.float64)[:, None]
     frequencies = [_frequency(shape.theta ** (-i / half), shape) for i in range(half)]
     angles = positions * torch.tensor(frequencies, dtype=torch.float64)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    return torch.cat([x[:, :half] * cos - x[:, half:] * sin, x[:, half:] * cos + x[:, :half] * sin], dim=1)
+    return torch.cat([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], dim=-1)
 
 
 def _frequency(frequency: float, shape: Shape) -> float:

@@ -25,7 +25,7 @@ def test_what_is_written_meanwhile_is_what_was_there_at_the_call(
         content = part.content()
         saver = CheckpointSaver(tmp_path / "run", part.mesh)
         saver.save(2, part.model, part.optimizer, STATE)
-        losses = part.train(2, 5)
+        losses = part.train(2, 4)
         saver.finish()
         return content, losses
 
@@ -33,7 +33,7 @@ def test_what_is_written_meanwhile_is_what_was_there_at_the_call(
         part = Part(layout, seed=99)
         path = find_checkpoint(tmp_path / "run", part.mesh)
         assert path is not None and part.load(Path(path)) == (2, STATE)
-        return part.content(), part.train(2, 5)
+        return part.content(), part.train(2, 4)
 
     (content, losses), (loaded, continued) = run_ranks(layout.world, save)[0], run_ranks(layout.world, load)[0]
     assert continued == losses and content.keys() == loaded.keys()

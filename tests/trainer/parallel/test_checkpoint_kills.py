@@ -31,13 +31,13 @@ def fill(part: Part, step: int) -> None:
     with torch.no_grad():
         for p in part.model.parameters():
             p.fill_(step)
-    for piece in part.optimizer.pieces():
-        for tensor in piece.tensors.values():
+    for shard in part.optimizer.shards():
+        for tensor in shard.tensors.values():
             tensor.fill_(step)
 
 
 def assert_filled(part: Part, step: int) -> None:
-    values = [*part.model.parameters(), *(t for piece in part.optimizer.pieces() for t in piece.tensors.values())]
+    values = [*part.model.parameters(), *(t for shard in part.optimizer.shards() for t in shard.tensors.values())]
     assert all(bool((value == step).all()) for value in values), f"not all of step {step} is in its checkpoint"
 
 

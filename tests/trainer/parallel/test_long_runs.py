@@ -1,9 +1,11 @@
-"""Twenty steps on every layout are those of one process: both reductions, both algorithms, buckets of all sizes."""
+"""Many steps on every layout are those of one process: both reductions, both algorithms, buckets of all sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +16,8 @@ from test_parity import Run as LlamaRun
 
 from energon_lite.trainer.training.config import ModelConfig, OptimizerConfig
 
-STEPS = 20
+#: More in float32, where rounding may grow; in float64 it shows at once if something else is computed.
+STEPS = {"float32": 12, "float64": 6}
 #: What makes the micro-batches of a replica, in turn.
 KINDS = ("mixed", "nothing", "packed", "text", "packed image", "empty")
 
@@ -58,12 +61,21 @@ EVERY_CASE = [
 Known = tuple[ModelConfig, str, int]
 
 
-def run_cases(run_ranks: RunRanks, layout: Layout, cases: list[Case], known: dict[Known, PlainRun]) -> None:
+def run_cases(
+    run_ranks: RunRanks,
+    layout: Layout,
+    cases: list[Case],
+    known: dict[Known, PlainRun],
+    number_of_steps: Mapping[str, int] = MappingProxyType(STEPS),
+) -> None:
     # As few layers as there are chunks of them: what is long here is the run, not the model. Weights as large as they
     # usually are: with those of BASE, two plain runs in float32 that add in another order differ by more than 1e-6.
     shape = dataclasses.replace(BASE, num_layers=max(2, layout.pp * layout.virtual), init_std=ModelConfig().init_std)
     configs = [dataclasses.replace(shape, dtype=case.dtype) for case in cases]
-    steps = [make_steps(tuple(itertools.islice(itertools.cycle(KINDS), case[-1])), steps=STEPS) for case in cases]
+    steps = [
+        make_steps(tuple(itertools.islice(itertools.cycle(KINDS), case[-1])), steps=number_of_steps[case.dtype])
+        for case in cases
+    ]
 
     def job(rank: int) -> list[LlamaRun]:
         return [
@@ -88,9 +100,7 @@ def known() -> dict[Known, PlainRun]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_twenty_steps_are_those_of_one_process(
-    run_ranks: RunRanks, layout: Layout, known: dict[Known, PlainRun]
-) -> None:
+def test_many_steps_are_those_of_one_process(run_ranks: RunRanks, layout: Layout, known: dict[Known, PlainRun]) -> None:
     first, second = CASES[LAYOUTS.index(layout) % len(CASES)]
     # Accumulation of one to two, because micro-batches take time.
     first = EIGHT.get(layout, first._replace(micro_batches=4 if layout.dp > 1 else 2))
@@ -100,7 +110,7 @@ def test_twenty_steps_are_those_of_one_process(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_twenty_steps_are_those_of_one_process(
+def test_many_steps_of_every_case_are_those_of_one_process(
     run_ranks: RunRanks, layout: Layout, known: dict[Known, PlainRun]
 ) -> None:
-    run_cases(run_ranks, layout, EVERY_CASE, known)
+    run_cases(run_ranks, layout, EVERY_CASE, known, {"float32": 20, "float64": 20})

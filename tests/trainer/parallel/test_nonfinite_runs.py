@@ -33,9 +33,9 @@ def spoil_weights(at: int, value: float = math.nan) -> Disturb:
     def disturb(trainer: Trainer, step: int) -> None:
         if step == at and trainer.mesh.global_rank == trainer.mesh.world_size - 1:
             trainer.optimizer.wait_parameters()
-            piece = next(piece for piece in trainer.optimizer.pieces() if "mlp" in piece.name)
-            piece.tensors["master"][-1] = value
-            piece.parameter.data.view(-1)[piece.stop - 1] = value
+            shard = next(shard for shard in trainer.optimizer.shards() if "mlp" in shard.name)
+            shard.tensors["master"][-1] = value
+            shard.parameter.data.view(-1)[shard.stop - 1] = value
 
     return disturb
 
@@ -163,7 +163,7 @@ def test_moments_that_are_not_finite_are_no_checkpoint(
 
     def disturb(trainer: Trainer, step: int) -> None:
         if step == 3 and trainer.mesh.global_rank == 0:
-            next(iter(trainer.optimizer.pieces())).tensors["exp_avg_sq"][0] = math.inf
+            next(iter(trainer.optimizer.shards())).tensors["exp_avg_sq"][0] = math.inf
 
     config = make_config(blend, tmp_path / "run", save_every=1, steps=5)
     for text in run_ranks(2, message(config, disturb)):

@@ -22,7 +22,7 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.training import MultimodalBatch, MultimodalTaskEncoder, SequenceTaskEncoder, TrainerConfig
+from energon_lite.trainer.training import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
 from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.pipeline import run_pipeline
 
@@ -46,12 +46,9 @@ def samples(seed: int) -> list[CaptioningSample | TextSample]:
 
 
 def collated(kind: str, chosen: list[CaptioningSample | TextSample]) -> MultimodalBatch:
-    """The samples as rows with their images before them, as rows with places for images, or all in one row."""
-    encoder = MultimodalTaskEncoder(max_length=16, image_size=4, training=False)
-    if kind != "rows":
-        encoder = SequenceTaskEncoder(
-            max_length=16, image_size=4, patch_size=2, training=False, packed=kind == "packed"
-        )
+    """The samples as rows with places for images, each alone in a batch's row or all in one."""
+    packed = kind == "packed"
+    encoder = MultimodalTaskEncoder(max_length=16, image_size=4, patch_size=2, training=False, packed=packed)
     with hook_context(HookContext(0)):
         return encoder.batch([encoder.encode_sample(sample) for sample in chosen])  # type: ignore[arg-type]
 
@@ -84,8 +81,8 @@ PACKED_LAYOUTS = [
 
 @pytest.mark.parametrize("layout", PACKED_LAYOUTS, ids=str)
 def test_packed_and_padded_have_one_loss_and_one_gradient(run_ranks: RunRanks, layout: Layout) -> None:
-    """The same samples, images among them, in three forms; on one process in the form that has no mask at all."""
-    expected, whole = run_ranks(1, lambda rank: loss_and_gradients(Layout(), "rows"))[0]
+    """The same samples, images among them, in both forms; on one process in the form that has no mask at all."""
+    expected, whole = run_ranks(1, lambda rank: loss_and_gradients(Layout(), "padded"))[0]
     for kind in ("padded", "packed"):
         for loss, gradients in run_ranks(layout.world, lambda rank, form=kind: loss_and_gradients(layout, form)):
             assert loss == pytest.approx(expected, rel=1e-12)
@@ -116,8 +113,8 @@ def test_documents_are_what_makes_the_difference(run_ranks: RunRanks) -> None:
 def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """The blend of pictures and texts, with the lengths that the trainer's task encoder gives."""
     (blend.parent / "trainer_rows.py").write_text(
-        "from energon_lite.trainer.training import SequenceTaskEncoder\n"
-        "rows = SequenceTaskEncoder(max_length=12, image_size=4, patch_size=2)\n"
+        "from energon_lite.trainer.training import MultimodalTaskEncoder\n"
+        "rows = MultimodalTaskEncoder(max_length=12, image_size=4, patch_size=2)\n"
     )
     monkeypatch.syspath_prepend(str(blend.parent))
     for part in ("train", "val"):

@@ -37,16 +37,16 @@ def gradients(model: LlamaModel) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-class Piece(torch.nn.Module):
+class ChunkModule(torch.nn.Module):
     """A chunk of a model as torch's pipelining wants it: tensors in, a tensor out."""
 
-    def __init__(self, model: LlamaModel, chunk: int, shape: Any):
+    def __init__(self, model: LlamaModel, chunk: int):
         super().__init__()
-        self.model, self.chunk, self.shape = model, chunk, shape
+        self.model, self.chunk = model, chunk
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.model.starts(self.chunk):
-            stream = self.model.embed(x, self.shape.image, self.shape.image_rows)
+            stream = self.model.embed(x)
         else:
             stream = Stream(x)
         made = self.model.blocks(self.chunk, stream)
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_torchs_pipeline(run_ranks: RunRanks, virtual: in
 
         stages = [
             PipelineStage(
-                Piece(theirs, chunk, batches[0]), rank + 2 * chunk, 2 * virtual, mesh.device, group=mesh.group("pp")
+                ChunkModule(theirs, chunk), rank + 2 * chunk, 2 * virtual, mesh.device, group=mesh.group("pp")
             )
             for chunk in range(virtual)
         ]
@@ -171,5 +171,5 @@ def test_a_stage_has_its_own_layers_only(run_ranks: RunRanks) -> None:
     first, last = run_ranks(2, names)
     assert first == {"embed_tokens.weight", "vision.weight", "vision.bias", "vision.position", "layers.0", "layers.2"}
     assert last == {"embed_tokens.weight", "layers.1", "layers.3", "norm.weight"}
-    alone = ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
+    alone = ParallelMesh()
     assert not dist.is_initialized() and LlamaModel(BASE, alone).chunks == [[0, 1, 2, 3]]

@@ -15,7 +15,7 @@ from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.storage.prepare.prepare import PrepareReport, prepare_dataset
-from energon_lite.storage.prepare.ranks import Ranks
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 OPTIONS = {"split_ratio": "3,1,1", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 

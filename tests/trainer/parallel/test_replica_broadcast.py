@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_processes import RankFailure, RunRanks
@@ -171,7 +172,7 @@ def test_unknown_roles_are_refused(argument: str, run_ranks: RunRanks) -> None:
     run_ranks(2, rank_main)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=20), st.data())
 def test_the_checksum_sees_every_change(values: list[int], data: st.DataObject) -> None:
     batch = {"x": torch.tensor(values), "rest": [torch.zeros(2)]}

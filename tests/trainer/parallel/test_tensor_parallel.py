@@ -36,8 +36,8 @@ def on_ranks(tp: int, check: Callable[[ParallelMesh], None]) -> Callable[[int], 
 
 def whole(module: torch.nn.Module, make: Callable[[ParallelMesh], torch.nn.Module]) -> dict[str, torch.Tensor]:
     """The uncut weights of a module: those that one process alone would have."""
-    alone = make(ParallelMesh(1, 1, 1, 1, torch.device("cpu")))
-    initialize_parameters(alone, seed=3, mesh=ParallelMesh(1, 1, 1, 1, torch.device("cpu")))
+    alone = make(ParallelMesh())
+    initialize_parameters(alone, seed=3, mesh=ParallelMesh())
     return {name: p.detach().requires_grad_() for name, p in alone.named_parameters()}
 
 
@@ -184,4 +184,4 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
 )
 def test_what_cannot_be_cut_evenly_is_refused(make: Callable[[ParallelMesh], Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
-        make(ParallelMesh(1, 1, 1, 2, torch.device("cpu")))
+        make(ParallelMesh(tp=2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -11,4 +10,4 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 @pytest.fixture
 def alone() -> ParallelMesh:
     """The mesh of one process without a process group."""
-    return ParallelMesh(1, 1, 1, 1, torch.device("cpu"))
+    return ParallelMesh()

@@ -102,7 +102,7 @@ def test_clipping_scales_all_gradients_alike(alone: ParallelMesh) -> None:
     optimizer = AdamW(model, alone, OptimizerConfig(clip=1.0, betas=(0.0, 0.0)))
     give(model, 3.0, 4.0)
     norm = optimizer.step(lr=0.0)
-    moments = {piece.name: piece.tensors["exp_avg"].view(piece.parameter.shape) for piece in optimizer.pieces()}
+    moments = {shard.name: shard.tensors["exp_avg"].view(shard.parameter.shape) for shard in optimizer.shards()}
     torch.testing.assert_close(moments["weight"], torch.full((2, 2), 3.0 / norm))
     torch.testing.assert_close(moments["bias"], torch.full((2,), 4.0 / norm))
 
@@ -122,7 +122,7 @@ def test_frozen_parameters_stay(alone: ParallelMesh) -> None:
     model = Tiny(alone)
     model.weight.requires_grad_(False)
     optimizer = AdamW(model, alone, OptimizerConfig())
-    assert model.weight.grad is None and [piece.name for piece in optimizer.pieces()] == ["bias"]
+    assert model.weight.grad is None and [shard.name for shard in optimizer.shards()] == ["bias"]
     optimizer.step(lr=1.0)
     assert torch.equal(model.weight.detach(), torch.ones(2, 2))
 

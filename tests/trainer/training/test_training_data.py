@@ -9,13 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
+from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample, TokenSequence
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer.training.data import (
     ByteTokenizer,
     MultimodalBatch,
     MultimodalTaskEncoder,
-    TokenSample,
     resize_image,
 )
 
@@ -24,14 +23,14 @@ BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
 
 
 def encoder(training: bool = True, max_length: int = 4, image_size: int = 2) -> MultimodalTaskEncoder:
-    return MultimodalTaskEncoder(max_length=max_length, image_size=image_size, training=training)
+    return MultimodalTaskEncoder(max_length=max_length, image_size=image_size, patch_size=1, training=training)
 
 
 def text(value: str) -> TextSample:
     return TextSample(**BASE, text=value)
 
 
-def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSample:
+def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSequence:
     with hook_context(HookContext(seed)):
         return encoder(training).encode_sample(sample)
 
@@ -52,7 +51,7 @@ def test_broken_utf8_is_marked() -> None:
 def test_labels_are_the_next_tokens() -> None:
     row = encoded(text("Hi"))
     assert row.tokens.tolist() == [BOS, 72, 105] and row.labels.tolist() == [72, 105, EOS]
-    assert row.image is None and row.__key__ == "k"
+    assert row.media is None and row.loss_mask is None and row.__key__ == "k"
 
 
 def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
@@ -75,8 +74,10 @@ def test_evaluation_takes_the_start() -> None:
 def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
     sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
     row = encoded(sample)
-    assert row.tokens.tolist() == [BOS, 97, 98, 99] and row.labels.tolist() == [97, 98, 99, 100]
-    assert row.image is not None and row.image.shape == (3, 2, 2)
+    places = [PAD] * 4
+    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [*places, 97, 98, 99, 100]
+    assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
+    assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
 
 
 def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
@@ -90,10 +91,12 @@ def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
 def test_rows_are_padded_at_the_end() -> None:
     caption = CaptioningSample(**BASE, image=torch.full((3, 2, 2), 0.5), caption="a")
     batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
-    assert batch.tokens.tolist() == [[BOS, PAD, PAD], [BOS, 97, PAD], [BOS, 120, 121]]
-    assert batch.labels.tolist() == [[EOS, PAD, PAD], [97, EOS, PAD], [120, 121, EOS]]
-    assert batch.loss_mask.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5)) and batch.image_rows.tolist() == [1]
+    places = [PAD] * 4
+    assert batch.tokens.tolist() == [[BOS, *places, PAD], [*places, BOS, 97], [BOS, 120, 121, PAD, PAD, PAD]]
+    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
+    assert batch.loss_mask.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
+    assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5))
+    assert batch.image_rows.tolist() == [1] and batch.image_starts.tolist() == [0] and batch.documents is None
     assert batch.__key__ == ["k", "k", "k"]
     assert (batch.tokens.dtype, batch.labels.dtype, batch.image_rows.dtype) == (torch.int64,) * 3
     assert batch.loss_mask.dtype == batch.image.dtype == torch.float32

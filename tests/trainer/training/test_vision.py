@@ -1,4 +1,4 @@
-"""Image prefixes: where they stand, and that a row does not feel what it is batched with."""
+"""Images: where they stand, and that a row does not feel what it is batched with."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.llama import LlamaModel
-from energon_lite.trainer.training.vision import put_prefix, take_text
+from energon_lite.trainer.training.vision import place_images
 
 SHAPE = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=8, image_size=4, init_std=0.3, dtype="float64")
-NO_IMAGES = torch.zeros(0, 3, 4, 4), torch.zeros(0, dtype=torch.int64)
 
 
-def test_prefixes_stand_before_their_rows_and_others_stay_flush_left() -> None:
-    text = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).unsqueeze(-1)
-    prefix = torch.tensor([[70.0, 71.0, 72.0], [80.0, 81.0, 82.0]]).unsqueeze(-1)
-    placed, has_image = put_prefix(text, prefix, torch.tensor([2, 0]))
-    assert placed.squeeze(-1).tolist() == [[80, 81, 82, 1, 2], [3, 4, 0, 0, 0], [70, 71, 72, 5, 6]]
-    assert has_image.tolist() == [True, False, True]
-    assert torch.equal(take_text(placed, has_image, 3), text)
+def test_images_stand_where_tokens_keep_their_place() -> None:
+    text = torch.tensor([[0.0, 0.0, 1.0, 2.0], [3.0, 4.0, 5.0, 6.0], [7.0, 0.0, 0.0, 8.0]]).unsqueeze(-1)
+    images = torch.tensor([[70.0, 71.0], [80.0, 81.0]]).unsqueeze(-1)
+    placed = place_images(text, images, torch.tensor([2, 0]), torch.tensor([1, 0]))
+    assert placed.squeeze(-1).tolist() == [[80, 81, 1, 2], [3, 4, 5, 6], [7, 70, 71, 8]]
 
 
 @torch.no_grad()
@@ -30,10 +27,11 @@ def test_a_row_is_what_it_would_be_alone(alone: ParallelMesh) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(2, 3, 4, 4, generator=generator)
     tokens = torch.randint(0, 256, (3, 6), generator=generator)
-    lengths, images = [6, 2, 4], {0: 1, 2: 0}
-    together = model.all_logits(tokens, image, torch.tensor([2, 0]))
+    lengths, images = [6, 2, 5], {0: (1, 0), 2: (0, 1)}
+    together = model.all_logits(tokens, image, torch.tensor([2, 0]), torch.tensor([1, 0]))
     for row, length in enumerate(lengths):
-        mine = (image[images[row]][None], torch.tensor([0])) if row in images else NO_IMAGES
+        number, start = images.get(row, (0, 0))
+        mine = (image[number][None], torch.tensor([0]), torch.tensor([start])) if row in images else ()
         apart = model.all_logits(tokens[row : row + 1, :length], *mine)
         torch.testing.assert_close(together[row, :length], apart[0], rtol=1e-12, atol=1e-12)
 
@@ -43,12 +41,12 @@ def test_every_patch_and_its_place_count(alone: ParallelMesh) -> None:
     model = LlamaModel(SHAPE, alone)
     assert model.vision is not None
     model.vision.position.normal_(generator=torch.Generator().manual_seed(0))
-    tokens, row = torch.tensor([[256, 65]]), torch.tensor([0])
+    tokens, row = torch.tensor([[0, 0, 0, 0, 256, 65]]), torch.tensor([0])
     seen = []
     for patch in range(4):
         image = torch.zeros(1, 3, 4, 4)
         image[0, :, 2 * (patch // 2) :, 2 * (patch % 2) :][:, :2, :2] = 1.0
-        seen.append(model.all_logits(tokens, image, row))
+        seen.append(model.all_logits(tokens, image, row, row)[:, 4:])
     for a in range(4):
         for b in range(a):
             assert not torch.allclose(seen[a], seen[b])
@@ -58,4 +56,4 @@ def test_every_patch_and_its_place_count(alone: ParallelMesh) -> None:
 def test_images_need_a_model_that_takes_them(alone: ParallelMesh) -> None:
     model = LlamaModel(ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8), alone)
     with pytest.raises(UsageError, match="takes none"):
-        model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]))
+        model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))

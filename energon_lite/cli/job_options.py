@@ -1,0 +1,61 @@
+"""Options of the commands whose work processes and ranks may share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from energon_lite.storage.sharded_job.ranks import Ranks
+
+__all__ = ["job_options"]
+
+
+def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add ``--num-workers``, ``--progress``, ``--rank``, ``--world-size`` and ``--rank-timeout``.
+
+    The command gets ``num_workers``, ``show_progress`` and ``ranks``.
+
+    Args:
+        workers_do: what processes do, such as "Processes that read shards."
+        least_workers: least number of them.
+    """
+    options = [
+        click.option(
+            "--num-workers", type=click.IntRange(min=least_workers), help=f"{workers_do}  [default: one per core]"
+        ),
+        click.option(
+            "--progress/--no-progress",
+            "show_progress",
+            default=True,
+            help="Show how far it is, as a bar or in lines.",
+        ),
+        click.option(
+            "--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]"
+        ),
+        click.option(
+            "--world-size",
+            type=int,
+            envvar="WORLD_SIZE",
+            default=1,
+            help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+        ),
+        click.option(
+            "--rank-timeout",
+            type=float,
+            default=600.0,
+            show_default=True,
+            help="Seconds rank 0 waits without any progress.",
+        ),
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_ranks(*arguments: Any, rank: int, world_size: int, rank_timeout: float, **others: Any) -> None:
+            command(*arguments, ranks=Ranks(rank, world_size, rank_timeout), **others)
+
+        return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_ranks)
+
+    return decorate

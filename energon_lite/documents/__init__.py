@@ -1,0 +1,20 @@
+"""The strict reader of what people write: YAML and JSON documents, and dicts in their place.
+
+:func:`load_yaml` gives a tree of :class:`Node`, each of which knows its place. :func:`read` makes a dataclass of a
+node, by the annotations of its fields. A mistake is a :class:`~energon_lite.errors.ConfigError` with file, line, column
+and path, what was expected, what was found, and the nearest key that there is.
+
+    @dataclass(frozen=True)
+    class Entry:
+        path: str
+        split_part: Annotated[str | None, "the name of a split"] = None
+        weight: Annotated[float, _above_zero] = 1.0        # a function of the node: a rule of meaning
+
+    entry = read(load_yaml("entry.yaml"), Entry)
+"""
+
+from energon_lite.documents.node import Node, from_plain
+from energon_lite.documents.typed import keys_of, located, read, read_keys
+from energon_lite.documents.yaml_reader import load_yaml, parse_yaml
+
+__all__ = ["Node", "from_plain", "keys_of", "load_yaml", "located", "parse_yaml", "read", "read_keys"]

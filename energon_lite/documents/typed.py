@@ -1,0 +1,127 @@
+"""From a node to a dataclass, by the annotations of its fields.
+
+An annotation may be ``str``, ``int``, ``float``, ``bool``, ``Any``, :class:`Node` (the node itself), a ``Literal``, a
+dataclass, a list, tuple or mapping of these, or any of them ``| None``, which null stands for.
+``Annotated[..., "words"]`` says what the text (or the list's entries) should be; ``Annotated[..., function]`` reads the
+node by a function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from energon_lite.documents.node import Node
+from energon_lite.errors import ConfigError, UsageError
+
+__all__ = ["Key", "keys_of", "located", "read", "read_keys"]
+
+T = TypeVar("T")
+
+
+class Key(NamedTuple):
+    """A key of a document: what it may hold, and whether it has to be there."""
+
+    annotation: Any
+    required: bool
+
+
+def read(
+    node: Node, cls: type[T], /, *, without: Collection[str] = (), ignored: Collection[str] = (), **given: Any
+) -> T:
+    """A dataclass of a mapping's entries.
+
+    Args:
+        node: the mapping.
+        cls: the dataclass; what its ``__post_init__`` refuses is said with the place of the key.
+        without: fields that the document may not have here.
+        ignored: keys that it may have, and that are not read.
+        given: fields that are no keys of the document.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value that cannot be.
+    """
+    keys = {name: key for name, key in keys_of(cls).items() if name not in given and name not in without}
+    values = read_keys(node, keys, ignored)
+    with located(node):
+        return cls(**values, **given)
+
+
+_KEYS: dict[type[Any], Mapping[str, Key]] = {}
+
+
+def keys_of(cls: type[Any]) -> Mapping[str, Key]:
+    """The keys that a dataclass stands for."""
+    if cls not in _KEYS:
+        annotations = get_type_hints(cls, include_extras=True)
+        _KEYS[cls] = {
+            field.name: Key(
+                annotations[field.name],
+                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            )
+            for field in dataclasses.fields(cls)
+        }
+    return _KEYS[cls]
+
+
+def read_keys(node: Node, keys: Mapping[str, Key], ignored: Collection[str] = ()) -> dict[str, Any]:
+    """The values of those keys that a mapping has.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value that cannot be.
+    """
+    required = [name for name, key in keys.items() if key.required]
+    entries = node.mapping(required, {*keys, *ignored} - {*required})
+    return {name: _value(entries[name], key.annotation) for name, key in keys.items() if name in entries}
+
+
+@contextmanager
+def located(node: Node) -> Iterator[None]:
+    """Errors of what is made of a node get its place; that of the key where they name one."""
+    try:
+        yield
+    except UsageError as error:
+        raise node.error(error.what, error.fix, found=None) from None
+    except ConfigError as error:
+        if error.file is not None or error.at is None:
+            raise
+        entries = node.value if isinstance(node.value, dict) else {}
+        wrong = dataclasses.replace(entries.get(error.at.rpartition(".")[2], node), path=error.at)
+        raise wrong.error(error.what, error.fix, found=None) from None
+
+
+def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, note = arguments
+        if isinstance(note, str):
+            return _value(node, inner, note)
+        return None if node.is_null and type(None) in get_args(inner) else note(node)
+    if origin in (Union, types.UnionType):
+        (inner,) = (one for one in arguments if one is not type(None))
+        return None if node.is_null else _value(node, inner, words)
+    if annotation is Node:
+        return node
+    if annotation is Any:
+        return node.plain()
+    if dataclasses.is_dataclass(annotation):
+        return read(node, annotation)  # type: ignore[arg-type]
+    if origin is Literal:
+        if node.value not in arguments:
+            raise node.wrong(f"one of {', '.join(arguments)}", choices=arguments)
+        return node.value
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        entries = node.sequence(f"{len(arguments)}")
+        if len(entries) != len(arguments):
+            raise node.wrong(f"a list of {len(arguments)}")
+        return tuple(_value(entry, one) for entry, one in zip(entries, arguments, strict=True))
+    if origin in (tuple, list):
+        return origin(_value(entry, arguments[0]) for entry in node.sequence(words or "entries"))
+    if origin in (dict, Mapping):
+        return {name: _value(entry, arguments[1]) for name, entry in node.entries().items()}
+    if annotation is str:
+        return node.string(words or "text")
+    return {int: node.integer, float: node.number, bool: node.boolean}[annotation]()

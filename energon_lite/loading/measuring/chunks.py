@@ -1,0 +1,89 @@
+"""Neighbouring samples of a shard, as units of work, and what measuring has found out about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.loading.measuring.report import Maker
+from energon_lite.storage.index.column_file import shard_table
+from energon_lite.storage.index.columns import FAILED
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.sharded_job.result_files import Arrays, Table, UnitKind
+
+__all__ = ["CHUNK", "Chunk", "ChunkKind", "Measured", "chunks_of"]
+
+#: Samples in a chunk: what is lost at most, for each worker, when a run is killed.
+CHUNK = 256
+#: Result files of one measuring, but for a few for each shard: of large data sets chunks are larger.
+_MOST_FILES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some neighbouring samples of a shard: ``start`` to ``stop``, counted over the whole data set."""
+
+    row: int
+    start: int
+    stop: int
+
+
+def chunks_of(index: PackedIndex, rows: Sequence[int]) -> list[Chunk]:
+    """The chunks of some shards of an index. None goes over the end of a shard.
+
+    Example:
+        >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
+        [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
+    """
+    size, bounds = max(CHUNK, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
+    return [
+        Chunk(row, start, min(start + size, bounds[row + 1]))
+        for row in rows
+        for start in range(bounds[row], bounds[row + 1], size)
+    ]
+
+
+@dataclass
+class Measured:
+    """What was found out about a chunk.
+
+    Args:
+        lengths: int64 ``[n]``, 0 where there is none.
+        flags: uint8 ``[n]``, see :mod:`energon_lite.storage.index.columns`.
+        reasons: ``[stage, reason, skipped, key]`` of each sample that was skipped or failed.
+    """
+
+    lengths: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+    reasons: list[list[Any]] = field(default_factory=list)
+
+
+class ChunkKind(UnitKind[Chunk, Measured]):
+    """Chunks of a data set as units of work, measured by one maker. Tables have the number of failed samples."""
+
+    def __init__(self, index: PackedIndex, maker: Maker):
+        self._maker, self._names = maker, index.shard_names
+        self._identities, self._bounds = shard_table(index)[:, :4].tolist(), index.shards[:, 3].tolist()
+
+    def name(self, unit: Chunk) -> str:
+        first = self._bounds[unit.row]
+        return f"{self._names[unit.row]}[{unit.start - first}:{unit.stop - first}]"
+
+    def inputs(self, unit: Chunk) -> list[Any]:
+        return [dict(self._maker.settings), self._maker.code, self._identities[unit.row]]
+
+    def belongs(self, unit: Chunk, inputs: list[Any]) -> bool:
+        return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2] == self._identities[unit.row])
+
+    def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
+        reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
+        arrays: Arrays = {"lengths": result.lengths, "flags": result.flags, "reasons": reasons}
+        return {"failed": int((result.flags == FAILED).sum())}, arrays
+
+    def unpack(self, table: Table, arrays: Arrays) -> Measured:
+        return Measured(arrays["lengths"], arrays["flags"], json.loads(arrays["reasons"].tobytes()))

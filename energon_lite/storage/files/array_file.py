@@ -1,0 +1,266 @@
+"""The library's own container: arrays in one file, in which every byte is verified before it is used.
+
+The packed index, columns, the results of units of work and packed lists are kinds of it; a kind has its own magic and
+version. Format (little endian)::
+
+    bytes 0..63    magic of 8 bytes, u32 crc32 of what follows in these 64, u32 version, u64 end of the body, u64 length
+                   of the table, u32 crc32 of checksums and table, zeros
+    body           from byte 64 on: the arrays, each of which starts at a multiple of 64
+    checksums      u32 for each 8 KiB of the file up to the end of the body: crc32; that of the first leaves out the
+                   64 bytes of the header
+    table          JSON, up to the end of the file: {"arrays": {name: [dtype, shape, offset]}, "meta": {...}}
+
+This module writes such files, and reads small ones at once; large ones are for
+:mod:`energon_lite.storage.files.stored_array`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DataIndexError
+from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage.files.open_file import open_file
+
+__all__ = ["ALIGN", "BLOCK", "ArrayWriter", "FileKind", "Head", "read_arrays", "read_head", "write_arrays", "writing"]
+
+#: Magic and checksum of the header, and the rest of it.
+_START, _HEADER = struct.Struct("<8sI"), struct.Struct("<IQQI28x")
+#: Bytes of the header; arrays start at multiples of this.
+ALIGN = 64
+#: Bytes that have a checksum together.
+BLOCK = 1 << 13
+
+#: Type, shape and offset in the file.
+Place = tuple[str, list[int], int]
+
+
+class FileKind(NamedTuple):
+    """What distinguishes one kind of array file from others.
+
+    Attributes:
+        magic: its first eight bytes.
+        version: of its format.
+        name: what it is called in messages.
+        cure: what to do about one that is damaged.
+    """
+
+    magic: bytes
+    version: int
+    name: str
+    cure: str
+
+    def damaged(self, path: str, how: str) -> DataIndexError:
+        """The error for a damaged file of this kind."""
+        return DataIndexError(f"the {self.name} is damaged ({how})", where=path, fix=self.cure)
+
+
+class ArrayWriter:
+    """Writes an array file, from the beginning to the end.
+
+    Args:
+        file: open for writing, and empty.
+        kind: what it becomes.
+        meta: plain data that goes with the arrays; may be changed until :meth:`finish`.
+    """
+
+    def __init__(self, file: BinaryIO, kind: FileKind, meta: Mapping[str, Any]):
+        self.meta = dict(meta)
+        self._file, self._kind = file, kind
+        self._sums, self._sum, self._end = array("I"), 0, ALIGN
+        self._places: dict[str, Place] = {}
+        file.write(bytes(ALIGN))
+
+    def add(self, name: str, values: NDArray[Any]) -> None:
+        """Append an array of at least one dimension."""
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.stream(name, values.dtype.str, values.shape[1:], [flat.data])
+        self._places[name][1][0] = len(values)  # also where its rows are empty
+
+    def stream(self, name: str, dtype: str, row: Iterable[int], chunks: Iterable[bytes | memoryview]) -> None:
+        """Append an array whose bytes come one after the other, and whose length is known at the end.
+
+        Args:
+            name: of the array.
+            dtype: such as ``"<i8"``.
+            row: shape without the first dimension.
+            chunks: its bytes.
+        """
+        self._write(bytes(-self._end % ALIGN))
+        start = self._end
+        for chunk in chunks:
+            self._write(chunk)
+        row = list(row)
+        row_bytes = max(1, np.dtype(dtype).itemsize * math.prod(row))
+        self._places[name] = dtype, [(self._end - start) // row_bytes, *row], start
+
+    def finish(self) -> None:
+        """Write what stands around the body."""
+        self._write(bytes(-self._end % ALIGN))
+        if self._end % BLOCK:
+            self._sums.append(self._sum)
+        table = json.dumps({"arrays": self._places, "meta": self.meta}).encode()
+        rest = np.array(self._sums, dtype="<u4").tobytes() + table
+        self._file.write(rest)
+        head = _HEADER.pack(self._kind.version, self._end, len(table), zlib.crc32(rest))
+        self._file.seek(0)
+        self._file.write(_START.pack(self._kind.magic, zlib.crc32(head)) + head)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        view = memoryview(data)
+        while view:
+            part = view[: BLOCK - self._end % BLOCK]
+            self._sum, self._end = zlib.crc32(part, self._sum), self._end + len(part)
+            if self._end % BLOCK == 0:
+                self._sums.append(self._sum)
+                self._sum = 0
+            view = view[len(part) :]
+
+
+@contextmanager
+def writing(path: str, kind: FileKind, meta: Mapping[str, Any], *, flush: bool = True) -> Iterator[ArrayWriter]:
+    """Write the array file ``path``, atomically, array by array.
+
+    Args:
+        path: the file.
+        kind: of it.
+        meta: see :class:`ArrayWriter`.
+        flush: also flush it to the disk.
+
+    Example:
+        >>> with writing("a.idx", KIND, {"name": "a"}) as file:
+        ...     file.add("values", np.arange(5))
+    """
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        writer = ArrayWriter(file, kind, meta)
+        yield writer
+        writer.finish()
+        file.flush()
+        if flush:
+            os.fsync(file.fileno())
+
+
+def write_arrays(
+    path: str, kind: FileKind, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, flush: bool = True
+) -> None:
+    """Write an array file, atomically, from arrays in memory; see :func:`writing`."""
+    with writing(path, kind, meta, flush=flush) as file:
+        for name, values in arrays.items():
+            file.add(name, values)
+
+
+class Head(NamedTuple):
+    """All of an array file but its body, verified.
+
+    Attributes:
+        kind: of the file.
+        path: of the file.
+        size: bytes of the file.
+        start: its first bytes, 512 if it is so long.
+        end: where the body ends.
+        checksums: one for each block.
+        places: of the arrays.
+        meta: what was stored with them.
+    """
+
+    kind: FileKind
+    path: str
+    size: int
+    start: bytes
+    end: int
+    checksums: memoryview
+    places: Mapping[str, Place]
+    meta: Any
+
+    def check(self, data: bytes | memoryview, first: int) -> None:
+        """Verify whole blocks.
+
+        Args:
+            data: their bytes.
+            first: number of the first of them.
+
+        Raises:
+            DataIndexError: one of them has a wrong checksum.
+        """
+        view, start = memoryview(data), first * BLOCK
+        for low in range(0, len(view), BLOCK):
+            block = view[max(low, ALIGN - start) : low + BLOCK]
+            if zlib.crc32(block) != self.checksums[first + low // BLOCK]:
+                raise self.kind.damaged(self.path, f"the block at byte {start + low} has a wrong checksum")
+
+
+def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
+    """Read and verify all of an array file but its body.
+
+    Raises:
+        DataIndexError: it is damaged, incomplete, or of another kind or version.
+    """
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(512)
+    if len(start) < ALIGN or start[:8] != kind.magic:
+        raise DataIndexError(f"this is not a {kind.name}", where=path, fix=kind.cure)
+    version, end, length, checksum = _HEADER.unpack_from(start, _START.size)
+    if version != kind.version:
+        raise DataIndexError(
+            f"the {kind.name} has format {version}, this library reads format {kind.version}",
+            where=path,
+            fix=f"update energon_lite, or {kind.cure}",
+        )
+    if start[: _START.size] != _START.pack(kind.magic, zlib.crc32(start[_START.size : ALIGN])):
+        raise kind.damaged(path, "its header has a wrong checksum")
+    sums = 4 * -(-end // BLOCK)
+    if end < ALIGN or end + sums + length != size:
+        raise DataIndexError(
+            f"the {kind.name} is cut off or overlong: {size} bytes instead of {end + sums + length}",
+            where=path,
+            fix=kind.cure,
+        )
+    file.seek(end)
+    rest = file.read(sums + length)
+    if zlib.crc32(rest) != checksum:
+        raise kind.damaged(path, "its table has a wrong checksum")
+    values = np.frombuffer(rest, dtype="<u4", count=sums // 4).astype(np.uint32, copy=False)
+    try:
+        table = json.loads(rest[sums:])
+        places = {
+            name: (np.dtype(dtype).str, [int(length) for length in shape], int(offset))
+            for name, (dtype, shape, offset) in table["arrays"].items()
+        }
+        return Head(kind, path, size, start, end, memoryview(values), places, table["meta"])  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise kind.damaged(path, "its table is incomplete") from None
+
+
+def read_arrays(path: str, kind: FileKind) -> tuple[dict[str, NDArray[Any]], Any]:
+    """The arrays of a file, verified and in memory, and what was stored with them.
+
+    Raises:
+        DataIndexError: it is damaged, incomplete, or of another kind or version.
+        FileNotFoundError: there is no such file.
+
+    Example:
+        >>> arrays, meta = read_arrays("a.idx", KIND)
+        >>> arrays["values"].tolist(), meta
+        ([0, 1, 2, 3, 4], {'name': 'a'})
+    """
+    with open(path, "rb", opener=open_file) as file:
+        head = read_head(file, path, kind)
+        file.seek(0)
+        data = file.read(head.end)
+    head.check(data, 0)
+    return {
+        name: np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+        for name, (dtype, shape, offset) in head.places.items()
+    }, head.meta

@@ -1,0 +1,316 @@
+"""Positioned reads from many shards with a bounded number of open files.
+
+``os.pread`` leaves no trace in the file's position, so one descriptor may be used by several threads, and by a forked
+child together with its parent, at the same time. There is no lock that a fork could leave held: the cache is a dict,
+of which only steps that cannot be interrupted are used (a file that another thread has taken out for a moment is opened
+a second time, no more), and a descriptor is closed when neither the cache nor a running read refers to it any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.remote_files import is_remote, read_range
+from energon_lite.storage.files.shortage import SHORTAGES, out_of
+
+__all__ = [
+    "LocalFile",
+    "RangeReader",
+    "RemoteFile",
+    "ShardIdentity",
+    "ShardStore",
+    "changed_shard",
+    "head_checksum",
+    "shared_store",
+]
+
+#: Bytes of a shard's first block, a header of tar.
+_HEAD = 512
+
+_PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
+#: Linux reads at most this much in one call; larger reads take several.
+_LARGEST_READ = 1 << 30
+#: Seconds to wait before a failed read is tried again, more or less.
+_RETRIES = (0.0, 0.1, 0.5, 2.0)
+#: For so many seconds after the last try failed, no other read is waited for.
+_GIVEN_UP = 30.0
+#: Errors of storage that may pass.
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EAGAIN",
+        "EINTR",
+        "EIO",
+        "EREMOTEIO",
+        "ESTALE",
+        "ETIMEDOUT",
+        "ECONNRESET",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+    )
+    if hasattr(errno, name)
+)
+#: Not the global generator: that one is the user's.
+_jitter = random.SystemRandom()
+
+
+class ShardIdentity(NamedTuple):
+    """By what a shard is recognised: its size, and the checksum of its first block."""
+
+    size: int
+    head: int
+
+
+def head_checksum(block: bytes) -> int:
+    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
+    that happen to have the same size."""
+    return zlib.crc32(block[:_HEAD])
+
+
+class RangeReader(Protocol):
+    """What a store needs of an open shard."""
+
+    def size(self) -> int | None:
+        """Bytes in the file; None: to ask would cost a request, and opening the data set did."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most ``size`` bytes; none at the end of the file."""
+
+
+class LocalFile:
+    """A descriptor that is closed with its last reference."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str):
+        self.fd = -1
+        self.fd = open_file(path, os.O_RDONLY)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def read(self, size: int, offset: int) -> bytes:
+        return os.pread(self.fd, size, offset)
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
+        return os.preadv(self.fd, [memory], offset)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class RemoteFile:
+    """A file behind a URL that is said to have so many bytes. Nothing is kept open; each read is a request."""
+
+    __slots__ = ("length", "url")
+
+    def __init__(self, url: str, length: int):
+        self.url, self.length = url, length
+
+    def size(self) -> None:
+        return None
+
+    def read(self, size: int, offset: int) -> bytes:
+        wanted = min(size, self.length - offset)
+        return read_range(self.url, offset, wanted) if wanted > 0 else b""
+
+
+class ShardStore:
+    """Read bytes of shards by position.
+
+    Args:
+        capacity: open files kept; the one unused for longest is closed when a further one is needed.
+
+    Example:
+        >>> store = ShardStore()
+        >>> store.read("data/s0.tar", ShardIdentity(10240, 1234), offset=512, size=3)
+        b'one'
+    """
+
+    def __init__(self, capacity: int = 64):
+        self.capacity = max(1, capacity)
+        #: The file unused for longest stands first.
+        self._files: dict[tuple[str, ShardIdentity], RangeReader] = {}
+        self._gave_up = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        """``size`` bytes at ``offset`` of the shard ``path``.
+
+        A read that fails in a way that may pass (the handle of a network file system went stale, say) is tried again:
+        a sample that is replaced because of it would make the run another one.
+
+        Raises:
+            MissingShardError: the shard does not exist any more.
+            ShardChangedError: it is not the shard that was indexed.
+            FatalStorageError: file descriptors or memory were short, for seconds.
+            DatasetError: the storage failed, several times.
+        """
+        try:
+            return self._read(path, identity, offset, size)
+        except DatasetError as error:
+            return self._read_again(error, path, identity, offset, size)
+
+    def read_each(self, wanted: Iterable[tuple[tuple[str, ShardIdentity], int, int]]) -> list[bytes]:
+        """:meth:`read` for each of these shards, offsets and sizes. Of small samples, many calls would take longer."""
+        files, found = self._files, []
+        for shard, offset, size in wanted:
+            file = files.pop(shard, None)
+            if file is None:
+                data = b""
+            else:
+                files[shard] = file
+                try:
+                    data = file.read(size, offset)
+                except OSError:  # read says what is wrong
+                    data = b""
+            found.append(data if len(data) == size else self.read(*shard, offset, size))
+        return found
+
+    def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        # Where the storage has failed for good, nobody waits for it sample by sample.
+        given_up = time.monotonic() - self._gave_up <= _GIVEN_UP and _number(error) not in SHORTAGES
+        for wait in _RETRIES[:1] if given_up else _RETRIES:
+            if _number(error) in SHORTAGES:
+                self.close()  # what this process can give back
+            elif _number(error) in _PASSING:
+                self.forget(path, identity)
+            else:
+                raise error
+            time.sleep(wait * _jitter.uniform(0.5, 1.5))
+            try:
+                return self._read(path, identity, offset, size)
+            except DatasetError as again:
+                error = again
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in SHORTAGES:
+            raise out_of(error.__cause__, path) from error.__cause__
+        self._gave_up = time.monotonic()
+        raise error
+
+    def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        file = self.open(path, identity)
+        try:
+            data = file.read(min(size, _LARGEST_READ), offset)
+            if len(data) < size:
+                data = self._read_on(file, data, path, identity, offset, size)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        return data
+
+    def open(self, path: str, identity: ShardIdentity) -> RangeReader:
+        """The shard ``path``, open; it stays so as long as it is in use.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
+        """
+        # By identity, too: a file that was replaced meanwhile may be open still under the same name.
+        key = (path, identity)
+        file = self._files.pop(key, None)
+        if file is None:
+            file = self._open(path, identity)
+        self._files[key] = file
+        if len(self._files) > self.capacity:
+            self._evict()
+        return file
+
+    def forget(self, path: str, identity: ShardIdentity) -> None:
+        """Open this file anew when it is read next."""
+        self._files.pop((path, identity), None)
+
+    def close(self) -> None:
+        """Forget all open files. The store can be used again afterwards."""
+        self._files.clear()
+
+    def _open(self, path: str, identity: ShardIdentity) -> RangeReader:
+        try:
+            file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
+            size = file.size()
+            head = head_checksum(file.read(_HEAD, 0))
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        if size is not None and size != identity.size:
+            raise changed_shard(path, identity.size, size)
+        if head != identity.head:
+            raise ShardChangedError(
+                "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
+            )
+        return file
+
+    def _evict(self) -> None:
+        while len(self._files) > self.capacity:
+            with suppress(RuntimeError, StopIteration):  # another thread was faster
+                self._files.pop(next(iter(self._files)), None)
+
+    def _read_on(
+        self, file: RangeReader, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
+    ) -> bytes:
+        """Continue a read that gave fewer bytes than wanted: it was a very large one, or the file shrank."""
+        chunks = [data]
+        have = len(data)
+        while have < size:
+            data = file.read(min(size - have, _LARGEST_READ), offset + have)
+            if not data:
+                found = file.size()
+                raise changed_shard(path, identity.size, offset + have if found is None else found)
+            chunks.append(data)
+            have += len(data)
+        return b"".join(chunks)
+
+
+def _number(error: DatasetError) -> int | None:
+    return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+
+
+def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
+    """The error for a shard of another size than the indexed one."""
+    return ShardChangedError(
+        f"the shard has changed since it was indexed: {found} bytes instead of {expected}",
+        where=path,
+        fix=_PREPARE_AGAIN,
+    )
+
+
+def _missing(path: str) -> MissingShardError:
+    return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
+
+
+def _storage_error(path: str, error: OSError) -> DatasetError:
+    return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")
+
+
+_shared: ShardStore | None = None
+
+
+def shared_store() -> ShardStore:
+    """The store that all data sets of this process use, so that a blend of many stays below the limit of open files.
+
+    It keeps a quarter of what the system allows this process, at least 16 and at most 4096.
+    """
+    global _shared
+    if _shared is None:
+        try:
+            import resource
+
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        except (ImportError, OSError):
+            allowed = 256
+        _shared = ShardStore(4096 if allowed < 0 else min(4096, max(16, allowed // 4)))
+    return _shared

@@ -1,0 +1,285 @@
+"""Large array files, read and verified block by block: the packed index and columns.
+
+A block is read when something in it is asked for, verified, and kept. So opening does not depend on the size; a bit
+that has flipped, or a file that was cut off, is an error and never another number.
+
+Verified blocks are kept in one of two ways. Files of up to 64 MiB together have memory of their own length, which takes
+room as blocks come in, and which forked workers share: a block is read once, and stays right whatever happens to its
+file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
+no order takes a fraction of a microsecond in files that fit, and some five in others, which are read again and again.
+
+Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
+again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand
+look-ups would make gigabytes appear in the memory of each worker.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
+from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
+from energon_lite.storage.files.shortage import patiently
+
+__all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays"]
+
+_SHIFT = BLOCK.bit_length() - 1
+#: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
+_KEPT = 8192
+#: A process by itself keeps this part of it, of the files for which no shared memory was left: 4 MiB.
+_OWN = 16
+#: Rows among which at least one in so many is wanted are read all together.
+_DENSE = 4
+
+Int64 = NDArray[np.int64]
+
+#: By number of the file and of the block in it; the oldest stands first.
+_kept: dict[int, bytes] = {}
+_numbers = count()
+#: Memory that forked processes share, by path and identity of the file.
+_shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
+
+
+class Numbers(Protocol):
+    """What :class:`MemoryArray` and :class:`StoredArray` have in common: arrays of which some rows are looked up."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]: ...
+
+    def take(self, indices: Int64, axis: Any, /) -> NDArray[Any]:
+        """The rows with these numbers, none of them negative: ``[*indices.shape, *shape[1:]]``."""
+
+    def stretches(self, first: Int64, count: int) -> NDArray[Any]:
+        """Of each of the rows ``first`` it and those behind it, ``count`` together: ``[n, count, *shape[1:]]``."""
+
+    def raw(self, start: int, stop: int) -> bytes:
+        """The bytes of some rows."""
+
+    def raw_each(self, places: Int64) -> list[bytes]:
+        """:meth:`raw` for each of these ``[n, 2]`` starts and stops."""
+
+
+class MemoryArray(np.ndarray):
+    """A numpy array, in which rows are looked up as in one that is stored."""
+
+    def stretches(self, first: Int64, count: int) -> NDArray[Any]:
+        return self.take(first[:, None] + np.arange(count), 0)
+
+    def raw(self, start: int, stop: int) -> bytes:
+        return self[start:stop].tobytes()
+
+    def raw_each(self, places: Int64) -> list[bytes]:
+        return [self.raw(start, stop) for start, stop in places.tolist()]
+
+
+def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]:
+    """The arrays of a file, which are read as they are asked for, and what was stored with them.
+
+    Raises:
+        DataIndexError: it is damaged (the body is verified later), incomplete, or of another kind or version.
+        FileNotFoundError: there is no such file.
+
+    Example:
+        >>> arrays, meta = open_arrays("a.idx", KIND)
+        >>> arrays["values"][2:4], meta
+        (array([2, 3]), {'name': 'a'})
+    """
+    with patiently(lambda: open(path, "rb", opener=open_file), path) as file:
+        head = read_head(file, path, kind)
+    body = FileBody(head)
+    return {name: StoredArray(body, *place) for name, place in head.places.items()}, head.meta
+
+
+class FileBody:
+    """The bytes of an array file, read and verified block by block. It holds no descriptor: that is one of the shared
+    store.
+
+    Args:
+        head: of the file.
+
+    Attributes:
+        memory: as long as the body, shared by forked processes; None: the file is too large. Holds verified blocks, and
+            zeros.
+    """
+
+    def __init__(self, head: Head):
+        self.head, self._path = head, os.path.abspath(head.path)
+        self._identity, self._store = ShardIdentity(head.size, head_checksum(head.start)), shared_store()
+        self._first = next(_numbers) << 40
+        #: Which blocks this process knows to be in the shared memory.
+        self._there = bytearray(len(head.checksums))
+        self.memory = _shared.get((self._path, self._identity))
+        if self.memory is None and head.end <= (_KEPT << _SHIFT) - sum(map(len, list(_shared.values()))):
+            with suppress(OSError):  # no memory is left: then it is read as a larger one
+                self.memory = _shared[self._path, self._identity] = mmap.mmap(-1, head.end)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """``size`` bytes of the body at ``offset`` of the file.
+
+        Raises:
+            DataIndexError: they are damaged, or not there.
+        """
+        if offset < ALIGN or size <= 0 or offset + size > self.head.end:
+            self.check_range(offset, size)
+            return b""
+        first, last = offset >> _SHIFT, (offset + size - 1) >> _SHIFT
+        if self.memory is not None:
+            if self._there.find(0, first, last + 1) >= 0:
+                self._share(range(first, last + 1))
+            return self.memory[offset : offset + size]
+        data = self._block(first) if first == last else self._fetch(first, last + 1)
+        start = offset - (first << _SHIFT)
+        return data[start : start + size]
+
+    def read_each(self, offsets: Int64, sizes: Int64) -> list[bytes]:
+        """:meth:`read` for each of these places."""
+        if self.memory is None or not len(sizes) or sizes.max() > BLOCK or sizes.min() < 0:
+            return [self.read(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        memory, stops = self.memory, offsets + sizes
+        self.have(offsets, stops)
+        return [memory[start:stop] for start, stop in zip(offsets.tolist(), stops.tolist(), strict=True)]
+
+    def have(self, starts: Int64, stops: Int64) -> None:
+        """Have in :attr:`memory` what is between these places of the body, each time at most the bytes of a block.
+
+        Raises:
+            DataIndexError: it is damaged, or not there.
+        """
+        self.check_range(int(starts.min()), int(stops.max() - starts.min()))
+        blocks = np.concatenate([starts, stops - 1]) >> _SHIFT
+        there = np.frombuffer(self._there, dtype=bool)[blocks]
+        if not there.all():
+            self._share(np.unique(blocks[~there]).tolist())
+
+    def check_range(self, offset: int, size: int) -> None:
+        """Whether there are so many bytes.
+
+        Raises:
+            DataIndexError: it is not so.
+        """
+        if not (offset >= ALIGN and size >= 0 and offset + size <= self.head.end):
+            raise self.head.kind.damaged(self.head.path, f"there are no {size} bytes at byte {offset}")
+
+    def _share(self, blocks: Iterable[int]) -> None:
+        """Have these blocks in shared memory. Only what was verified is written there, so processes that do it at the
+        same time write the same."""
+        assert self.memory is not None
+        view = memoryview(self.memory)
+        for block in blocks:
+            if not self._there[block]:
+                start = block << _SHIFT
+                here = view[max(start, ALIGN) : start + BLOCK]
+                # No other process had it:
+                if not any(here[:ALIGN]) or zlib.crc32(here) != self.head.checksums[block]:
+                    view[start : start + BLOCK] = self._fetch(block, block + 1)
+                self._there[block] = 1
+
+    def _block(self, block: int) -> bytes:
+        """A block, which this process keeps for itself."""
+        data = _kept.get(self._first + block)
+        if data is None:
+            data = _kept[self._first + block] = self._fetch(block, block + 1)
+            while len(_kept) > max(1, _KEPT // _OWN):
+                with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                    del _kept[next(iter(_kept))]
+        return data
+
+    def _fetch(self, first: int, stop: int) -> bytes:
+        """Some neighbouring blocks, verified."""
+        try:
+            return self._verified(first, stop)
+        except DataIndexError:
+            # What is open under this name may be an older file, which was damaged and has been made again.
+            self._store.forget(self._path, self._identity)
+            return self._verified(first, stop)
+
+    def _verified(self, first: int, stop: int) -> bytes:
+        start = first << _SHIFT
+        try:
+            data = self._store.read(self._path, self._identity, start, min(stop << _SHIFT, self.head.end) - start)
+        except FatalStorageError:
+            raise
+        except DatasetError as error:
+            kind = self.head.kind
+            raise DataIndexError(
+                f"the {kind.name} cannot be read: it was changed or removed while it was in use, or the storage "
+                f"failed ({error.what})",
+                where=self._path,
+                fix=f"start the run again; if that does not help, {kind.cure}",
+            ) from error
+        self.head.check(data, first)
+        return data
+
+
+class StoredArray:
+    """An array in a file, of which rows are read as they are asked for; ``array[a:b]`` is a copy."""
+
+    def __init__(self, body: FileBody, dtype: str, shape: Sequence[int], offset: int):
+        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
+        self._body, self._offset, self._row = body, offset, self.dtype.itemsize * math.prod(shape[1:])
+        body.check_range(offset, self._row * shape[0])
+        self._shared = None if body.memory is None else np.ndarray(self.shape, self.dtype, body.memory, offset)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        wanted = range(*rows.indices(len(self)))
+        low, high = (min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1) if wanted else (0, 0)
+        found = np.frombuffer(self.raw(low, high), dtype=self.dtype).reshape(high - low, *self.shape[1:])
+        return found[:: wanted.step]
+
+    def raw(self, start: int, stop: int) -> bytes:
+        return self._body.read(self._offset + start * self._row, (stop - start) * self._row)
+
+    def raw_each(self, places: Int64) -> list[bytes]:
+        places = places * self._row
+        return self._body.read_each(self._offset + places[:, 0], places[:, 1] - places[:, 0])
+
+    def take(self, indices: Int64, axis: Any, /) -> NDArray[Any]:
+        assert axis == 0
+        numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
+        shape = (*np.shape(indices), *self.shape[1:])
+        low, high = (int(numbers.min()), int(numbers.max()) + 1) if numbers.size else (0, 0)
+        if low < 0 or high > len(self):
+            raise IndexError(f"rows {low} to {high - 1} of {len(self)} in {self._body.head.path}")
+        if self._shared is not None:
+            return self.stretches(numbers, 1).reshape(shape)
+        if high - low <= _DENSE * len(numbers):
+            return self[low:high].take(numbers - low, 0).reshape(shape)
+        order = np.argsort(numbers, kind="stable")  # so that each block is read once
+        found = np.empty((len(numbers), *self.shape[1:]), dtype=self.dtype)
+        found[order] = self.stretches(numbers[order], 1)[:, 0]
+        return found.reshape(shape)
+
+    def stretches(self, first: Int64, count: int) -> NDArray[Any]:
+        size = self._row * count
+        starts = first * self._row + self._offset
+        if self._shared is not None and size <= BLOCK and len(first):
+            self._body.have(starts, starts + size)
+            return self._shared.take(first[:, None] + np.arange(count), 0)
+        rows = [self._body.read(start, size) for start in starts.tolist()]
+        return np.frombuffer(b"".join(rows), dtype=self.dtype).reshape(-1, count, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)

@@ -1,0 +1,192 @@
+"""Do many units of work at once, on all cores.
+
+The helpers are plain child processes that speak pickles over their own pipes, not a ``multiprocessing`` pool, for
+three reasons: nothing of the caller is forked or imported again, so a script without ``if __name__ == "__main__"`` and
+a process that holds threads or a GPU may call this; they import only what a unit needs (not torch), so they start in a
+tenth of a second; and when the caller dies, even by SIGKILL, their standard input ends and they leave.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from energon_lite.errors import DatasetError, EnergonLiteError, WorkerError
+from energon_lite.storage.sharded_job.result_files import ResultFiles, Table
+
+__all__ = ["Outcome", "run_units"]
+
+U = TypeVar("U", bound=Hashable)
+
+#: What came of a unit: the table of its result, which is in its file, or why there is none.
+Outcome = Table | EnergonLiteError
+Do = Callable[[U], Any]
+
+#: False: leave all units to helpers. For tests.
+_WORK_HERE = True
+
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_job.helpers import serve; serve()"
+
+
+def run_units(
+    files: ResultFiles[U, Any], do: Do[U], units: Sequence[U], *, workers: int, alone: float = 0.0
+) -> Generator[tuple[U, Outcome], None, None]:
+    """Do units, and write their result files; one that cannot be done does not keep the others from being done.
+
+    Args:
+        files: of the results.
+        do: what is done with a unit; can be pickled, as ``files`` can.
+        units: what there is to do.
+        workers: processes at most, of which this is one: it works while its helpers start.
+        alone: seconds of work that are not worth starting helpers for: small jobs need none.
+
+    Yields:
+        Units, as they are done, and what came of them.
+    """
+    left, start = deque(units), time.monotonic()
+    count, last = 0, 0.0
+    while left and (workers == 1 or len(left) == 1 or _is_little(count, last, len(left), start, alone)):
+        begin, unit = time.monotonic(), left.popleft()
+        yield unit, _perform(files, do, unit)
+        count, last = count + 1, time.monotonic() - begin
+    if not left:
+        return
+    waiting = len(left)
+    pool = _Helpers(files, do, left, min(workers, waiting) - _WORK_HERE)
+    try:
+        while waiting:
+            if _WORK_HERE and pool.results.empty():
+                try:
+                    unit = left.popleft()
+                except IndexError:  # the helpers have the last ones
+                    yield pool.results.get()
+                else:
+                    yield unit, _perform(files, do, unit)
+            else:
+                yield pool.results.get()
+            waiting -= 1
+    finally:
+        pool.close()
+
+
+def _is_little(done: int, last: float, left: int, start: float, alone: float) -> bool:
+    """Whether the rest is done before helpers have started. The first unit warms up; it takes longer than others."""
+    return _WORK_HERE and (time.monotonic() - start < alone if done < 2 else last * left < alone)
+
+
+def _perform(files: ResultFiles[U, Any], do: Do[U], unit: U) -> Outcome:
+    """Do a unit in this process."""
+    kind = files.kind
+    try:
+        return files.write(unit, kind.inputs(unit), do(unit))
+    except EnergonLiteError as error:
+        return error
+    except OSError as error:
+        where = error.filename or kind.where(unit)
+        return DatasetError(f"{error.strerror or error}", where=where, fix="check permissions and free space")
+    except Exception as error:
+        what = f"the work on {kind.name(unit)} failed: {type(error).__name__}: {error}"
+        return WorkerError(f"{what}\n{traceback.format_exc()}", where=kind.where(unit), fix="see the traceback")
+
+
+class _Helpers(Generic[U]):
+    """Processes, each driven by a thread, which take units from ``left`` until none is left."""
+
+    def __init__(self, files: ResultFiles[U, Any], do: Do[U], left: deque[U], count: int):
+        self.results: queue.SimpleQueue[tuple[U, Outcome]] = queue.SimpleQueue()
+        self._files, self._left = files, left
+        self._task = pickle.dumps((files, do))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+        self._threads = [threading.Thread(target=self._drive, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End all processes, also those that are at work."""
+        self._closed = True
+        self._left.clear()
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _drive(self) -> None:
+        """Body of a thread: give one helper after the other unit, and replace it if it dies."""
+        helper: subprocess.Popen[bytes] | None = None
+        while True:
+            try:
+                unit = self._left.popleft()
+            except IndexError:
+                break
+            try:
+                helper = helper or self._start()
+                self.results.put((unit, _ask(helper, unit)))
+            except Exception as error:  # an answer may be anything, and somebody waits for a result
+                code, helper = _stop(helper), None
+                self.results.put((unit, self._died(unit, code, error)))
+        _stop(helper)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _BOOT, *sys.path]
+        helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._processes.append(helper)
+        if self._closed:  # it came too late to be among those that were killed
+            helper.kill()
+        assert helper.stdin is not None  # it was asked for as a pipe
+        helper.stdin.write(self._task)
+        return helper
+
+    def _died(self, unit: U, code: int | None, error: Exception) -> WorkerError:
+        how = "could not be started" if code is None else f"died (exit code {code})" if code else "gave no answer"
+        why = "" if isinstance(error, (EOFError, BrokenPipeError)) else f": {error}"
+        return WorkerError(
+            f"the process that worked on {self._files.kind.name(unit)} {how}{why}",
+            where=self._files.kind.where(unit),
+            fix="run again: what is done is kept; use a smaller --num-workers if memory was short",
+        )
+
+
+def _ask(helper: subprocess.Popen[bytes], unit: object) -> Outcome:
+    assert helper.stdin is not None and helper.stdout is not None  # both were asked for as pipes
+    pickle.dump(unit, helper.stdin)
+    helper.stdin.flush()
+    outcome: Outcome = pickle.load(helper.stdout)
+    return outcome
+
+
+def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
+    if helper is None:
+        return None
+    for pipe in (helper.stdin, helper.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:  # flushing to a helper that is dead already
+                continue
+    return helper.wait()
+
+
+def serve() -> None:
+    """Body of a helper process: do the units that standard input asks for until it ends."""
+    # Ctrl+C goes to all processes of the terminal; the caller deals with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing printed by accident may get between the replies
+    try:
+        files, do = pickle.load(sys.stdin.buffer)
+        while True:
+            pickle.dump(_perform(files, do, pickle.load(sys.stdin.buffer)), replies)
+            replies.flush()
+    except (EOFError, BrokenPipeError):  # nobody asks any more
+        return

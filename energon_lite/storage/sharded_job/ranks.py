@@ -1,0 +1,116 @@
+"""Several processes that do one job together: who they are, and how they wait for each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from energon_lite.errors import DatasetError, UsageError
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks for what other ranks have done.
+_LOOK = 0.2
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that work together.
+
+    Args:
+        rank: 0 .. world_size - 1.
+        world_size: number of processes; each does its share, and rank 0 puts the shares together.
+        timeout: seconds that rank 0 waits without any progress of the others.
+
+    Example:
+        >>> Ranks(rank=1, world_size=3).share(["a", "b", "c", "d", "e"])
+        ['b', 'e']
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank {self.rank} of {self.world_size} does not exist", fix="ranks are 0 .. world size - 1"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Ranks:
+        """As ``torchrun`` says it in ``RANK`` and ``WORLD_SIZE``; alone if it does not."""
+        variables = os.environ if environment is None else environment
+        texts = variables.get("RANK", "0"), variables.get("WORLD_SIZE", "1")
+        try:
+            return cls(int(texts[0]), int(texts[1]))
+        except ValueError:
+            raise UsageError(
+                f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are no rank and world size",
+                fix="start with torchrun, or unset both",
+            ) from None
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """What this rank does of the whole: every ``world_size``-th item."""
+        return list(items[self.rank :: self.world_size])
+
+    def workers(self, asked: int | None) -> int:
+        """Processes of this rank: those asked for; None: the cores of a machine are for all of its ranks."""
+        if asked is not None:
+            return asked
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1
+        return max(1, (os.cpu_count() or 1) // here)
+
+    def wait(self, is_done: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> bool:
+        """Wait for other ranks; False: what ``progress`` says has been the same for ``timeout`` seconds."""
+        last, seen = time.monotonic(), progress()
+        while not is_done():
+            if progress() != seen:
+                last, seen = time.monotonic(), progress()
+            if time.monotonic() - last > self.timeout:
+                return False
+            time.sleep(_LOOK)
+        return True
+
+    @property
+    def grouped(self) -> bool:
+        """Whether these ranks are joined by ``torch.distributed``, which can tell that a rank is done or dead."""
+        # Where nobody has imported torch there is no group, and importing it takes longer than most preparations.
+        torch = sys.modules.get("torch")
+        if self.world_size == 1 or torch is None or not torch.distributed.is_available():
+            return False
+        dist = torch.distributed
+        return bool(dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (self.rank, self.world_size))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A step that all ranks of a group take together: nobody goes on before all have ended it, and if one fails,
+        all fail. Without a group nobody waits.
+
+        Raises:
+            DatasetError: another rank failed.
+        """
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if self.grouped and (failure is None or isinstance(failure, Exception)):
+                self._meet(failure)
+
+    def _meet(self, failure: BaseException | None) -> None:
+        words: list[str | None] = [None] * self.world_size
+        sys.modules["torch"].distributed.all_gather_object(words, None if failure is None else str(failure))
+        failed = {rank: text for rank, text in enumerate(words) if text is not None}
+        if failed and failure is None:
+            rank, text = min(failed.items())
+            raise DatasetError(f"rank {rank} could not do its part: {text}")

@@ -1,0 +1,190 @@
+"""What one rank has of the optimizer's state of one parameter: a shard, and the same as boxes of the whole tensor.
+
+Slices of buckets know nothing of rows, so a rank's shard of a matrix is a run of its elements. A run is a few
+rectangles, and rectangles of global tensors are what any other layout of ranks can read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import layout_of
+
+
+class Shard(NamedTuple):
+    """What a rank has of the state of a parameter.
+
+    Args:
+        name, parameter: the parameter.
+        start: the first element that this is of, counted in the rank's own part of the parameter, flattened.
+        tensors: views of the state, by name, each with as many elements. ``master`` are the values themselves, in at
+            least float32; the others are moments.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def stop(self) -> int:
+        return self.start + next(iter(self.tensors.values())).numel()
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The same elements of the parameter itself, as the model computes with them."""
+        return self.parameter.detach().flatten()[self.start : self.stop]
+
+    def take_values(self) -> None:
+        """The parameter was given other values: they are the master values from now on."""
+        if "master" in self.tensors:
+            self.tensors["master"].copy_(self.values)
+
+
+def reshard(
+    parameter: nn.Parameter,
+    source: Shard | None,
+    target: Shard | None,
+    like: dict[str, torch.Tensor],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Carry a parameter's state from one division among ranks to another. Every rank of the group must call it.
+
+    Args:
+        parameter: this rank's part of it, which is the same on all ranks of the group.
+        source, target: this rank's shards of it in the two divisions; None where it has nothing.
+        like: tensors with the names and types of the state.
+        group: the ranks that share the state; None if there is one.
+    """
+    for kind, example in like.items():
+        whole = torch.zeros(parameter.numel(), dtype=example.dtype, device=example.device)
+        if source is not None:
+            whole[source.start : source.stop] = source.tensors[kind]
+        if group is not None:
+            dist.all_reduce(whole, group=group)
+        if target is not None:
+            target.tensors[kind].copy_(whole[target.start : target.stop])
+
+
+class Box(NamedTuple):
+    """A rectangle of a tensor, ``[offset, offset + size)`` along each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+    """The elements ``[start, stop)`` of a flattened tensor, as rectangles of that tensor, in order.
+
+    Each is one run of the flattened tensor. Of a matrix there are at most three: the end of a row, whole rows, and the
+    beginning of a row.
+
+    Example:
+        >>> boxes((4, 5), 3, 16)
+        [Box(offsets=(0, 3), sizes=(1, 2)), Box(offsets=(1, 0), sizes=(2, 5)), Box(offsets=(3, 0), sizes=(1, 1))]
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [Box((), ())]
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    if first > last:  # inside of one
+        return _in_row(shape, last, start, stop)
+    found = _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        found.append(Box((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
+    return found + _in_row(shape, last, last * row, stop)
+
+
+def _in_row(shape: Sequence[int], number: int, start: int, stop: int) -> list[Box]:
+    begin = number * math.prod(shape[1:])
+    parts = boxes(shape[1:], start - begin, stop - begin)
+    return [Box((number, *part.offsets), (1, *part.sizes)) for part in parts]
+
+
+class ChunkedTensor(torch.Tensor):
+    """A tensor of which this process has some boxes only, for ``torch.distributed.checkpoint``.
+
+    It has the shape of the whole and no memory of its own: torch plans with shapes alone, and asks for values when it
+    writes or fills them. The three methods with underscores are its protocol for such tensors
+    (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
+
+    Args:
+        shape, dtype: of the whole.
+        boxes: those that are here.
+        read: gives the values of one of them, ``[*box.sizes]``: the very memory, if the tensor is to be loaded.
+
+    Example:
+        >>> ChunkedTensor((4, 2), torch.float32, [Box((0, 0), (4, 2))], lambda box: torch.ones(box.sizes))
+    """
+
+    boxes: tuple[Box, ...]
+    read: Callable[[Box], torch.Tensor]
+
+    @staticmethod
+    def __new__(
+        cls, shape: Sequence[int], dtype: torch.dtype, boxes: Iterable[Box], read: Callable[[Box], torch.Tensor]
+    ) -> ChunkedTensor:
+        device = torch.device("cpu")
+        made: ChunkedTensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
+        made.boxes, made.read = tuple(boxes), read
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func}: a tensor of which some boxes are here can only be saved and loaded")
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in self.boxes]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        assert index.offset is not None
+        return self.read(next(box for box in self.boxes if box.offsets == tuple(index.offset)))
+
+
+def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:
+    """A shard as boxes of the whole model's tensors, in the same memory.
+
+    Args:
+        shard: of a parameter that has a layout.
+        mesh: the ranks.
+
+    Returns:
+        For each tensor of the shard, by name, what this rank has of the whole.
+    """
+    layout = layout_of(shard.parameter)
+    shape = layout.local_shape(mesh)
+    first = [0] * len(shape)
+    if layout.sharded_dim is not None:
+        first[layout.sharded_dim] = mesh.rank("tp") * shape[layout.sharded_dim]
+    here = boxes(shape, shard.start, shard.stop)
+    found = {}
+    for kind, tensor in shard.tensors.items():
+        values = tensor.split([math.prod(box.sizes) for box in here])
+        parts = {
+            Box(tuple(a + b for a, b in zip(first, box.offsets, strict=True)), box.sizes): part.view(box.sizes)
+            for box, part in zip(here, values, strict=True)
+        }
+        found[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
+    return found

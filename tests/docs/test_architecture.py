@@ -1,0 +1,42 @@
+"""The page about the architecture says what the code says: rooms, their picture, and doors that are narrow."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import pytest
+from pages import DOCS, ROOT, blocks
+from rooms import rooms, table
+
+PAGE = DOCS / "architecture.md"
+
+
+def test_each_room_says_what_it_is() -> None:
+    assert [room for room, said in rooms().items() if not said.endswith((".", "?"))] == []
+
+
+def test_the_table_is_what_the_rooms_say() -> None:
+    assert table() in PAGE.read_text(), "run tests/docs/rooms.py"
+
+
+def test_the_picture_has_each_room_of_the_contracts() -> None:
+    tomllib = pytest.importorskip("tomllib") if sys.version_info >= (3, 11) else pytest.importorskip("tomli")
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
+    names = {
+        name.strip(" ()") for one in contracts for line in one["layers"] for name in line.replace("|", ":").split(":")
+    }
+    picture = (DOCS / "figures" / "rooms.svg").read_text()
+    assert [name for name in sorted(names) if f">{name}<" not in picture] == [], "run docs/figures/rooms.py"
+
+
+def test_what_a_newcomer_adds_is_short() -> None:
+    """A strategy, a sample type and a source, each in less than 60 lines; that they work is seen where pages run."""
+    text = PAGE.read_text()
+    at = [text.index(f"### {heading}") for heading in ("A strategy", "A sample type", "A source")] + [len(text)]
+    for first, last in pairwise(at):
+        begin, end = text.count("\n", 0, first), text.count("\n", 0, last)
+        mine = [block for block in blocks(PAGE) if begin < block.line <= end and block.mark]
+        lines = sum(bool(line.strip()) for block in mine for line in block.code.splitlines())
+        assert mine and lines < 60, lines

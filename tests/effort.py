@@ -1,0 +1,40 @@
+"""How much the tests try, in one place: the profiles of hypothesis, and the number of examples of a single test.
+
+``HYPOTHESIS_PROFILE`` chooses one: ``default``; ``check``, a fifth of the examples, for the inner loop; ``nightly``,
+twenty times as many, others each time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+#: Examples of a test that says nothing else, in the default profile.
+_USUAL = 50
+
+
+def load_profile() -> None:
+    """Have hypothesis use the profile that the environment chooses."""
+    settings.register_profile(
+        "default",
+        deadline=None,
+        derandomize=True,
+        max_examples=_USUAL,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+    )
+    default = settings.get_profile("default")
+    settings.register_profile("check", parent=default, max_examples=_USUAL // 5)
+    settings.register_profile("nightly", parent=default, derandomize=False, max_examples=_USUAL * 20)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def examples(count: int) -> int:
+    """Examples of a test that tries ``count`` in the default profile.
+
+    Example:
+        >>> @settings(max_examples=examples(200))
+        ... @given(st.integers())
+        ... def test_it(number): ...
+    """
+    return max(1, count * settings().max_examples // _USUAL)

@@ -1,0 +1,230 @@
+"""What users add by themselves: sources and strategies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import (
+    ByTokens,
+    EnergonLiteError,
+    MicroBatches,
+    SampleDecoder,
+    StateMismatchError,
+    TaskEncoder,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    register_source,
+    register_strategy,
+)
+from energon_lite.batching import strategy as strategies
+from energon_lite.storage.read import source as sources
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+class Numbers:
+    """``numbers://9`` has nine samples."""
+
+    def __init__(self, url: str, split_part: str):
+        self.count = int(url.partition("://")[2].partition("#")[0])
+        self.identity = f"{url} {split_part}"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"txt": f"text {index}".encode(), "json": json.dumps([index]).encode(), "n": index}
+
+    def column(self, name: str) -> Any:
+        return np.full(self.count, 4)
+
+
+class Odd(Numbers):
+    def read(self, index: int) -> Any:
+        if index % 2:
+            raise ValueError("even numbers only")
+        return super().read(index) if index else 7
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sources, "_openers", {})
+    register_source("numbers", Numbers)
+    register_source("odd", Odd)
+    yield
+
+
+def texts(path: Any, function: Any = get_train_dataset, start: str = "", **options: Any) -> list[str]:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2) if start else ALONE
+    dataset = function(path, worker_config=config, batch_size=4, **options)
+    with get_savable_loader(dataset, **({"start_method": start} if start else {})) as loader:
+        return [text for batch in loader for text in batch["txt"]]
+
+
+@pytest.mark.parametrize("start", ["", "fork", "spawn", "thread"])
+def test_an_epoch_of_a_source(start: str) -> None:
+    found = texts("numbers://9", start=start, repeat=False)
+    assert sorted(found) == [f"text {n}" for n in range(9)] and found != sorted(found)
+    assert found == texts("numbers://9", repeat=False)
+    assert found != texts("numbers://9#other", repeat=False)  # another identity, another order
+    assert texts("numbers://3", get_val_dataset) == ["text 0", "text 1", "text 2"]
+
+
+def test_parts_are_decoded_by_their_names() -> None:
+    (batch,) = get_savable_loader(get_val_dataset("numbers://2", worker_config=ALONE, batch_size=2))
+    assert (batch["txt"], batch["json"], batch["n"]) == (["text 0", "text 1"], [[0], [1]], [0, 1])
+    assert batch["__key__"] == ["0", "1"] and batch["__sources__"][1].dataset_path == "numbers://2"
+
+    class Raw(TaskEncoder):
+        decoder: SampleDecoder | None = None
+
+    (batch,) = get_savable_loader(get_val_dataset("numbers://1", worker_config=ALONE, batch_size=1, task_encoder=Raw()))
+    assert batch["txt"] == [b"text 0"] and batch["n"] == [0]
+
+
+def test_a_source_in_a_blend_resumes_elsewhere(tmp_path: Path) -> None:
+    blend = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {
+            "train": {"blend": [{"path": "numbers://50", "weight": 2}, {"path": "numbers://9#b", "weight": 1}]},
+        },
+    }
+
+    def loader(rank: int, world: int) -> Any:
+        config = WorkerConfig(rank=rank, world_size=world)
+        return get_savable_loader(get_train_dataset(blend, worker_config=config, batch_size=2))
+
+    with loader(0, 1) as one:
+        iterator = iter(one)
+        for _ in range(4):
+            next(iterator)
+        state = one.save_state_rank()
+        following = [next(iterator)["__restore_key__"] for _ in range(4)]
+        addresses = one.samples_at(0)
+    assert {address.dataset for address in addresses} <= {"numbers://50", "numbers://9#b"}
+    for rank in range(2):
+        with loader(rank, 2) as other:
+            other.restore_state_rank(state)
+            iterator = iter(other)
+            assert [next(iterator)["__restore_key__"] for _ in range(2)] == following[rank::2]
+    blend["splits"]["train"]["blend"][0]["path"] = "numbers://50#new"
+    with loader(0, 1) as changed, pytest.raises(StateMismatchError):
+        changed.restore_state_rank(state)
+
+
+def test_subsets_and_lengths_of_a_source() -> None:
+    part = {"path": "numbers://10", "subset": {"range": [4, 7]}}
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"val": part}}
+    assert texts(document, get_val_dataset) == ["text 4", "text 5", "text 6"]
+    dataset = get_val_dataset("numbers://5", worker_config=ALONE, batching={"strategy": "best_fit", "capacity": 8})
+    with get_savable_loader(dataset) as loader:
+        assert [len(batch["txt"]) for batch in loader] == [2, 2, 1]
+    register_source("bare", lambda url, split_part: Bare())
+    with pytest.raises(UsageError, match="has no column 'length'") as error:
+        get_val_dataset("bare://", worker_config=ALONE, batching={"strategy": "best_fit", "capacity": 8})
+    assert "give it a method column(name)" in str(error.value.fix)
+
+
+class Bare:
+    identity = "bare"
+
+    def __len__(self) -> int:
+        return 3
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"txt": b""}
+
+
+def test_samples_of_a_source_that_fail_are_counted(tmp_path: Path) -> None:
+    dataset = get_val_dataset("odd://5", worker_config=ALONE, batch_size=2)
+    with get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl") as loader:
+        assert [n for batch in loader for n in batch["n"]] == [2, 4]
+        reasons = " ".join(reason["reason"] for reason in loader.stats()["reasons"])
+        assert loader.stats()["failed"] == 3
+    assert "even numbers only" in reasons and "read returned a int" in reasons
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [(line["path"], line["key"]) for line in lines] == [("odd://5", "0"), ("odd://5", "1"), ("odd://5", "3")]
+
+
+def test_sources_that_cannot_be() -> None:
+    with pytest.raises(EnergonLiteError, match="no samples in 'train'"):
+        texts("numbers://0")
+    with pytest.raises(UsageError, match="'numbers' is registered already"):
+        register_source("numbers", Odd)
+    with pytest.raises(UsageError, match="has no measured skips"):
+        texts("numbers://4", use_measured_skips=True)
+    register_source("numbers", Numbers)  # the same again
+    for scheme in ("file", "my scheme", ""):
+        with pytest.raises(UsageError, match="no scheme of a source"):
+            register_source(scheme, Numbers)
+
+
+@pytest.fixture
+def no_new_strategies() -> Iterator[None]:
+    tables: tuple[dict[Any, Any], ...] = (strategies.STRATEGIES, strategies._NAMES)
+    before = [dict(table) for table in tables]
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+@dataclass(frozen=True)
+class Twos:
+    skip: int = 0
+
+    def plan(self, lengths: Any, *, seed: int = 0, key_lengths: Any = None) -> MicroBatches:
+        numbers = np.arange(self.skip, len(lengths))
+        return MicroBatches.of([numbers[at : at + 2] for at in range(0, len(numbers), 2)], lengths, packed=False)
+
+
+@pytest.mark.usefixtures("no_new_strategies")
+@pytest.mark.parametrize("column", ["length", None])
+def test_a_strategy_of_ones_own(column: str | None) -> None:
+    register_strategy("twos")(Twos)
+    made = []
+    for strategy in (Twos(), {"strategy": "twos", "skip": 0}):
+        batching = ByTokens(strategy, length_column=column, length_field=None if column else "txt")
+        dataset = get_val_dataset("numbers://5", worker_config=ALONE, batching=batching)
+        with get_savable_loader(dataset) as loader:
+            made.append([batch["n"] for batch in loader])
+            state = loader.save_state_rank()
+            loader.restore_state_rank(state)
+    assert made[0] == made[1] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.usefixtures("no_new_strategies")
+def test_strategies_that_cannot_be() -> None:
+    register_strategy("twos")(Twos)
+    register_strategy("twos")(Twos)
+
+    @dataclass
+    class Melted:
+        def plan(self, lengths: Any, *, seed: int = 0, key_lengths: Any = None) -> Any: ...
+
+    for cls, words in ((Melted, "no strategy"), (int, "no strategy"), (type("Other", (Twos,), {}), "already")):
+        with pytest.raises(UsageError, match=words) as error:
+            register_strategy("twos")(cls)
+        assert error.value.fix
+
+
+def test_micro_batches_of_groups() -> None:
+    lengths = np.array([5, 7, 1, 2])
+    made = MicroBatches.of([[3, 0], [1]], lengths, packed=True)
+    assert [part.tolist() for part in made] == [[3, 0], [1]] and made.length.tolist() == [2, 5, 7]
+    assert (made.counts.dropped_samples, made.counts.dropped_tokens) == (1, 1)
+    assert len(MicroBatches.of([], lengths, packed=True)) == 0
+    for groups in ([[0], []], [[0, 1], [1]]):
+        with pytest.raises(UsageError, match="empty, or a sample is in two"):
+            MicroBatches.of(groups, lengths, packed=True)

@@ -1,0 +1,168 @@
+"""What can be said in groups can be said flat, as Energon's users write it; but nothing twice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    BestFit,
+    ByTokens,
+    Capacity,
+    Chunks,
+    ReadAhead,
+    Reading,
+    TaskEncoder,
+    TextSample,
+    UsageError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from energon_lite.loading.energon_compat import grouped_keywords
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
+
+
+class Yields(TaskEncoder):
+    def encode_sample(self, sample: TextSample) -> Any:
+        yield sample
+
+
+def _call(path: Path, function: Callable[..., Any] = get_train_dataset, **kwargs: Any) -> Any:
+    return function(path, worker_config=ALONE, **kwargs)
+
+
+#: Flat, and in groups.
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reading": (
+        {
+            "batch_size": 2,
+            "subflavors": {"kind": "a"},
+            "dataset_config": "other.yaml",
+            "split_config": "other_split.yaml",
+            "sample_type": TextSample,
+            "trust_code": True,
+            "use_measured_skips": False,
+            "read_ahead": ReadAhead(requests=2),
+        },
+        {
+            "batch_size": 2,
+            "reading": Reading(
+                subflavors={"kind": "a"},
+                dataset_config="other.yaml",
+                split_config="other_split.yaml",
+                sample_type=TextSample,
+                trust_code=True,
+                read_ahead=ReadAhead(requests=2),
+            ),
+        },
+    ),
+    "chunks": (
+        {"batch_size": 2, "task_encoder": Yields(), "chunk_size": 4, "chunk_remainder": "keep", "lanes": 3},
+        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, remainder="keep", lanes=3)},
+    ),
+    "tokens": (
+        {
+            "batching": {"strategy": "best_fit", "capacity": 20},
+            "length_column": None,
+            "length_field": "text",
+            "plan_chunk": 5,
+            "lanes": 2,
+        },
+        {"batching": BY_TEXT, "chunks": Chunks(size=5, lanes=2)},
+    ),
+    "some of a group": (
+        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4), "lanes": 3, "plan_chunk": None},
+        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, lanes=3)},
+    ),
+}
+
+
+@pytest.fixture
+def path(leaf_of: Any) -> Path:
+    leaf: Path = leaf_of(10, "groups")
+    for name, other in (("dataset.yaml", "other.yaml"), ("split.yaml", "other_split.yaml")):
+        (leaf / ".nv-meta" / other).write_text((leaf / ".nv-meta" / name).read_text())
+    return leaf
+
+
+@pytest.mark.parametrize("function", [get_train_dataset, get_val_dataset])
+@pytest.mark.parametrize("case", SAME)
+def test_flat_keywords_fill_the_groups(path: Path, case: str, function: Callable[..., Any]) -> None:
+    one, other = (_call(path, function, **arguments) for arguments in SAME[case])
+    assert one.identity == other.identity
+    with get_savable_loader(one) as first, get_savable_loader(other) as second:
+        batches = [next(iter(loader)) for loader in (first, second)]
+        assert batches[0].__key__ == batches[1].__key__ and batches[0].__subflavors__ == batches[1].__subflavors__
+        assert first.save_state_rank() == second.save_state_rank()
+
+
+def test_each_field_has_a_flat_name() -> None:
+    lone: Any = object()
+    flat = {"chunk_size": lone, "chunk_remainder": lone, "lanes": lone, "length_column": lone, "length_field": lone}
+    flat |= {"micro_batches_per_step": lone, **{one.name: lone for one in fields(Reading)}}
+    batching, chunks, reading = grouped_keywords(get_train_dataset, flat, {"strategy": "fixed"}, None, None)
+    assert batching is not None and batching.strategy == {"strategy": "fixed"}
+    values = [getattr(group, one.name) for group in (batching, chunks, reading) for one in fields(group)]
+    assert values.count(lone) == len(values) - 1
+
+
+TWICE: dict[str, tuple[dict[str, Any], str]] = {
+    "beside its group": (
+        {"batch_size": 2, "lanes": 4, "chunks": Chunks(lanes=8)},
+        r"lanes=4 beside chunks=Chunks\(lanes=8\): it is said twice",
+    ),
+    "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "said twice"),
+    "two names": ({"batch_size": 2, "chunk_size": 4, "plan_chunk": 8}, "plan_chunk=8 beside .*size=4.*said twice"),
+    "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' beside batching=ByTokens"),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize("function", [get_train_dataset, get_val_dataset, get_val_datasets])
+def test_nothing_is_said_twice(path: Path, case: str, function: Callable[..., Any]) -> None:
+    arguments, words = TWICE[case]
+    with pytest.raises(UsageError, match=words) as error:
+        _call(path, function, **arguments)
+    assert "leave out" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("chunksize", "chunk_size"), ("lane", "lanes"), ("subflavor", "subflavors"), ("batch", "batching")],
+)
+@pytest.mark.parametrize("function", [get_train_dataset, get_val_dataset, get_val_datasets])
+def test_a_misspelt_keyword_has_a_neighbour(path: Path, wrong: str, near: str, function: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=f"{function.__name__} has no argument {wrong!r}") as error:
+        _call(path, function, batch_size=2, **{wrong: 1})
+    assert error.value.fix == f"did you mean {near!r}?"
+
+
+def test_lengths_without_batching(path: Path) -> None:
+    with pytest.raises(UsageError, match="length_field='text' has no effect without batching"):
+        _call(path, batch_size=2, length_field="text")
+    _call(path, batch_size=2, length_column="length", length_field=None, micro_batches_per_step=None)
+
+
+def test_signatures() -> None:
+    train, val = inspect.signature(get_train_dataset), inspect.signature(get_val_dataset)
+    assert len(train.parameters) <= 16 and inspect.signature(get_val_datasets).parameters == val.parameters
+    groups = {"batching", "chunks", "reading"}
+    assert groups <= train.parameters.keys() and groups <= val.parameters.keys()
+
+
+def test_a_leaf_by_its_description(path: Path) -> None:
+    arguments: dict[str, Any] = {"worker_config": ALONE, "batch_size": 3, "subflavors": {"n": 1}}
+    ((dataset, leaf),) = get_val_datasets(path, **arguments)
+    assert get_val_dataset(leaf, **arguments).identity == dataset.identity and leaf.subflavors == {"n": 1}
+    with pytest.raises(TypeError, match="worker_config"):
+        get_val_datasets(path, batch_size=3)  # type: ignore[call-arg]

@@ -1,0 +1,202 @@
+"""Puts faults into the code, one at a time, and looks whether the tests notice.
+
+    python tools/mutation_check.py --faults 40 --seed 0
+    python tools/mutation_check.py --room order --faults 10
+
+A fault is a small change of one expression or statement: a comparison that is off by its border or turned round, a
+number or an index off by one, a condition that always or never holds, two operands exchanged, a statement that is left
+out. They are drawn at random from the rooms below, and each is tried in a copy of the project, with the tests of its
+room, until the first of them fails. A fault that all tests pass is shown with its line: either a test is missing, or
+the change makes no difference (a cache that is dropped, a bound that is never reached), which a reader has to decide.
+
+It takes about half a minute a fault and core. The exit status is the number of faults that were not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+#: Where faults are put, and the tests that should find them, those that are quick first.
+ROOMS: dict[str, tuple[list[str], list[str]]] = {
+    "order": (["energon_lite/order"], ["tests/order", "tests/laws/test_windows.py", "tests/laws/test_oracle.py"]),
+    "plan": (
+        ["energon_lite/batching"],
+        ["tests/batching", "tests/laws/test_token_batches.py", "tests/laws/test_token_epochs.py", "tests/laws"],
+    ),
+    "cursor": (
+        ["energon_lite/loading/iterators", "energon_lite/loading/states"],
+        ["tests/loading/states", "tests/loading/test_interrupts.py", "tests/laws"],
+    ),
+    "reader": (
+        ["energon_lite/storage/read", "energon_lite/storage/samples"],
+        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", "tests/laws/test_windows.py"],
+    ),
+}
+_SECONDS = 900.0
+
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_EXCHANGED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+
+
+class Change(NamedTuple):
+    """Other text for a stretch of a file."""
+
+    start: tuple[int, int]  # line, from 1, and byte in it
+    stop: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of a file, and the tests that should notice it."""
+
+    path: str
+    change: Change
+    tests: tuple[str, ...]
+
+    def applied(self, source: bytes) -> bytes:
+        lines = source.split(b"\n")
+        (first, begin), (last, end) = self.change.start, self.change.stop
+        head, tail = lines[first - 1][:begin], lines[last - 1][end:]
+        return b"\n".join([*lines[: first - 1], head + self.change.text.encode() + tail, *lines[last:]])
+
+    def describe(self, source: bytes) -> str:
+        first = self.change.start[0]
+        was = source.split(b"\n")[first - 1].decode().strip()
+        now = self.applied(source).split(b"\n")[first - 1].decode().strip()
+        return f"{self.path}:{first}\n    - {was}\n    + {now}"
+
+
+def changes(tree: ast.AST) -> Iterator[Change]:
+    """The faults that can be put into a module."""
+    for node in ast.walk(tree):
+        for old, text in _replacements(node):
+            assert old.end_lineno is not None and old.end_col_offset is not None
+            yield Change((old.lineno, old.col_offset), (old.end_lineno, old.end_col_offset), text)
+
+
+def _replacements(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        turned = _TURNED[type(node.ops[0])]
+        yield node, f"({ast.unparse(ast.Compare(node.left, [turned()], node.comparators))})"
+    elif isinstance(node, ast.BinOp) and type(node.op) in _EXCHANGED:
+        yield node, f"({ast.unparse(ast.BinOp(node.left, _EXCHANGED[type(node.op)](), node.right))})"
+    elif isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 1 << 10:
+        yield node, f"({node.value + 1})"
+    elif isinstance(node, ast.BoolOp):
+        yield node, f"({ast.unparse(node.values[0])})"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node, f"bool({ast.unparse(node.operand)})"
+    elif isinstance(node, ast.IfExp):
+        yield node.test, "True"
+    elif isinstance(node, ast.If) and not _is_import_guard(node):
+        yield node.test, "False"
+    elif isinstance(node, (ast.AugAssign, ast.Continue, ast.Break)) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
+        yield node, "pass"
+
+
+def _is_import_guard(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(node.test) or "__name__" in ast.unparse(node.test)
+
+
+def possible(room: str) -> list[Fault]:
+    """All faults of a room, one of each change of text."""
+    folders, tests = ROOMS[room]
+    found = []
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_bytes())
+            name = str(path.relative_to(ROOT))
+            found += [Fault(name, change, tuple(tests)) for change in dict.fromkeys(changes(tree))]
+    return found
+
+
+def is_caught(fault: Fault, copy: Path) -> bool:
+    """Whether a test fails, or hangs, with the fault in a copy of the project."""
+    path = copy / fault.path
+    whole = path.read_bytes()
+    path.write_bytes(fault.applied(whole))
+    environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault.tests]
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_SECONDS)
+        return done.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_bytes(whole)
+
+
+def _copied(into: Path) -> Path:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in names.splitlines():
+        target = into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    return into
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--room", action="append", choices=sorted(ROOMS), help="default: all, in turn")
+    parser.add_argument("--faults", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args(arguments)
+    chance = random.Random(options.seed)
+    rooms = options.room or sorted(ROOMS)
+    pools = {room: possible(room) for room in rooms}
+    drawn = [chance.choice(pools[rooms[number % len(rooms)]]) for number in range(options.faults)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as threads:
+        copies = [_copied(Path(folder, str(number))) for number in range(options.processes)]
+
+        def tried(fault: Fault) -> bool:
+            copy = copies.pop()
+            try:
+                return is_caught(fault, copy)
+            finally:
+                copies.append(copy)
+
+        missed = 0
+        for fault, caught in zip(drawn, threads.map(tried, drawn), strict=True):
+            missed += not caught
+            print("caught " if caught else "MISSED ", fault.describe((ROOT / fault.path).read_bytes()), flush=True)
+    print(f"{len(drawn) - missed} of {len(drawn)} faults were caught")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
