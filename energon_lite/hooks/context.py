@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import lru_cache
 
@@ -81,7 +83,8 @@ class HookContext:
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
 
 
-class hook_context:
+@contextmanager
+def hook_context(context: HookContext) -> Iterator[HookContext]:
     """Run hooks as the loader does, in tests of task encoders.
 
     Args:
@@ -91,17 +94,9 @@ class hook_context:
         >>> with hook_context(HookContext(1)):
         ...     encoded = encoder.encode_sample(sample)
     """
-
-    def __init__(self, context: HookContext):
-        self._context = context
-
-    def __enter__(self) -> HookContext:
-        self._context.__enter__()
-        self._context.seed_globals()
-        return self._context
-
-    def __exit__(self, *_: object) -> None:
-        self._context.__exit__()
+    with context:
+        context.seed_globals()
+        yield context
 
 
 def current_context(what: str) -> HookContext:

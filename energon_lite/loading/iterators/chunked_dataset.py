@@ -12,7 +12,7 @@ from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.dataset import BaseDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.token_chunks import ByTokens, TokenBundling
+from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
 
 __all__ = ["ChunkedDataset"]
 
@@ -48,7 +48,7 @@ class ChunkedDataset(BaseDataset):
             packing_buffer_size=self.plan.packing_buffer_size,
             keep_remainder=self.plan.keep_remainder,
             error_handler=self.worker_config.global_error_handler,
-            bundler=None if self.bundling is None else ByTokens(self.bundling, self.task_encoder),
+            bundler=None if self.bundling is None else BundlesByTokens(self.bundling, self.task_encoder),
         )
 
     @cached_property

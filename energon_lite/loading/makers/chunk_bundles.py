@@ -10,7 +10,7 @@ from energon_lite.errors import FatalSampleError
 from energon_lite.loading.makers.chunk_job import Carried, Item, Place
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
 
-__all__ = ["Bundle", "Bundler", "ByCount", "ByGroup", "begin_of"]
+__all__ = ["Bundle", "Bundler", "BundlesByCount", "BundlesByGroup", "begin_of"]
 
 #: Keeps the hashes for different purposes apart.
 _GROUP = 15
@@ -43,7 +43,7 @@ class Bundler(Protocol):
 
 
 @dataclass(frozen=True)
-class ByCount:
+class BundlesByCount:
     """Bundles of ``size`` items, one after the other; first the one that was handed over is filled."""
 
     size: int
@@ -67,7 +67,7 @@ class ByCount:
 
 
 @dataclass(frozen=True)
-class ByGroup:
+class BundlesByGroup:
     """Bundles of items of the same group, as ``batch_group_criterion`` says.
 
     Args:

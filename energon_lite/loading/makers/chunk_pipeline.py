@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
-from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, ByCount, ByGroup
+from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Place, Tail
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
@@ -64,7 +64,7 @@ class ChunkPipeline:
         self.hooks, self.keep_remainder = hooks, keep_remainder
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self._items = ChunkItems(hooks, packing_buffer_size)
-        self._bundler = bundler or (ByGroup(batch_size) if hooks.groups else ByCount(batch_size or 1))
+        self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
         self._batches_yield = not hooks.generators.isdisjoint(("batch", "encode_batch"))
         self._likeness: Made | None = None
 

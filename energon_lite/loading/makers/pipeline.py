@@ -173,19 +173,17 @@ class Pipeline:
             attempt: of the batch as a whole; each has replacements of its own.
             outcomes: get what happened.
         """
-        first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
-        all_made = list(self.samples.make(job.addresses, context, first))
-        if not first and Rejected not in map(type, all_made):
-            outcomes += columns_of(job.addresses)[0]
-            return all_made, job.addresses
         samples, places = list[Any](), list[Address]()
-        for address, made in zip(job.addresses, all_made, strict=True):
-            number, row = first, self._in_a_row()
+        first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
+        for address, made in zip(job.addresses, self.samples.make(job.addresses, context, first), strict=True):
+            number = first
+            row: InARow | None = None
             while type(made) is Rejected:
                 outcomes.append(made.failure.at(self.samples.replacement(address, number)))
                 if not self.refill:
                     break
                 number += 1
+                row = row or self._in_a_row()
                 if (end := row.add(made.failure)) is not None:
                     raise end from made.__cause__
                 made = self.samples.one(address, context, number)

@@ -21,7 +21,7 @@ from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["DEFAULT_CHUNK", "ByTokens", "TokenBundling"]
+__all__ = ["DEFAULT_CHUNK", "BundlesByTokens", "TokenBundling"]
 
 #: Samples that are encoded and then planned together. A worker holds them all, and a run that goes on in the middle of
 #: a chunk makes them again; with fewer, more of the last batches of chunks are not full.
@@ -45,7 +45,7 @@ class TokenBundling:
     field: str | None = None
 
 
-class ByTokens:
+class BundlesByTokens:
     """Bundles by the lengths of encoded samples.
 
     Args:
