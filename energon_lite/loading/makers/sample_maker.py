@@ -146,7 +146,10 @@ class SampleMaker:
         numbers, indices = columns_of(addresses)
         places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
         if numbers.count(numbers[0]) < len(numbers):
-            places = {number: [place for place, one in enumerate(numbers) if one == number] for number in {*numbers}}
+            of_leaf: dict[int, list[int]] = {}
+            for place, number in enumerate(numbers):
+                of_leaf.setdefault(number, []).append(place)
+            places = {**of_leaf}
         rows = {}
         for number, mine in places.items():
             those = indices if len(mine) == len(indices) else [indices[place] for place in mine]
