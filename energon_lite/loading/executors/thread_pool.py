@@ -42,7 +42,7 @@ def check_threads(pipeline: JobRunner) -> None:
             ", ".join(sorted(pipeline.samples.seeded_hooks)),
             type(pipeline.samples.encoder).__name__,
         )
-    if any(leaf.source.run_reader is not None for leaf in pipeline.samples.leaves):
+    if any(leaf.source.read_ahead is not None for leaf in pipeline.samples.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
 
 

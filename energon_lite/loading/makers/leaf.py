@@ -8,8 +8,7 @@ from functools import cached_property
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.storage.read.part_columns import PartColumns
-from energon_lite.storage.read.source import OpenedSource
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["Leaf"]
@@ -28,7 +27,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource | OpenedSource
+    source: AnySource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None

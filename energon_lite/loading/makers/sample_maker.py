@@ -39,8 +39,7 @@ from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
-from energon_lite.storage.read.run_reader import fetch_samples
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.part_columns import fetch_samples
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
@@ -81,7 +80,7 @@ class SampleMaker:
         self._sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
-        self._reads_ahead = any(leaf.source.run_reader is not None for leaf in leaves)
+        self._reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -138,11 +137,7 @@ class SampleMaker:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
         if self._reads_ahead:
             leaves = self.leaves
-            fetch_samples(
-                (source, index, leaves[leaf].parts)
-                for leaf, index, *_ in addresses
-                if isinstance(source := leaves[leaf].source, WebdatasetSource)
-            )
+            fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
         numbers, indices = columns_of(addresses)
         places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
         if numbers.count(numbers[0]) < len(numbers):

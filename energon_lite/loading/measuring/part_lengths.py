@@ -33,6 +33,7 @@ from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -137,23 +138,25 @@ class _PartPipeline(MeasuringPipeline):
         encoder = TaskEncoder()
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
         self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
+        assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
+        self._reader = PartColumns(leaf.source, frozenset({part}))
 
     def _lengths(self, addresses: Sequence[Address], context: HookContext) -> Iterator[int | Rejected]:
         (leaf,) = self.leaves
         for _, index, _ in addresses:
             key = leaf.source.key(index)
             try:
-                yield self.samples.guarded("read", leaf.name, key, None, self._length_of, leaf.source, index)
+                yield self.samples.guarded("read", leaf.name, key, None, self._length_of, index)
             except Rejected as rejected:
                 yield rejected
 
-    def _length_of(self, source: WebdatasetSource, index: int) -> int:
+    def _length_of(self, index: int) -> int:
         if not self._steps:
-            head = source.peek(index, self._part, _NPY_HEADER)
+            head = self._reader.peek(index, self._part, _NPY_HEADER)
             if head is None:
                 raise SampleError(f"there is no part {self._part!r}")
             return _first_dimension(head)
-        data = source.read(index, {self._part}).parts.get(self._part)
+        data = self._reader.sample(index).parts.get(self._part)
         if data is None:
             raise SampleError(f"there is no part {self._part!r}")
         value = self._decoder.decode(self._part, data)

@@ -99,7 +99,7 @@ def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[Pipelin
     dataset = get_train_dataset(
         path, worker_config=WorkerConfig(rank=0, world_size=1), task_encoder=encoder, **arguments
     )
-    return dataset.pipeline(), dataset.jobs(0, range(25))
+    return dataset.pipeline(), dataset.jobs(0, [(number,) for number in range(25)])
 
 
 class OneByOne(DefaultTaskEncoder):
