@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
-from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.makers.pipeline import Address, Leaf
+from energon_lite.hooks import HookContext, TaskEncoder
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
@@ -140,11 +141,14 @@ class _PartPipeline(MeasuringPipeline):
         assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
         self._reader = SampleReader(leaf.source, frozenset({part}))
 
-    def sample(self, address: Address, attempt: int = 0) -> int:
-        leaf = self.leaves[address[0]]
-        key = leaf.source.key(address[1])
-        length: int = self._guarded("read", leaf.name, key, None, self._length_of, address[1])
-        return length
+    def _lengths(self, addresses: Sequence[Address], context: HookContext) -> Iterator[int | Rejected]:
+        (leaf,) = self.leaves
+        for _, index, _ in addresses:
+            key = leaf.source.key(index)
+            try:
+                yield self.samples.guarded("read", leaf.name, key, None, self._length_of, index)
+            except Rejected as rejected:
+                yield rejected
 
     def _length_of(self, index: int) -> int:
         if not self._steps:
