@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 __all__ = ["flush_files", "remove_if_there", "remove_leftovers", "replacing", "temporary_path", "write_bytes"]
@@ -68,32 +68,17 @@ def write_bytes(path: str, *chunks: bytes | memoryview, flush: bool = True) -> N
 
 def flush_files(paths: Sequence[str]) -> None:
     """Flush files to the disk, several at once, so that the file system writes its journal once for many of them."""
-    left = list(paths)
-    errors: list[OSError] = []
+    with ThreadPoolExecutor(_FLUSHING_THREADS) as pool:
+        for _ in pool.map(_flush, paths):
+            pass
 
-    def flush_some() -> None:
-        while left and not errors:
-            try:
-                fd = os.open(left.pop(), os.O_RDONLY)
-            except IndexError:
-                return
-            except OSError as error:
-                errors.append(error)
-                return
-            try:
-                os.fsync(fd)
-            except OSError as error:
-                errors.append(error)
-            finally:
-                os.close(fd)
 
-    threads = [threading.Thread(target=flush_some) for _ in range(min(_FLUSHING_THREADS, len(left)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def _flush(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def remove_if_there(path: str) -> None:

@@ -123,15 +123,15 @@ class FileBody:
     """
 
     def __init__(self, head: Head):
-        self.head, self._path = head, os.path.abspath(head.path)
-        self._identity, self._store = ShardIdentity(head.size, head_checksum(head.start)), shared_store()
+        self.head, self._end, self._store = head, head.end, shared_store()
+        self._shard = os.path.abspath(head.path), ShardIdentity(head.size, head_checksum(head.start))
         self._first = next(_numbers) << 40
         #: Which blocks this process knows to be in the shared memory.
         self._there = bytearray(len(head.checksums))
-        self.memory = _shared.get((self._path, self._identity))
+        self.memory = _shared.get(self._shard)
         if self.memory is None and head.end <= (_KEPT << _SHIFT) - sum(map(len, list(_shared.values()))):
             with suppress(OSError):  # no memory is left: then it is read as a larger one
-                self.memory = _shared[self._path, self._identity] = mmap.mmap(-1, head.end)
+                self.memory = _shared[self._shard] = mmap.mmap(-1, head.end)
 
     def read(self, offset: int, size: int) -> bytes:
         """``size`` bytes of the body at ``offset`` of the file.
@@ -139,15 +139,19 @@ class FileBody:
         Raises:
             DataIndexError: they are damaged, or not there.
         """
-        if offset < ALIGN or size <= 0 or offset + size > self.head.end:
+        if offset < ALIGN or size <= 0 or offset + size > self._end:
             self.check_range(offset, size)
             return b""
         first, last = offset >> _SHIFT, (offset + size - 1) >> _SHIFT
-        if self.memory is not None:
-            if self._there.find(0, first, last + 1) >= 0:
-                self._share(range(first, last + 1))
+        if self.memory is not None and last - first <= 1:
+            there = self._there
+            if not (there[first] and there[last]):
+                self._share((first, last))
             return self.memory[offset : offset + size]
-        data = self._block(first) if first == last else self._fetch(first, last + 1)
+        if first == last:
+            data = _kept.get(self._first + first) or self._keep(first)
+        else:
+            data = self._fetch(first, last + 1)
         start = offset - (first << _SHIFT)
         return data[start : start + size]
 
@@ -177,7 +181,7 @@ class FileBody:
         Raises:
             DataIndexError: it is not so.
         """
-        if not (offset >= ALIGN and size >= 0 and offset + size <= self.head.end):
+        if not (offset >= ALIGN and size >= 0 and offset + size <= self._end):
             raise self.head.kind.damaged(self.head.path, f"there are no {size} bytes at byte {offset}")
 
     def _share(self, blocks: Iterable[int]) -> None:
@@ -194,14 +198,12 @@ class FileBody:
                     view[start : start + BLOCK] = self._fetch(block, block + 1)
                 self._there[block] = 1
 
-    def _block(self, block: int) -> bytes:
+    def _keep(self, block: int) -> bytes:
         """A block, which this process keeps for itself."""
-        data = _kept.get(self._first + block)
-        if data is None:
-            data = _kept[self._first + block] = self._fetch(block, block + 1)
-            while len(_kept) > max(1, _KEPT // _OWN):
-                with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
-                    del _kept[next(iter(_kept))]
+        data = _kept[self._first + block] = self._fetch(block, block + 1)
+        while len(_kept) > max(1, _KEPT // _OWN):
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del _kept[next(iter(_kept))]
         return data
 
     def _fetch(self, first: int, stop: int) -> bytes:
@@ -210,13 +212,13 @@ class FileBody:
             return self._verified(first, stop)
         except DataIndexError:
             # What is open under this name may be an older file, which was damaged and has been made again.
-            self._store.forget(self._path, self._identity)
+            self._store.forget(*self._shard)
             return self._verified(first, stop)
 
     def _verified(self, first: int, stop: int) -> bytes:
         start = first << _SHIFT
         try:
-            data = self._store.read(self._path, self._identity, start, min(stop << _SHIFT, self.head.end) - start)
+            (data,) = self._store.fetch([(self._shard, start, min(stop << _SHIFT, self._end) - start)])
         except FatalStorageError:
             raise
         except DatasetError as error:
@@ -224,7 +226,7 @@ class FileBody:
             raise DataIndexError(
                 f"the {kind.name} cannot be read: it was changed or removed while it was in use, or the storage "
                 f"failed ({error.what})",
-                where=self._path,
+                where=self._shard[0],
                 fix=f"start the run again; if that does not help, {kind.cure}",
             ) from error
         self.head.check(data, first)

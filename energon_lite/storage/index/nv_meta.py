@@ -239,10 +239,6 @@ def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
     path = tar_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
-    try:
-        if os.path.getsize(path) == len(offsets) and _read(path) == offsets:
-            return path
-    except FileNotFoundError:
-        pass
-    write_bytes(path, offsets, flush=flush)
+    if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:
+        write_bytes(path, offsets, flush=flush)
     return path
