@@ -96,9 +96,9 @@ class Part:
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", LAYOUTS, ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
-    # Itself and two others: with all eight, each is read and written in three ways, and the neighbours differ.
-    place = LAYOUTS.index(saved)
-    read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(place + step) % len(LAYOUTS)] for step in (0, 1, 3)])
+    # Itself and another: with all eight, each is read and written in two ways, and the neighbours differ.
+    other = LAYOUTS[(LAYOUTS.index(saved) + 3) % len(LAYOUTS)]
+    read_by_others(run_ranks, tmp_path, saved, [saved, other])
 
 
 @pytest.mark.nightly
