@@ -55,9 +55,8 @@ from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
 from energon_lite.hooks import stateless as stateless
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset as ChunkedDataset
-from energon_lite.loading.iterators.dataset import PlannedDataset as PlannedDataset
-from energon_lite.loading.iterators.token_dataset import TokenDataset as TokenDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset as LaneDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset as PlannedDataset
 from energon_lite.loading.loader import DataLoader as DataLoader
 from energon_lite.loading.options import ByTokens as ByTokens
 from energon_lite.loading.options import Chunks as Chunks

@@ -10,23 +10,17 @@ from typing import Any, ParamSpec, TypeVar
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
-from energon_lite.loading.assembly import Chunking, assembled, refuse_chunking
+from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.energon_compat import grouped_keywords, loader_arguments
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
-from energon_lite.loading.token_batching import (
-    Batching,
-    TokenBatching,
-    encoded_token_dataset,
-    token_batching,
-    token_dataset,
-)
+from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -150,7 +144,7 @@ def get_train_dataset(
         leaf_settings = [*zip(weights, copies, strict=True)]
     identity = Identity(settings, _with_settings(identities, leaf_settings))
     if len(stages) > 1:
-        identity = StagedIdentity(settings, identity.leaves, stages=stages, rows=batch_size or 1)
+        identity = StagedIdentity(settings, identity.leaves, stages=stages)
     return recipe.dataset(
         order,
         identity,
@@ -326,12 +320,8 @@ class _Recipe:
     ) -> SavableDataset:
         """The data set: of batches by tokens, or of a number of samples."""
         common |= {"leaves": leaves, "task_encoder": self.encoder, "worker_config": self.worker_config}
-        if self.tokens is None:
-            return assembled(order, identity, self.chunking, batch_size=self.batch_size, refill=refill, **common)
-        if self.tokens.length_column is None:
-            return encoded_token_dataset(order, identity, self.tokens, self.chunking, **common)
-        refuse_chunking(self.chunking)
-        return token_dataset(order, identity, self.tokens, drop_last=self.chunking.drop_last, **common)
+        batch_size = self.batch_size
+        return assembled(order, identity, self.chunking, self.tokens, batch_size=batch_size, refill=refill, **common)
 
 
 def _find(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:

@@ -9,7 +9,7 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.errors import TopologyError
 
-__all__ = ["deal", "ratio_of_mean_to_max"]
+__all__ = ["assign", "ratio_of_mean_to_max"]
 
 #: Loads are compared as integers, in this fraction of the step's total: floating point could differ between ranks.
 _SCALE = 1 << 40
@@ -21,7 +21,7 @@ def ratio_of_mean_to_max(loads: Ints) -> float:
     return float(loads.mean()) / largest if largest else 1.0
 
 
-def deal(tokens: Ints, cost: Ints, ranks: int) -> Ints:
+def assign(tokens: Ints, cost: Ints, ranks: int) -> Ints:
     """Give each rank the same number of micro-batches, with tokens and attention cost as equal as can be found.
 
     What the step holds does not change, only who does which part of it: so it does not matter to the optimizer.
@@ -41,19 +41,19 @@ def deal(tokens: Ints, cost: Ints, ranks: int) -> Ints:
         TopologyError: the micro-batches cannot be divided into equal numbers.
 
     Example:
-        >>> deal(np.array([9, 5, 1, 5]), np.array([9, 5, 1, 5]), ranks=2).T.tolist()
+        >>> assign(np.array([9, 5, 1, 5]), np.array([9, 5, 1, 5]), ranks=2).T.tolist()
         [[0, 2], [1, 3]]
     """
     if ranks < 1 or len(tokens) % ranks:
         raise TopologyError(
-            f"{len(tokens)} micro-batches of a step cannot be dealt to {ranks} ranks in equal numbers",
+            f"{len(tokens)} micro-batches of a step cannot be assigned to {ranks} ranks in equal numbers",
             fix="make the micro-batches of a step a multiple of the data-parallel ranks",
         )
     if len(tokens) <= ranks:
         return np.arange(len(tokens), dtype=np.int64).reshape(-1, ranks)
     shares = np.stack([_share(tokens), _share(cost)])
-    hands = _exchange(_differencing(shares.sum(axis=0).tolist(), ranks), shares)
-    return np.array(sorted(sorted(hand) for hand in hands), dtype=np.int64).T
+    assignments = _exchange(_differencing(shares.sum(axis=0).tolist(), ranks), shares)
+    return np.array(sorted(sorted(share) for share in assignments), dtype=np.int64).T
 
 
 def _share(values: Ints) -> Ints:
@@ -72,7 +72,7 @@ def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
     heapq.heapify(heap)
     serial = len(heap)
     while len(heap) > 1:
-        # The two partial deals with the largest differences: large sums of one with small sums of the other.
+        # The two partial assignments with the largest differences: large sums of one with small sums of the other.
         _, _, left = heapq.heappop(heap)
         _, _, right = heapq.heappop(heap)
         merged = [(a + b, mine + yours) for (a, mine), (b, yours) in zip(left, reversed(right), strict=True)]
@@ -82,9 +82,9 @@ def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
     return [numbers for _, numbers in heap[0][2]]
 
 
-def _exchange(hands: list[list[int]], shares: Ints) -> list[list[int]]:
+def _exchange(assignments: list[list[int]], shares: Ints) -> list[list[int]]:
     """Swap single micro-batches of the most loaded rank with others while its larger share gets smaller."""
-    held = np.array(hands)  # [ranks, each]
+    held = np.array(assignments)  # [ranks, each]
     loads = shares[:, held].sum(axis=2)  # [2, ranks]
     for _ in range(4 * held.size):
         worst = int(loads.max(axis=0).argmax())
@@ -102,4 +102,4 @@ def _exchange(hands: list[list[int]], shares: Ints) -> list[list[int]]:
         loads[:, worst] -= change
         loads[:, other] += change
         held[worst, i], held[other, j] = held[other, j], held[worst, i]
-    return [[int(number) for number in hand] for hand in held]
+    return [[int(number) for number in share] for share in held]

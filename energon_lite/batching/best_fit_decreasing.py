@@ -27,7 +27,7 @@ _SHORT = 1 << 16
 class BestFitDecreasing:
     """Best fit decreasing: the fullest micro-batches there are, at 99.9 % mostly.
 
-    The sizes are packed as a histogram; then samples are dealt into the places of their size in a random order, which
+    The sizes are packed as a histogram; then samples are assigned to the places of their size in a random order, which
     depends on the seed. Long samples still meet long ones more often than by chance, because they are placed while only
     long ones are there: where that bias matters, and ten or more samples fit into a micro-batch, take :class:`BestFit`.
 

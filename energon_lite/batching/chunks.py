@@ -2,7 +2,7 @@
 
 A pass is cut into chunks of equal length. What a chunk's samples become depends on nothing outside of it, so any chunk
 can be worked on by itself, anywhere; only the few that do not fill a batch at its end go on to a later chunk of the
-same lane. Chunks are dealt to lanes like cards: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
+same lane. Chunks are assigned to lanes in turn: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
 is the next one of lane ``m % lanes``.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_lite.batching.plan import ChunkedOrder
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.orders import Addresses
@@ -27,27 +28,27 @@ _TYPICAL_BATCH = 32
 
 
 @dataclass(frozen=True)
-class ChunkPlan:
+class ChunkPlan(ChunkedOrder):
     """Chunks of a pass, and how their samples become batches.
 
     Args:
         order: the order of the samples. If it ends, so does each pass.
         batch_size: samples in a micro-batch; None: as the groups say, or single samples.
-        chunk_size: positions in a chunk.
+        chunk: positions in a chunk.
         packing_buffer_size: samples in a buffer of packing; None: no packing.
         keep_remainder: what is left at a chunk's end, or at that of the pass, becomes smaller batches; else it is
             dropped.
         carries: what is left at a chunk's end goes on to another chunk, where batches are of so many samples.
 
     Example:
-        >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk_size=3)
+        >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk=3)
         >>> plan.count(0), [plan.addresses(number, 0).index.tolist() for number in (0, 1)]
         (2, [[0, 1, 2], [3, 4]])
     """
 
     order: Order
     batch_size: int | None
-    chunk_size: int
+    chunk: int
     packing_buffer_size: int | None = None
     keep_remainder: bool = True
     carries: bool = False
@@ -55,25 +56,18 @@ class ChunkPlan:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None")
-        if self.chunk_size < 1:
-            raise UsageError(f"chunk_size is {self.chunk_size}", fix="give at least 1")
-        if self.chunk_size < (self.packing_buffer_size or 1):
+        if self.chunk < 1:
+            raise UsageError(f"chunk_size is {self.chunk}", fix="give at least 1")
+        if self.chunk < (self.packing_buffer_size or 1):
             raise UsageError(
-                f"chunk_size is {self.chunk_size}, but packing_buffer_size {self.packing_buffer_size}: no buffer would "
+                f"chunk_size is {self.chunk}, but packing_buffer_size {self.packing_buffer_size}: no buffer would "
                 "ever be full",
                 fix="give a multiple of packing_buffer_size, or leave out chunk_size",
             )
 
-    def count(self, pass_number: int) -> int | None:
-        """Chunks of a pass; None: it never ends."""
-        bounds = self.order.bounds(pass_number)
-        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk_size)
-
     def addresses(self, number: int, pass_number: int, first: int = 0) -> Addresses:
         """Addresses of a chunk's samples, from its ``first`` position on."""
-        bounds = self.order.bounds(pass_number)
-        start = (0 if bounds is None else bounds[0]) + number * self.chunk_size
-        stop = start + self.chunk_size if bounds is None else min(start + self.chunk_size, bounds[1])
+        start, stop = self.positions(pass_number, number)
         return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
 
 

@@ -34,6 +34,7 @@ def keep_apart(batches: MicroBatches, sample: Ints, sizes: Ints, keys: Ints, fit
         keys: key length of each entry, ``[entries]``.
         fits: what a micro-batch may consist of.
     """
+    positions = len(sample)
     places, position = np.unique(batches.sample, return_inverse=True)
     owner = np.unique(sample[places], return_inverse=True)[1]  # of each place
     copies = np.bincount(owner)
@@ -42,15 +43,10 @@ def keep_apart(batches: MicroBatches, sample: Ints, sizes: Ints, keys: Ints, fit
     moved = _Crowd(batches, owner[position], copies, sizes, keys, fits).spread()
     entries = np.array([entry for members in moved for entry in members], dtype=np.int64)
     rows = np.array([len(members) for members in moved], dtype=np.int64)
-    length, batch = batches.length[entries], np.repeat(np.arange(len(rows)), rows)
-    return replace(
-        batches,
-        sample=places[_in_order(position[entries], length, batch, owner)],
-        start=batches.start[entries],
-        length=length,
-        offsets=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
-        lateness_bound=max(batches.lateness_bound, len(sample)),
-    )
+    apart = batches.regrouped(entries, rows)
+    batch = np.repeat(np.arange(len(rows)), rows)
+    sample = places[_in_order(position[entries], apart.length, batch, owner)]
+    return replace(apart, sample=sample, lateness_bound=max(batches.lateness_bound, positions))
 
 
 def _in_order(position: Ints, length: Ints, batch: Ints, owner: Ints) -> Ints:

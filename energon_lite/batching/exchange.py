@@ -58,7 +58,10 @@ def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) ->
         ([64, 32, 16], [64, 24, 24])
     """
     if not batches.packed:
-        raise UsageError("samples can be exchanged between packed micro-batches only", fix="deal whole micro-batches")
+        raise UsageError(
+            "samples can be exchanged between packed micro-batches only",
+            fix="assign whole micro-batches",
+        )
     sizes, costs = capacity.sizes(batches.length), batches.length * batches.length
     parts: list[Ints] = []
     for first in range(0, len(batches), step):
@@ -74,16 +77,7 @@ def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) ->
     order = np.concatenate(parts)
     ends = np.minimum(np.arange(len(batches)) + step, len(batches))
     widest = int((batches.offsets[ends] - batches.offsets[:-1]).max())
-    return MicroBatches(
-        batches.sample[order],
-        batches.start[order],
-        batches.length[order],
-        np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64),
-        True,
-        batches.limit,
-        batches.lateness_bound + widest,
-        batches.counts,
-    )
+    return batches.regrouped(order, [len(part) for part in parts], later=widest)
 
 
 def _even_out(bins: list[_Bin], sizes: Ints, costs: Ints, limit: int) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.batching.balance import deal
+from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.steps import even_step, seat, whole_steps
+from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 
 __all__ = ["PlanMetrics", "even_balance", "lateness", "length_correlation", "measure_plan", "rank_loads"]
 
@@ -51,7 +51,7 @@ class PlanMetrics:
 
 
 def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> PlanMetrics:
-    """The numbers of a plan, with steps of ``ranks * per_rank`` consecutive micro-batches, dealt to the ranks evenly.
+    """The numbers of a plan, with steps of ``ranks * per_rank`` consecutive micro-batches, shared evenly by the ranks.
 
     Args:
         batches: the plan of an epoch, at least one micro-batch.
@@ -81,7 +81,7 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
 def even_balance(
     batches: MicroBatches, capacity: Capacity | None, *, ranks: int = 8, per_rank: int = 1, steps: int | None = None
 ) -> tuple[float, float]:
-    """Balance of tokens and of attention as the loader deals out steps of ``ranks * per_rank`` micro-batches.
+    """Balance of tokens and of attention as the loader assigns steps of ``ranks * per_rank`` micro-batches.
 
     Args:
         batches: the plan.
@@ -92,12 +92,14 @@ def even_balance(
     step = ranks * per_rank
     whole = whole_steps(batches, step, capacity)
     count = len(whole) // step if steps is None else min(steps, len(whole) // step)
-    seats = np.array([[seat(rank, ranks, turn) + turn * ranks for rank in range(ranks)] for turn in range(per_rank)])
+    slots = np.array(
+        [[rank_slot(rank, ranks, turn) + turn * ranks for rank in range(ranks)] for turn in range(per_rank)]
+    )
     loads = np.zeros((2, count, ranks), dtype=np.int64)
     for number in range(count):
         even = even_step(whole.select(np.arange(number * step, (number + 1) * step)), capacity)
-        loads[0, number] = even.space()[seats].sum(axis=0)
-        loads[1, number] = even.attention()[seats].sum(axis=0)
+        loads[0, number] = even.space()[slots].sum(axis=0)
+        loads[1, number] = even.attention()[slots].sum(axis=0)
     return _mean_balance(loads[0]), _mean_balance(loads[1])
 
 
@@ -108,10 +110,10 @@ def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple
     tokens, squares = (values[: shape[0] * step].reshape(shape) for values in (batches.space(), batches.attention()))
     if per_rank == 1:
         return tokens, squares
-    hands = [deal(mine, costs, ranks) for mine, costs in zip(tokens, squares, strict=True)]
-    dealt = np.array(hands, dtype=np.int64).reshape(shape[0], step)
+    assignments = [assign(mine, costs, ranks) for mine, costs in zip(tokens, squares, strict=True)]
+    assigned = np.array(assignments, dtype=np.int64).reshape(shape[0], step)
     rows = np.arange(shape[0])[:, None]
-    loads = (values[rows, dealt].reshape(shape[0], per_rank, ranks).sum(axis=1) for values in (tokens, squares))
+    loads = (values[rows, assigned].reshape(shape[0], per_rank, ranks).sum(axis=1) for values in (tokens, squares))
     return next(loads), next(loads)
 
 

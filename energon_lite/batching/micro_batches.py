@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -130,17 +130,24 @@ class MicroBatches:
     def select(self, numbers: Ints) -> MicroBatches:
         """Micro-batches ``numbers``, in this order, with the same settings and counts."""
         rows = self.rows()[numbers]
-        offsets = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
-        entries = np.repeat(self.offsets[:-1][numbers] - offsets[:-1], rows) + np.arange(offsets[-1])
-        return MicroBatches(
-            self.sample[entries],
-            self.start[entries],
-            self.length[entries],
-            offsets,
-            self.packed,
-            self.limit,
-            self.lateness_bound,
-            self.counts,
+        before = np.cumsum(rows) - rows
+        return self.regrouped(np.repeat(self.offsets[:-1][numbers] - before, rows) + np.arange(rows.sum()), rows)
+
+    def regrouped(self, entries: Ints, rows: Ints | Sequence[int], *, later: int = 0) -> MicroBatches:
+        """The same samples in other micro-batches, with the same settings and counts.
+
+        Args:
+            entries: numbers of entries, micro-batch by micro-batch.
+            rows: entries of each micro-batch.
+            later: an entry may come so many places later than it did.
+        """
+        return replace(
+            self,
+            sample=self.sample[entries],
+            start=self.start[entries],
+            length=self.length[entries],
+            offsets=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
+            lateness_bound=self.lateness_bound + later,
         )
 
 

@@ -1,28 +1,126 @@
 """Which samples make up which micro-batch. Integers only: no torch, no I/O.
 
 A run is a sequence of *passes* (what one ``for`` loop over the loader yields), a pass is a sequence of micro-batches,
-numbered from 0, and a micro-batch is a list of sample addresses. The plan is the same on every rank; micro-batch ``m``
-of a pass goes to the data-parallel rank ``m % world_size`` (counted from the last restore), so all ranks together walk
-through one global sequence.
+and a micro-batch is a list of sample addresses. The plan is the same on every rank; in each step every rank takes one
+of the next ``world_size`` micro-batches, so all ranks together go through one global sequence.
+
+A plan is made chunk by chunk: of a fixed number of samples, a chunk is one micro-batch, and everything follows from its
+number; by tokens (:mod:`energon_lite.batching.token_plan`), a chunk has as many micro-batches as its samples make up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
 from energon_lite.batching.address_list import AddressList
+from energon_lite.batching.oversize import Counts
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
+from energon_lite.order.permutation import MAX_LENGTH
 
-__all__ = ["FixedPlan"]
+__all__ = ["ChunkedOrder", "FixedPlan", "Place", "Plan"]
+
+#: Where a micro-batch is in its pass: the number of its plan chunk and, where that can have several, its number there.
+Place = tuple[int, ...]
+
+#: Batches whose addresses are looked up at once, and samples in them at most.
+_TOGETHER, _SAMPLES_TOGETHER = 64, 1 << 14
+
+
+class ChunkedOrder:
+    """An order that is cut into chunks of equal length; a base class of frozen dataclasses.
+
+    Attributes:
+        order: the order of the samples. If it ends, so does each pass.
+        chunk: positions in a chunk; the last one of a pass may have fewer.
+    """
+
+    order: Order
+    chunk: int
+
+    @cached_property
+    def count(self) -> Callable[[int], int | None]:
+        """``count(pass_number)``: chunks in a pass, over all ranks together; None: it never ends."""
+        return lru_cache(self._count)  # asked at every step
+
+    def _count(self, pass_number: int) -> int | None:
+        bounds = self.order.bounds(pass_number)
+        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
+
+    def positions(self, pass_number: int, number: int) -> tuple[int, int]:
+        """The first position of a chunk in the order, and that behind its last one."""
+        bounds = self.order.bounds(pass_number) or (0, MAX_LENGTH)
+        first = bounds[0] + number * self.chunk
+        return first, min(first + self.chunk, bounds[1])
+
+    def reaches(self, pass_number: int, number: int) -> bool:
+        """Whether there are positions as far as a chunk's beginning."""
+        bounds = self.order.bounds(pass_number) or (0, 0)
+        return max(bounds[1], number * self.chunk) < MAX_LENGTH // 2
+
+
+class Plan(ChunkedOrder, ABC):
+    """The micro-batches of a run, chunk by chunk."""
+
+    #: The first place of each pass.
+    start: ClassVar[Place] = (0,)
+
+    @property
+    def rows(self) -> int | None:
+        """Samples in a full micro-batch; None: micro-batches differ, and how many there are is known when all of them
+        are planned."""
+        return None
+
+    @property
+    def together(self) -> int:
+        """Micro-batches that are best looked up at once."""
+        return 1
+
+    def end(self, pass_number: int) -> Place:
+        """The place behind the last micro-batch of a pass that ends."""
+        return (self.count(pass_number) or 0, *self.start[1:])
+
+    @abstractmethod
+    def has(self, pass_number: int, place: Place) -> bool:
+        """Whether there is such a place in a pass, its end included."""
+
+    @abstractmethod
+    def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
+        """The place so many micro-batches further on (or back, if it is negative), and how many it really is: fewer at
+        the end of the pass."""
+
+    @abstractmethod
+    def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
+        """For each place the addresses ``(leaf, index, epoch)`` of its micro-batch, with ``(first token, tokens, 1 if
+        that is not the whole sample)`` behind them where tokens are planned; none at the end of the pass."""
+
+    def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
+        """Which of the next ``world_size`` micro-batches from a place on a rank takes."""
+        return rank
+
+    def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
+        """What did not get into a micro-batch in chunks ``first`` to ``stop - 1``, which are now in use: those after
+        them should be planned soon."""
+        return Counts()
+
+    def undelivered(self, pass_number: int, place: Place) -> int:
+        """Samples that are in micro-batches of a place's chunk from the place on, if others were before it."""
+        return 0
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What batches these are, in a few words."""
 
 
 @dataclass(frozen=True)
-class FixedPlan:
+class FixedPlan(Plan):
     """Micro-batches of a fixed number of samples.
 
     Args:
@@ -32,42 +130,61 @@ class FixedPlan:
 
     Example:
         >>> plan = FixedPlan(ConcatOrder([5]), batch_size=2)
-        >>> plan.count(0), plan.batches([0, 2])
+        >>> plan.count(0), plan.batches([(0,), (2,)])
         (3, [[(0, 0, 0), (0, 1, 0)], [(0, 4, 0)]])
     """
 
     order: Order
     batch_size: int | None
     drop_last: bool = False
+    chunk: int = field(init=False)  # each micro-batch is one
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None for single samples")
+        object.__setattr__(self, "chunk", self.batch_size or 1)
 
     @property
     def rows(self) -> int:
-        """Samples in a full micro-batch."""
-        return self.batch_size or 1
+        return self.chunk
 
-    def count(self, pass_number: int) -> int | None:
-        """Micro-batches in a pass, over all ranks together; None: it never ends."""
+    @property
+    def together(self) -> int:
+        return max(1, min(_TOGETHER, _SAMPLES_TOGETHER // self.chunk))
+
+    def _count(self, pass_number: int) -> int | None:
         bounds = self.order.bounds(pass_number)
-        if bounds is None:
-            return None
-        length = bounds[1] - bounds[0]
-        return length // self.rows if self.drop_last else -(-length // self.rows)
+        if bounds is None or not self.drop_last:
+            return super()._count(pass_number)
+        return (bounds[1] - bounds[0]) // self.chunk
 
-    def batches(self, numbers: Sequence[int], pass_number: int = 0) -> list[AddressList]:
-        """For each micro-batch of ``numbers`` its addresses ``(leaf, index, epoch)``. One look-up for all of them."""
-        if not len(numbers):
+    def has(self, pass_number: int, place: Place) -> bool:
+        count = self.count(pass_number)
+        inside = len(place) == 1 and (count is None or place[0] <= count)
+        return inside and self.reaches(pass_number, place[0])
+
+    def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
+        count = self.count(pass_number)
+        if count is not None:
+            batches = min(batches, count - place[0])
+        return (place[0] + batches,), batches
+
+    def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
+        """See :class:`Plan`; one look-up for all of them."""
+        if not len(places):
             return []
-        bounds = self.order.bounds(pass_number)
+        bounds, count = self.order.bounds(pass_number), self.count(pass_number)
         first = 0 if bounds is None else bounds[0]
-        starts = np.asarray(numbers, dtype=np.int64) * self.rows + first
-        sizes = np.full(len(starts), self.rows) if bounds is None else np.minimum(self.rows, bounds[1] - starts)
+        starts = np.array(places, dtype=np.int64)[:, 0] * self.chunk + first
+        sizes = np.full(len(starts), self.chunk)
+        if bounds is not None and count is not None:
+            sizes = np.clip(min(bounds[1], first + count * self.chunk) - starts, 0, self.chunk)
         edges = np.r_[0, np.cumsum(sizes)]
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
         found = self.order.lookup(np.repeat(starts, sizes) + inside)
         leaf, index, epoch = (column.tolist() for column in found.columns())
-        places = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
-        return [AddressList(leaf[here], index[here], epoch[here]) for here in places]
+        slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
+        return [AddressList(leaf[here], index[here], epoch[here]) for here in slices]
+
+    def describe(self) -> str:
+        return f"batches of {self.chunk}"

@@ -13,14 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.balance import deal
+from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 
-__all__ = ["even_step", "seat", "whole_steps"]
+__all__ = ["even_step", "rank_slot", "whole_steps"]
 
 #: Samples are exchanged inside groups of so many micro-batches, the first of these numbers that divides the step: the
 #: work then grows with the step, not with its square.
@@ -35,7 +35,7 @@ def whole_steps(
 ) -> MicroBatches:
     """Divide the samples of the last step among as many micro-batches as the others have.
 
-    Packed ones are dealt out anew, the longest first, each to the emptiest. Of padded ones, and where that exceeds the
+    Packed ones are assigned anew, the longest first, each to the emptiest. Of padded ones, and where that exceeds the
     capacity, the fullest is halved, again and again, so that nothing exceeds it. Fewer samples than micro-batches leave
     some of them empty.
 
@@ -54,38 +54,31 @@ def whole_steps(
     first = len(batches) - len(batches) % step
     start = int(batches.offsets[first])
     lengths = batches.length[start:]
-    hands = None
+    assignments = None
     if batches.packed and capacity is not None and stretches.are_alike(batches.sample[start:]):
-        hands = _dealt(capacity.sizes(lengths).tolist(), step, capacity.limit)
-    if hands is None:
-        hands = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
-    entries = np.concatenate([np.arange(start), *(start + hand for hand in hands)])
-    offsets = np.cumsum([start, *map(len, hands)])
-    return replace(
-        batches,
-        sample=batches.sample[entries],
-        start=batches.start[entries],
-        length=batches.length[entries],
-        offsets=np.concatenate([batches.offsets[:first], offsets]).astype(np.int64),
-        lateness_bound=batches.lateness_bound + len(lengths),
-    )
+        assignments = _assigned(capacity.sizes(lengths).tolist(), step, capacity.limit)
+    if assignments is None:
+        assignments = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
+    entries = np.concatenate([np.arange(start), *(start + share for share in assignments)])
+    rows = [*batches.rows()[:first], *map(len, assignments)]
+    return batches.regrouped(entries, rows, later=len(lengths))
 
 
-def _dealt(sizes: list[int], count: int, limit: int) -> list[Ints] | None:
-    """Numbers of the samples of each of ``count`` hands; None if one would exceed the limit."""
-    hands: list[list[int]] = [[] for _ in range(count)]
+def _assigned(sizes: list[int], count: int, limit: int) -> list[Ints] | None:
+    """Numbers of the samples of each of ``count`` assignments; None if one would exceed the limit."""
+    assignments: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, number) for number in range(count)]
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        load, hand = heapq.heappop(heap)
+        load, share = heapq.heappop(heap)
         if load + sizes[number] > limit:
             return None
-        hands[hand].append(number)
-        heapq.heappush(heap, (load + sizes[number], hand))
-    return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
+        assignments[share].append(number)
+        heapq.heappush(heap, (load + sizes[number], share))
+    return [np.array(sorted(share), dtype=np.int64) for share in assignments]
 
 
 def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
-    """Numbers of the samples of each of ``count`` hands, of which there were fewer, between edges."""
+    """Numbers of the samples of each of ``count`` assignments, of which there were fewer, between edges."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     while len(edges) <= count:
         divisible = np.flatnonzero(np.diff(edges) > 1)
@@ -103,7 +96,7 @@ def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stret
     """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
 
     Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
-    are only brought into order: an exchange would add padding. :func:`seat` makes use of the order.
+    are only brought into order: an exchange would add padding. :func:`rank_slot` makes use of the order.
 
     Args:
         batches: those of one step.
@@ -122,8 +115,8 @@ def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stret
 
 def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -> MicroBatches:
     groups = _groups(len(batches))
-    hands = deal(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
-    even = exchange_samples(batches.select(hands.T.reshape(-1)), _bound(batches, capacity), step=len(hands))
+    assignments = assign(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
+    even = exchange_samples(batches.select(assignments.T.reshape(-1)), _bound(batches, capacity), step=len(assignments))
     if sample is None:
         return even
     sizes = capacity.sizes(even.length)
@@ -131,14 +124,14 @@ def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -
     return apart if len(apart) == len(batches) else batches
 
 
-def seat(rank: int, world: int, turn: int) -> int:
+def rank_slot(rank: int, world: int, turn: int) -> int:
     """Which of the ``world`` micro-batches of a turn a rank takes.
 
-    The costliest come first, so every second turn is dealt the other way round: where a step has several turns, the
+    The costliest come first, so every second turn is assigned the other way round: where a step has several turns, the
     sums of the ranks are nearer to each other then.
 
     Example:
-        >>> [seat(0, world=4, turn=turn) for turn in range(4)]
+        >>> [rank_slot(0, world=4, turn=turn) for turn in range(4)]
         [0, 3, 0, 3]
     """
     return world - 1 - rank if turn % 2 else rank

@@ -77,7 +77,8 @@ _UNIT_OF: dict[str, Unit] = {"capacity": "padded_tokens", "sorted_window": "padd
 
 
 def register_strategy(name: str) -> Callable[[_T], _T]:
-    """Decorates a strategy of one's own, which documents and saved states call ``name`` from then on.
+    """Decorates a strategy of one's own, which documents and saved states call ``name`` from then on. The annotations
+    of its fields say what its document may hold, as :mod:`energon_lite.documents.typed` reads them.
 
     Args:
         name: not that of another strategy; it may be the same class again, imported anew.

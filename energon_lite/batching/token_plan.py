@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.steps import even_step, whole_steps
-from energon_lite.batching.strategy import CHUNK, Strategy, packing_capacity
+from energon_lite.batching.oversize import Counts
+from energon_lite.batching.plan import Place, Plan
+from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.batching.steps import even_step, rank_slot, whole_steps
+from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Addresses
 
-__all__ = ["Lengths", "Piece", "PlannedChunk", "TokenPlan"]
+__all__ = ["Lengths", "PlannedChunk", "Span", "TokenPlan"]
 
-#: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)``.
-Piece = tuple[int, int, int, int, int, int]
+#: A sample, or a part of it: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)``.
+Span = tuple[int, ...]
 
+#: Keeps the hashes for different purposes apart.
 _PLAN = 31
+#: Chunks of an endless stream without any micro-batch, one after the other, after which there is no hope.
+_PATIENCE = 16
 
 
 class Lengths(Protocol):
@@ -57,16 +64,16 @@ class PlannedChunk:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def pieces(self, number: int) -> list[Piece]:
+    def spans(self, number: int) -> list[Span]:
         """What micro-batch ``number`` of the chunk is made of."""
-        return self._pieces(self.batches, number)
+        return self._spans(self.batches, number)
 
-    def step_pieces(self, first: int, count: int) -> list[list[Piece]]:
+    def step_spans(self, first: int, count: int) -> list[list[Span]]:
         """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
         even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity, self.stretches)
-        return [self._pieces(even, number) for number in range(count)]
+        return [self._spans(even, number) for number in range(count)]
 
-    def _pieces(self, batches: MicroBatches, number: int) -> list[Piece]:
+    def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
         first, last = batches.offsets[number : number + 2]
         sample, start, length = (column[first:last] for column in (batches.sample, batches.start, batches.length))
         columns = [column[sample] for column in self.addresses.columns()]
@@ -76,7 +83,7 @@ class PlannedChunk:
 
 
 @dataclass(frozen=True)
-class TokenPlan:
+class TokenPlan(Plan):
     """Cuts an order into chunks of positions, and each of them into micro-batches. Where an epoch ends inside of a
     chunk, it ends between two micro-batches (:func:`~energon_lite.batching.epochs.plan_epochs`).
 
@@ -97,7 +104,7 @@ class TokenPlan:
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
-        >>> plan.chunk_count(0), plan.make(0, 0).pieces(1)
+        >>> plan.count(0), plan.make(0, 0).spans(1)
         (1, [(0, 2, 0, 0, 7, 0), (0, 3, 0, 0, 8, 0)])
     """
 
@@ -115,10 +122,87 @@ class TokenPlan:
         if self.step is not None and self.step < 1:
             raise UsageError(f"micro_batches_per_step is {self.step}", fix="give at least 1, or None")
 
-    def chunk_count(self, pass_number: int) -> int | None:
-        """Chunks of a pass; None: it never ends."""
-        bounds = self.order.bounds(pass_number)
-        return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
+    start: ClassVar[Place] = (0, 0)
+
+    @cached_property
+    def chunks(self) -> PlansAhead[PlannedChunk]:
+        """The chunks that are in use, by pass and number."""
+        return PlansAhead(self.make)
+
+    @cached_property
+    def steps(self) -> PlansAhead[list[list[Span]]]:
+        """The micro-batches of steps that are evened out, by pass, chunk, and number of the step in the chunk."""
+        return PlansAhead(self._make_step)
+
+    def _make_step(self, pass_number: int, chunk: int, number: int) -> list[list[Span]]:
+        size = self.step or 1
+        return self.chunks.get(pass_number, chunk).step_spans(number * size, size)
+
+    def has(self, pass_number: int, place: Place) -> bool:
+        if len(place) != 2 or not self.reaches(pass_number, place[0]):
+            return False
+        count, (chunk, batch) = self.count(pass_number), place
+        if count is not None and chunk >= count:
+            return place == (count, 0)
+        return batch == 0 or batch < len(self.chunks.get(pass_number, chunk))
+
+    def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
+        """See :class:`~energon_lite.batching.plan.Plan`. The chunks on the way are planned.
+
+        Raises:
+            UsageError: samples are dropped, chunk after chunk, and no micro-batch is left.
+        """
+        count = self.count(pass_number)
+        chunk, batch, empty = place[0], place[1] + batches, 0
+        while batch < 0 < chunk:
+            chunk -= 1
+            batch += len(self.chunks.get(pass_number, chunk))
+        if batch < 0:
+            return self.start, batches - batch
+        while count is None or chunk < count:
+            size = len(self.chunks.get(pass_number, chunk))
+            if batch < size:
+                return (chunk, batch), batches
+            chunk, batch, empty = chunk + 1, batch - size, 0 if size else empty + 1
+            if empty >= _PATIENCE:
+                raise UsageError(
+                    f"{empty * self.chunk} samples in a row are above the capacity, and are dropped",
+                    fix="raise the capacity, or choose another `oversize`",
+                )
+        return (chunk, 0), batches - batch
+
+    def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[Span]]:
+        return [self._batch(pass_number, *place) for place in places]
+
+    def _batch(self, pass_number: int, chunk: int, batch: int) -> list[Span]:
+        if chunk == self.count(pass_number):
+            return []
+        planned = self.chunks.get(pass_number, chunk)
+        if self.step is None:
+            return planned.spans(batch)
+        number, inside = divmod(batch, self.step)
+        spans = self.steps.get(pass_number, chunk, number)[inside]
+        if (number + 1) * self.step < len(planned):
+            self.steps.prepare(pass_number, chunk, number + 1)
+        return spans
+
+    def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
+        return rank if self.step is None else rank_slot(rank, world_size, place[1] % self.step // world_size)
+
+    def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
+        count = self.count(pass_number)
+        found = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
+        if count is None or stop < count:
+            self.chunks.prepare(pass_number, stop)
+        return found
+
+    def undelivered(self, pass_number: int, place: Place) -> int:
+        batches = self.chunks.get(pass_number, place[0]).batches
+        return len(np.unique(batches.sample[batches.offsets[place[1]] :]))
+
+    def describe(self) -> str:
+        steps = "" if self.step is None else f", steps of {self.step} micro-batches"
+        return f"batches by {describe(self.strategy)}{steps}"
 
     def make(self, pass_number: int, number: int) -> PlannedChunk:
         """Plan chunk ``number`` of a pass.
@@ -126,9 +210,7 @@ class TokenPlan:
         Raises:
             UsageError: a sample does not fit, and the strategy says that this is an error.
         """
-        bounds = self.order.bounds(pass_number)
-        first = number * self.chunk + (0 if bounds is None else bounds[0])
-        last = first + self.chunk if bounds is None else min(first + self.chunk, bounds[1])
+        first, last = self.positions(pass_number, number)
         addresses = self.order.lookup(np.arange(first, last, dtype=np.int64))
         lengths = _lengths_at(addresses, self.lengths)
         batches, stretches = plan_epochs(

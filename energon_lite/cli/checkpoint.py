@@ -10,15 +10,9 @@ import click
 
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError
-from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.states.files import (
-    SUFFIXES,
-    FoundState,
-    find_states,
-    read_state_files,
-    write_state_file,
-)
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.iterators.state import State
+from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.summary import summary, summary_lines
 
 __all__ = ["command"]
@@ -78,7 +72,7 @@ def merge(states: tuple[str, ...], output: str) -> None:
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
 def redist(states: tuple[str, ...], world: int, output: str, suffix: str | None) -> None:
     """Divide the state of a run among another number of ranks: a file loader_rankN for each of them."""
-    own = dealt(_whole(_found(states)), world)
+    own = redistributed(_whole(_found(states)), world)
     if os.path.isdir(output) and os.listdir(output):
         raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)

@@ -8,8 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from energon_lite.config.metadataset import LeafSpec
-    from energon_lite.storage.read.source import OpenedSource
-    from energon_lite.storage.read.webdataset import WebdatasetSource
+    from energon_lite.storage.read.source import AnySource
 
 __all__ = ["open_dataset", "split_config_option", "split_part_option"]
 
@@ -17,9 +16,7 @@ split_part_option = click.option("--split-part", default="train", help="Of a dat
 split_config_option = click.option("--split-config", default="split.yaml", help="Of a folder: the file of its splits.")
 
 
-def open_dataset(
-    path: str, split_part: str, split_config: str
-) -> list[tuple[LeafSpec, WebdatasetSource | OpenedSource]]:
+def open_dataset(path: str, split_part: str, split_config: str) -> list[tuple[LeafSpec, AnySource]]:
     """What the documents say of each data set of a folder or a blend, and its samples.
 
     Raises:

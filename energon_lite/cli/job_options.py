@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["job_options"]
+__all__ = ["job_options", "json_object"]
+
+
+def json_object(text: str | None, option: str, example: str) -> dict[str, Any] | None:
+    """The value of an option that is a JSON object; None if it is not given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text is None:
+        return None
+    cure = f"write it like {option} '{example}', in single quotes"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not JSON: {error}", fix=cure) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} is not a JSON object", fix=cure)
+    return value
 
 
 def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:

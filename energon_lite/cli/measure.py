@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
+from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import Show, progress
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
@@ -92,7 +92,7 @@ def command(
         check_column_name(name)
     encoder = make_task_encoder(task_encoder)
     length = SampleLength(encoder, length_field)
-    labels = _labels(subflavors)
+    labels = json_object(subflavors or None, "--subflavors", '{"kind": "chat"}') or {}
     # An empty split stands for all shards.
     parts = split_parts or (("train",) if is_metadataset(path) else ("",))
     specs = [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, labels)]
@@ -123,18 +123,6 @@ def command(
 def measuring(folder: str, wanted: bool) -> AbstractContextManager[Show | None]:
     """Show how far the measuring of a data set is."""
     return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
-
-
-def _labels(text: str | None) -> dict[str, Any]:
-    """What ``--subflavors`` says."""
-    cure = """write them like --subflavors '{"kind": "chat"}', in single quotes"""
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise UsageError(f"--subflavors is not JSON: {error}", fix=cure) from None
-    if not isinstance(value, dict):
-        raise UsageError("--subflavors is not a JSON object", fix=cure)
-    return value
 
 
 def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:

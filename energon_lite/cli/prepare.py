@@ -5,7 +5,6 @@ The options are those of ``energon prepare``. What is not given is asked, unless
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
+from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
@@ -25,17 +24,16 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import find_shards, merge_scans
+from energon_lite.storage.prepare.dataset_scan import merge_scans
 from energon_lite.storage.prepare.prepare import (
     PrepareReport,
-    check_not_prepared,
     index_again,
     prepare_jsonl,
+    scan_share,
     share_report,
     write_prepared,
 )
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
@@ -154,14 +152,16 @@ def _index_again(asked: _Options) -> None:
 def _prepare_folder(asked: _Options) -> None:
     # All that can be wrong is found before shards are read, which may take long.
     ranks, patterns, fields = asked.ranks, _check_options(asked), _parse_field_map(asked.field_map)
-    shards = find_shards(asked.root, asked.exclude)
-    if not ranks.rank:
-        check_not_prepared(asked.root, asked.force_overwrite)
     with progress(asked.show_progress, "Indexing", "shards") as show:
-        scans = ShardScans(
-            asked.root, shards, ranks=ranks, workers=asked.num_workers, rescan=asked.rescan, progress=show
+        scans = scan_share(
+            asked.root,
+            asked.exclude,
+            asked.force_overwrite,
+            ranks,
+            workers=asked.num_workers,
+            rescan=asked.rescan,
+            progress=show,
         )
-        scans.do_share()
         if ranks.rank:
             _show_share(share_report(scans), ranks)
             return
@@ -230,15 +230,10 @@ def _check_options(asked: _Options) -> list[tuple[str, str]]:
 
 
 def _parse_field_map(text: str | None) -> dict[str, str] | None:
-    if text is None:
-        return None
-    cure = """write it like --field-map '{"image": "jpg,png", "caption": "txt"}', in single quotes"""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--field-map is not JSON: {error}", fix=cure) from None
-    if not isinstance(value, dict) or not all(isinstance(access, str) for access in value.values()):
-        raise UsageError("--field-map is not a JSON object of strings", fix=cure)
+    example = '{"image": "jpg,png", "caption": "txt"}'
+    value = json_object(text, "--field-map", example)
+    if value is not None and not all(isinstance(access, str) for access in value.values()):
+        raise UsageError("--field-map is not a JSON object of strings", fix=f"write it like --field-map '{example}'")
     return value
 
 

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from typing import Any, NamedTuple, cast
 
 from energon_lite.documents import Node
-from energon_lite.errors import ConfigError, TrustError
+from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
 __all__ = ["CLASS_KEYS", "dataset_class", "metadataset_class", "sample_type"]
@@ -53,16 +53,6 @@ class _NamedClass(NamedTuple):
             self.module == package or self.module.startswith(f"{package}.") for package in _OUR_PACKAGES
         )
 
-    def untrusted(self, what: str, fix: str) -> ConfigError:
-        return self.module_node.error(
-            f"the document names {what} of another module, which would have to be imported",
-            fix,
-            expected="the module megatron.energon or energon_lite",
-            found=repr(self.module),
-            choices=_OUR_PACKAGES,
-            kind=TrustError,
-        )
-
 
 def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
     """What the entries ``__class__`` and ``__module__`` say; None if neither is there."""
@@ -76,25 +66,39 @@ def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
     return None
 
 
-def _unknown(named: _NamedClass, what: str, choices: Collection[str]) -> ConfigError:
-    name, fix = named.name, "use one of these"
-    near: Collection[str] = ()
-    if name in SAMPLE_TYPES:
+def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) -> None:
+    """Refuse what is none of ``choices``; ``fix`` is for a class of another module."""
+    if named.is_foreign:
+        raise named.module_node.error(
+            f"the document names {what} of another module, which would have to be imported",
+            fix,
+            expected="the module megatron.energon or energon_lite",
+            found=repr(named.module),
+            choices=_OUR_PACKAGES,
+            kind=TrustError,
+        )
+    name = named.name
+    near: tuple[str, ...] = ()
+    if name in choices:
+        return
+    said, cure = f"{name} does not belong here", "use one of these"
+    if choices is METADATASETS:
+        said, cure, near = f"{name!r} is not {what}", fix, METADATASETS
+    elif name in SAMPLE_TYPES:
         said = f"{name} is a sample type, not a data set"
-        fix = f"write 'sample_type: {name}', and remove '__module__' and '__class__' above it"
+        cure = f"write 'sample_type: {name}', and remove '__module__' and '__class__' above it"
     elif name in METADATASETS:
         said = "this is a metadataset"
-        fix = "give the path of this file itself to get_train_dataset, or as 'path' in another metadataset"
+        cure = "give the path of this file itself to get_train_dataset, or as 'path' in another metadataset"
     elif name in (CRUDE, "CrudeSample"):
-        said = f"{name} does not belong here"
-        fix = "write '__class__: CrudeWebdataset' at the top of dataset.yaml, without sample_type"
+        cure = "write '__class__: CrudeWebdataset' at the top of dataset.yaml, without sample_type"
     elif name == STANDARD or name in TYPED_DATASETS:
-        said, fix = f"{name} does not belong here", "move it to the top of dataset.yaml"
+        cure = "move it to the top of dataset.yaml"
     elif name in NOT_YET:
         said = f"{name} is not supported yet"
     else:
-        said, near = f"unknown class {name!r}", choices
-    return named.node.error(said, fix, expected=f"{what}: {', '.join(choices)}", choices=near)
+        said, near = f"unknown class {name!r}", tuple(choices)
+    raise named.node.error(said, cure, expected=f"{what}: {', '.join(choices)}", choices=near)
 
 
 def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
@@ -114,13 +118,12 @@ def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
     block = isinstance(node.value, dict)
     entries = node.mapping({"__class__"}, {"__module__"}) if block else {"__class__": node}
     named = cast(_NamedClass, _named_class(entries, "sample type"))
-    if named.is_foreign:
-        if not trust_code:
-            raise named.untrusted("a sample type", "if you trust the document and the module, pass trust_code=True")
+    if named.is_foreign and trust_code:
         return _imported_sample_type(named)
-    if named.name in SAMPLE_TYPES:
-        return named.name
-    raise _unknown(named, "a sample type", sorted(SAMPLE_TYPES))
+    _check(
+        named, "a sample type", sorted(SAMPLE_TYPES), "if you trust the document and the module, pass trust_code=True"
+    )
+    return named.name
 
 
 def _imported_sample_type(named: _NamedClass) -> type[Sample]:
@@ -149,11 +152,8 @@ def dataset_class(entries: dict[str, Node]) -> tuple[str, str | None]:
     named = _named_class(entries, "class")
     if named is None:
         return "standard", None
-    if named.is_foreign:
-        fix = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
-        raise named.untrusted("a data set class", fix)
-    if named.name not in (CRUDE, STANDARD, *TYPED_DATASETS):
-        raise _unknown(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)])
+    fix = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
+    _check(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)], fix)
     return "crude" if named.name == CRUDE else "standard", TYPED_DATASETS.get(named.name)
 
 
@@ -165,10 +165,8 @@ def metadataset_class(entries: dict[str, Node]) -> str | None:
         TrustError: a class of another module.
     """
     named = _named_class(entries, "class")
+    if named is None:
+        return None
     fix = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
-    if named is not None and named.is_foreign:
-        raise named.untrusted("a metadataset class", fix)
-    if named is not None and named.name not in METADATASETS:
-        what = f"{named.name!r} is not a metadataset class"
-        raise named.node.error(what, fix, expected="Metadataset or MetadatasetV2", choices=METADATASETS)
-    return None if named is None else named.name
+    _check(named, "a metadataset class", METADATASETS, fix)
+    return named.name

@@ -8,7 +8,6 @@ only if that split is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
@@ -169,7 +168,7 @@ def _split(node: Node, version: str | None) -> Split:
         fix += " and 'blend' instead of 'datasets'" if version is None else ""
         node.refuse(_SPLIT_KINDS, "is a key of MetadatasetV2, but this is a Metadataset", fix, "the key datasets")
         blend = node.mapping(required={"datasets"})["datasets"]
-        return Split(_blend(blend, _older_entry), blend)
+        return Split(_blend(blend), blend)
     what = "is the key of the older Metadataset, but this is a MetadatasetV2"
     node.refuse(["datasets"], what, "rename 'datasets' to 'blend'", _EXPECTED_KIND)
     kinds = [kind for kind in _SPLIT_KINDS if kind in keys]
@@ -184,16 +183,14 @@ def _split(node: Node, version: str | None) -> Split:
         raise _no_kind(node)
     kind = kinds[0]
     if kind == "path":
-        return Split((_single(node),))
+        return Split((_reference(node, kind),))
     if kind == "join":
         return Split((), unsupported=_not_yet(keys[kind]))
     entries = node.mapping(required={kind}, optional={"subset"})
     subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
     if subset is not None and subset.first is not None:
         raise numbers_above_leaf(entries["subset"], f"a {kind}")
-    epochized = kind == "blend_epochized"
-    references = _blend(entries[kind], _epochized_entry if epochized else _weighted_entry)
-    return Split(references, entries[kind], epochized, subset)
+    return Split(_blend(entries[kind]), entries[kind], kind == "blend_epochized", subset)
 
 
 def numbers_above_leaf(node: Node, what: str) -> ConfigError:
@@ -223,8 +220,8 @@ def _not_yet(node: Node) -> ConfigError:
     return node.key_error(f"{node.key!r} is not supported yet", fix, expected="path, blend or blend_epochized")
 
 
-def _blend(node: Node, parse: Callable[[Node], Reference]) -> tuple[Reference, ...]:
-    references = tuple(parse(entry) for entry in node.sequence("data sets, each with a path"))
+def _blend(node: Node) -> tuple[Reference, ...]:
+    references = tuple(_reference(entry, str(node.key)) for entry in node.sequence("data sets, each with a path"))
     if not references:
         fix = "add '- path: ...', or remove the split"
         raise node.error("the blend is empty", fix, expected="at least one data set")
@@ -237,39 +234,33 @@ def _blend(node: Node, parse: Callable[[Node], Reference]) -> tuple[Reference, .
     return references
 
 
-# -- references, each kind with its keys ----------------------------------------------------------------------------
+#: What an entry of each kind of blend may say of its share.
+_SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
+#: What a reference may not say, by the key that leads to it.
+_WITHOUT = {
+    "datasets": {"repetitions", "subset"},
+    "path": {"weight", "repetitions", "subflavor"},
+    "blend": {"repetitions", "subflavor"},
+    "blend_epochized": {"weight", "subflavor"},
+}
 
 
-def _older_entry(node: Node) -> Reference:
-    return read(node, Reference, without={"repetitions", "subset"}, node=node, unsupported=None)
-
-
-def _single(node: Node) -> Reference:
-    for key, blend in (("weight", "blend"), ("repetitions", "blend_epochized")):
-        fix = f"remove it, or write '{blend}:' and this as an entry of its list"
-        node.refuse([key], "outside of a blend has no meaning", fix, f"a list under {blend!r}")
-    return _newer(node, {"weight", "repetitions"})
-
-
-def _weighted_entry(node: Node) -> Reference:
-    return _blend_entry(node, own="weight", other="repetitions", other_blend="blend_epochized")
-
-
-def _epochized_entry(node: Node) -> Reference:
-    return _blend_entry(node, own="repetitions", other="weight", other_blend="blend")
-
-
-def _blend_entry(node: Node, own: str, other: str, other_blend: str) -> Reference:
-    if "join" in node.entries():
-        return Reference(node, node.value["join"], unsupported=_not_yet(node.value["join"]))
-    fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
-    node.refuse(["blend", "blend_epochized"], "inside of a blend", fix, "a reference with the key path")
-    node.refuse([other], f"belongs to {other_blend}", f"use {own!r}", own)
-    return _newer(node, {other})
-
-
-def _newer(node: Node, without: set[str]) -> Reference:
-    aux = node.value.get("aux")
+def _reference(node: Node, kind: str) -> Reference:
+    keys = node.entries()
+    if kind == "datasets":
+        return read(node, Reference, without=_WITHOUT[kind], node=node, unsupported=None)
+    if kind != "path":
+        if "join" in keys:
+            return Reference(node, keys["join"], unsupported=_not_yet(keys["join"]))
+        fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
+        node.refuse(_SHARE_KEYS, "inside of a blend", fix, "a reference with the key path")
+    for blend, key in _SHARE_KEYS.items():
+        if kind == "path":
+            fix = f"remove it, or write '{blend}:' and this as an entry of its list"
+            node.refuse([key], "outside of a blend has no meaning", fix, f"a list under {blend!r}")
+        elif blend != kind:
+            own = _SHARE_KEYS[kind]
+            node.refuse([key], f"belongs to {blend}", f"use {own!r}", own)
+    aux = keys.get("aux")
     unsupported = None if aux is None or aux.is_null else _not_yet(aux)
-    without = without | {"subflavor"}
-    return read(node, Reference, without=without, ignored={"aux"}, node=node, unsupported=unsupported)
+    return read(node, Reference, without=_WITHOUT[kind], ignored={"aux"}, node=node, unsupported=unsupported)

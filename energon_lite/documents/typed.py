@@ -100,8 +100,8 @@ def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
         if isinstance(note, str):
             return _value(node, inner, note)
         return None if node.is_null and type(None) in get_args(inner) else note(node)
-    if origin in (Union, types.UnionType):
-        (inner,) = (one for one in arguments if one is not type(None))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        inner = arguments[arguments[0] is type(None)]
         return None if node.is_null else _value(node, inner, words)
     if annotation is Node:
         return node
@@ -111,7 +111,7 @@ def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
         return read(node, annotation)  # type: ignore[arg-type]
     if origin is Literal:
         if node.value not in arguments:
-            raise node.wrong(f"one of {', '.join(arguments)}", choices=arguments)
+            raise node.wrong(f"one of {', '.join(map(str, arguments))}", choices=arguments)
         return node.value
     if origin is tuple and arguments[-1] is not Ellipsis:
         entries = node.sequence(f"{len(arguments)}")
@@ -124,4 +124,10 @@ def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
         return {name: _value(entry, arguments[1]) for name, entry in node.entries().items()}
     if annotation is str:
         return node.string(words or "text")
-    return {int: node.integer, float: node.number, bool: node.boolean}[annotation]()
+    scalars = {int: node.integer, float: node.number, bool: node.boolean}
+    if annotation not in scalars:
+        fix = (
+            "annotate it with str, int, float, bool, a list or mapping of these, or Annotated[..., function of a Node]"
+        )
+        raise UsageError(f"a field cannot be read from a document: {annotation}", where=node.path, fix=fix)
+    return scalars[annotation]()

@@ -8,15 +8,18 @@ from typing import Any
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, nearest
-from energon_lite.hooks import TaskEncoder, hooks_of
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import BaseDataset, PlannedDataset
+from energon_lite.hooks import hooks_of, is_overridden
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_cursor import MAX_LANES, check_topology
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.makers.token_chunks import TokenBundling
+from energon_lite.loading.token_batching import TokenBatching, plan_by_tokens
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Order
 
-__all__ = ["Chunking", "assembled", "chunked", "content_decides", "refuse_chunking"]
+__all__ = ["Chunking", "assembled"]
 
 #: Keeps the hashes for different purposes apart.
 _HOOKS = 23
@@ -53,104 +56,36 @@ class Chunking:
         return self.chunk_remainder == "keep" or (self.chunk_remainder != "drop" and not self.drop_last)
 
 
-def content_decides(encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> bool:
-    """Whether nobody knows, before the hooks have run, how many batches there will be."""
-    packing = chunking.packing_buffer_size is not None
-    return hooks_of(encoder, packing=packing, batched=batch_size is not None).content_decides
-
-
 def assembled(
     order: Order,
     identity: Identity,
     chunking: Chunking,
+    tokens: TokenBatching | None,
     *,
     batch_size: int | None,
     refill: bool,
     **common: Any,
-) -> PlannedDataset | ChunkedDataset:
+) -> SavableDataset:
     """A data set.
 
     Args:
-        refill: replace samples that fail, where batches are planned.
-        common: fields of :class:`~energon_lite.loading.iterators.dataset.BaseDataset`.
+        tokens: batches by tokens; None: of ``batch_size`` samples.
+        refill: replace samples that fail, where batches of a fixed size are planned.
+        common: fields of :class:`~energon_lite.loading.iterators.dataset.SavableDataset`.
 
     Raises:
-        UsageError: arguments that do not go together.
-        TopologyError: the lanes cannot be divided among the ranks.
+        UsageError: arguments that do not go together, or lengths that are not there.
+        TopologyError: lanes, or the micro-batches of a step, cannot be divided among the ranks.
         EmptyDatasetError: a pass has too few samples.
     """
-    common["seed"] = hash_ints(common["worker_config"].seed_offset, _HOOKS)
-    if not content_decides(common["task_encoder"], batch_size, chunking):
-        refuse_chunking(chunking)
-        plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
-        planned = PlannedDataset(plan=plan, refill=refill, identity=identity, **common)
-        _check_size(planned, order)
-        return planned
-    buffer, size = chunking.packing_buffer_size, chunking.chunk_size
-    groups = hooks_of(common["task_encoder"], packing=buffer is not None, batched=batch_size is not None).groups
-    # A rare group's samples would be handed from chunk to chunk without an end.
-    carries = chunking.chunk_remainder in (None, "carry") and batch_size is not None and not groups
-    if chunking.chunk_remainder == "carry" and not carries:
-        raise UsageError(
-            'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
-            fix='give "keep" or "drop"',
-        )
-    endless = order.bounds(0) is None
-    chunks = ChunkPlan(
-        order,
-        batch_size,
-        default_chunk_size(batch_size, buffer, endless=endless, carries=carries) if size is None else size,
-        packing_buffer_size=buffer,
-        keep_remainder=chunking.keeps,
-        carries=carries,
-    )
-    settings = {
-        "packing_buffer_size": chunks.packing_buffer_size,
-        "chunk_size": chunks.chunk_size,
-        "chunk_remainder": "carry" if carries else "keep" if chunks.keep_remainder else "drop",
-        "groups": groups,
-    }
-    return chunked(order, identity, chunking, chunks, settings=settings, **common)
-
-
-def chunked(
-    order: Order, identity: Identity, chunking: Chunking, chunks: ChunkPlan, *, settings: dict[str, Any], **common: Any
-) -> ChunkedDataset:
-    """A data set that is worked on in chunks.
-
-    Args:
-        chunks: what they are.
-        settings: what decides the batches of a chunk, for the identity.
-        common: other fields of the data set.
-
-    Raises:
-        TopologyError: the lanes cannot be divided among the ranks.
-        EmptyDatasetError: a pass has too few samples.
-    """
-    if chunking.lanes is not None:
-        check_topology(chunking.lanes, common["worker_config"].world_size)
-    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
-    dataset = ChunkedDataset(
-        plan=chunks,
-        lanes=chunking.lanes,
-        drop_last=chunking.drop_last,
-        identity=_with(identity.whole(), settings),
-        **{"seed": hash_ints(common["worker_config"].seed_offset, _HOOKS), **common},
-    )
-    _check_length(dataset, order)
-    return dataset
-
-
-def _with(identity: Identity, settings: dict[str, Any]) -> Identity:
-    return replace(identity, settings={**identity.settings, **settings})
-
-
-def refuse_chunking(chunking: Chunking) -> None:
-    """Refuse arguments that are about chunks where there are none.
-
-    Raises:
-        UsageError: names the first of them.
-    """
+    encoder, config = common["task_encoder"], common["worker_config"]
+    common |= {"seed": hash_ints(config.seed_offset, _HOOKS), "drop_last": chunking.drop_last}
+    if tokens is not None and tokens.length_column is None:
+        return _by_encoded_tokens(order, identity, chunking, tokens, **common)
+    packing = chunking.packing_buffer_size is not None
+    hooks = hooks_of(encoder, packing=packing, batched=tokens is not None or batch_size is not None)
+    if tokens is None and hooks.content_decides:
+        return _by_content(order, identity, chunking, batch_size, groups=hooks.groups, **common)
     for name in ("chunk_size", "chunk_remainder", "lanes"):
         if getattr(chunking, name) is not None:
             raise UsageError(
@@ -158,11 +93,86 @@ def refuse_chunking(chunking: Chunking) -> None:
                 "without chunks, and go on on any number of ranks",
                 fix=f"leave out {name}",
             )
+    if tokens is not None:
+        token_plan, identity = plan_by_tokens(
+            order, identity, tokens, leaves=common["leaves"], encoder=encoder, config=config
+        )
+        return PlannedDataset(plan=token_plan, identity=identity, **common)
+    plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
+    dataset = PlannedDataset(plan=plan, identity=identity, batched=batch_size is not None, refill=refill, **common)
+    _check_length(dataset)
+    if dataset.step(Cursor(plan.start)) is None:
+        raise EmptyDatasetError(
+            f"{_samples(dataset)} samples do not fill one batch of {batch_size} on each of {config.world_size} ranks, "
+            "and batch_drop_last leaves out the rest",
+            where=_names(dataset),
+            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
+        )
+    return dataset
 
 
-def _check_length(dataset: BaseDataset, order: Order) -> None:
-    bounds, world = order.bounds(0), dataset.worker_config.world_size
-    samples = bounds[1] - bounds[0] if bounds else None
+def _by_content(
+    order: Order, identity: Identity, chunking: Chunking, batch_size: int | None, *, groups: bool, **common: Any
+) -> LaneDataset:
+    """A data set whose hooks decide how many samples there are."""
+    # A rare group's samples would be handed from chunk to chunk without an end.
+    carries = chunking.chunk_remainder in (None, "carry") and batch_size is not None and not groups
+    if chunking.chunk_remainder == "carry" and not carries:
+        raise UsageError(
+            'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
+            fix='give "keep" or "drop"',
+        )
+    buffer, size = chunking.packing_buffer_size, chunking.chunk_size
+    if size is None:
+        size = default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None, carries=carries)
+    plan = ChunkPlan(order, batch_size, size, buffer, keep_remainder=chunking.keeps, carries=carries)
+    settings = {
+        "packing_buffer_size": buffer,
+        "chunk_size": size,
+        "chunk_remainder": "carry" if carries else "keep" if plan.keep_remainder else "drop",
+        "groups": groups,
+    }
+    return _in_lanes(plan, identity, settings, chunking, **common)
+
+
+def _by_encoded_tokens(
+    order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching, **common: Any
+) -> LaneDataset:
+    """A data set of batches by tokens whose lengths are known when samples are encoded."""
+    if chunking.chunk_remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
+    encoder = common["task_encoder"]
+    if is_overridden(encoder, "batch_group_criterion"):
+        raise UsageError(
+            f"{type(encoder).__name__}.batch_group_criterion together with batching: both decide what makes up a batch",
+            fix="leave out one of them",
+        )
+    assert tokens.plan_chunk is not None  # without a column, there is a default
+    settings = {**tokens.settings(), "length_field": tokens.length_field, "plan_chunk": tokens.plan_chunk}
+    bundling = TokenBundling(tokens.strategy, tokens.length_field)
+    plan = ChunkPlan(order, None, tokens.plan_chunk)
+    return _in_lanes(plan, identity, settings, chunking, bundling=bundling, **common)
+
+
+def _in_lanes(
+    plan: ChunkPlan, identity: Identity, settings: dict[str, Any], chunking: Chunking, **common: Any
+) -> LaneDataset:
+    """A data set that is worked on in chunks; ``settings`` decide the batches of a chunk."""
+    if chunking.lanes is not None:
+        check_topology(chunking.lanes, common["worker_config"].world_size)
+    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
+    identity = identity.whole()
+    identity = replace(identity, settings={**identity.settings, **settings})
+    dataset = LaneDataset(plan=plan, lanes=chunking.lanes, identity=identity, **common)
+    _check_length(dataset)
+    return dataset
+
+
+def _check_length(dataset: SavableDataset) -> None:
+    """Refuse passes in which some rank would not get a single sample."""
+    samples, world = _samples(dataset), dataset.worker_config.world_size
     if samples is not None and samples < world:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
@@ -171,18 +181,11 @@ def _check_length(dataset: BaseDataset, order: Order) -> None:
         )
 
 
-def _check_size(dataset: PlannedDataset, order: Order) -> None:
-    _check_length(dataset, order)
-    if dataset.count(0) == 0:
-        bounds, world = order.bounds(0), dataset.worker_config.world_size
-        samples = bounds[1] - bounds[0] if bounds else None
-        raise EmptyDatasetError(
-            f"{samples} samples do not fill one batch of {dataset.plan.batch_size} on each of {world} ranks, and "
-            "batch_drop_last leaves out the rest",
-            where=_names(dataset),
-            fix="use smaller batches, fewer ranks, or batch_drop_last=False",
-        )
+def _samples(dataset: SavableDataset) -> int | None:
+    """Samples of a pass; None: it does not end."""
+    bounds = dataset.plan.order.bounds(0)
+    return None if bounds is None else bounds[1] - bounds[0]
 
 
-def _names(dataset: BaseDataset) -> str:
+def _names(dataset: SavableDataset) -> str:
     return ", ".join(leaf.name for leaf in dataset.leaves[:3]) + (" and others" if len(dataset.leaves) > 3 else "")

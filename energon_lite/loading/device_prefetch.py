@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from energon_lite.loading.device import Underway
+from energon_lite.loading.device import DeviceCopy, Underway
 from energon_lite.loading.makers.pipeline import Result
 
-__all__ = ["Copy", "OneAhead"]
-
-
-class Copy(Protocol):
-    """How batches get to a device, such as :class:`~energon_lite.loading.device.DeviceCopy`."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a copy goes on while the caller does other things."""
-
-    def start(self, batch: Any) -> Underway:
-        """Begin to copy a batch."""
-
-    def finish(self, underway: Underway) -> Any:
-        """The batch, for use."""
+__all__ = ["OneAhead"]
 
 
 class _Taken(NamedTuple):
@@ -43,7 +29,7 @@ class OneAhead:
         load: the next result, None at the end; called again after :meth:`forget`, or after it raised, it begins over.
     """
 
-    def __init__(self, copy: Copy, load: Callable[[], Result | None]):
+    def __init__(self, copy: DeviceCopy, load: Callable[[], Result | None]):
         self.copy, self._load = copy, load
         self._now: _Taken | None = None
         self._next: _Taken | BaseException | None = None

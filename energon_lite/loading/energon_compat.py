@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from energon_lite.errors import UsageError, nearest
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import Batching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load
 from energon_lite.loading.executors.own_watchdog import OwnWatchdog
@@ -36,6 +37,8 @@ class ExecutorHandle:
         if not num_workers and options.trace:
             time_stages(pipeline)
         self._watchdog = OwnWatchdog(options)
+        #: Entered while a batch is waited for: somebody has to watch this process where it does the work itself.
+        self.watching: AbstractContextManager[Any] = nullcontext() if num_workers else self._watchdog
         self._executor: Executor | None = None
         self._past_deaths = 0
 
@@ -48,18 +51,14 @@ class ExecutorHandle:
         """What is in hand now."""
         return Load() if self._executor is None else self._executor.load()
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Entered while a batch is waited for: somebody has to watch this process where it does the work itself."""
-        return nullcontext() if self._num_workers else self._watchdog
-
     def executor(self) -> Executor:
-        """The one who runs jobs; the same until it is closed."""
+        """The executor of jobs; the same until it is closed."""
         if self._executor is None:
             self._executor = self._start() if self._num_workers else InlineExecutor(self._pipeline)
         return self._executor
 
     def chunks(self) -> InlineChunks | PooledChunks:
-        """The one who works on chunks."""
+        """The executor of chunks."""
         if not self._num_workers and isinstance(self._pipeline, ChunkPipeline):
             return InlineChunks(self._pipeline)
         return PooledChunks(self.executor())

@@ -24,7 +24,7 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
 from energon_lite.storage.read.remote import local_meta
-from energon_lite.storage.read.source import OpenedSource, source_opener
+from energon_lite.storage.read.source import AnySource, OpenedSource, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
@@ -114,7 +114,7 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
 
 
-def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource | OpenedSource:
+def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     """The samples of a leaf, not yet interpreted; without those that column ``skips`` marks as skipped.
 
     Raises:
@@ -143,7 +143,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> WebdatasetSource | 
     )
 
 
-def _tell_skips(source: WebdatasetSource | OpenedSource, skips: str, encoder: TaskEncoder) -> None:
+def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
     made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
     if source.skipped:
         logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
@@ -159,7 +159,7 @@ def _tell_skips(source: WebdatasetSource | OpenedSource, skips: str, encoder: Ta
 
 
 def _sample_loader(
-    spec: LeafSpec, source: WebdatasetSource | OpenedSource, encoder: TaskEncoder, trust_code: bool
+    spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[SampleLoader, Cooker | None]:
     config = dataset_config_of(spec, trust_code)
     folder = "" if isinstance(source, OpenedSource) else os.path.join(local_meta(spec.path), META_FOLDER)
@@ -212,7 +212,7 @@ def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
     return load_dataset_config(meta_path(local_meta(spec.path), spec.dataset_config), trust_code=trust_code)
 
 
-def _part_filter(config: DatasetConfig, source: WebdatasetSource | OpenedSource, folder: str) -> frozenset[str] | None:
+def _part_filter(config: DatasetConfig, source: AnySource, folder: str) -> frozenset[str] | None:
     if config.part_filter is None:
         return None
     if isinstance(config.part_filter, str):  # the caller's own function; the document was trusted
@@ -225,7 +225,7 @@ def _sample_type(config: DatasetConfig) -> type[Sample] | None:
     return SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
 
 
-def _field_map(config: DatasetConfig, source: WebdatasetSource | OpenedSource) -> FieldMap | None:
+def _field_map(config: DatasetConfig, source: AnySource) -> FieldMap | None:
     if not config.field_map:
         return None
     try:

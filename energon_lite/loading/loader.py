@@ -1,12 +1,12 @@
-"""The loader: walks the plan, keeps workers busy ahead of it, hands out batches in order."""
+"""The loader: goes through the plan, keeps workers busy ahead of it, hands out batches in order."""
 
 from __future__ import annotations
 
 import os
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,18 @@ from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
 from energon_lite.loading.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
-from energon_lite.loading.iterators.token_dataset import TokenDataset
-from energon_lite.loading.iterators.token_iterator import TokenIterator
 from energon_lite.loading.makers.pipeline import Pipeline, Result
 from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
-from energon_lite.loading.restore_key import restore_by_key
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.worker_config import Replica
 
@@ -39,6 +37,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["DataLoader"]
+
+#: How each kind of data set is gone through.
+_ITERATORS: dict[type[SavableDataset], Any] = {PlannedDataset: PlannedIterator, LaneDataset: LaneIterator}
 
 
 class DataLoader:
@@ -88,7 +89,7 @@ class DataLoader:
         quarantine: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ):
-        if not isinstance(dataset, SavableDataset):
+        if type(dataset) not in _ITERATORS:
             raise UsageError(
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )
@@ -111,10 +112,12 @@ class DataLoader:
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
-        self._crew = ExecutorHandle(self._pipeline, self.worker_config.num_workers, options)
-        weakref.finalize(self, self._crew.close)
-        self._walk = self._make_walk(prefetch_factor, _checked_steps(skip_steps))
-        self._delivered: Any = self._walk.cursor  # where states are; the walk may be one batch further
+        self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
+        weakref.finalize(self, self._workers.close)
+        self._iterator: DatasetIterator = _ITERATORS[type(dataset)](
+            dataset, self._workers, prefetch_factor, report=self._report, skip=_checked_steps(skip_steps)
+        )
+        self._delivered: Any = self._iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
@@ -123,38 +126,38 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         self._begin_loop()
         batches = int(self.worker_config.reads)
+        take = self._load if self.worker_config.replica is None else self._take
         while True:
             self._in_step = True
             asked = time.monotonic()
-            result = self._take() if self._ahead is None else self._ahead.take()
+            result = take() if self._ahead is None else self._ahead.take()
             if result is None:
-                self._in_step, self._delivered = False, self._walk.cursor
+                self._in_step, self._delivered = False, self._iterator.cursor
                 return
             batch = result.batch
             tokens = (tokens_of(batch) or result.tokens) if batches else 0
             self._report.count(result.outcomes, batches=batches, tokens=tokens)
-            place = self._walk.step if self._trace is not None else (0, 0)
-            self._walk.advance()
+            place = self._iterator.step if self._trace is not None else (0, 0)
+            self._iterator.advance()
             if self._ahead is not None:
                 batch = self._ahead.finish()
             delivered = time.monotonic()
-            self._progress.waited(delivered - asked)
             if self._trace is not None:
                 self._trace.add(place, asked, delivered, result)
-            if self._progress.is_due:
-                self._progress.log(self._crew)
+            if self._progress.waited(delivered - asked):
+                self._progress.log(self._workers)
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
             # Python looks for interrupts where a function begins or a loop goes round: not between here and the yield.
-            self._in_step, self._delivered = False, self._walk.cursor
+            self._in_step, self._delivered = False, self._iterator.cursor
             yield batch
 
     def _begin_loop(self) -> None:
         """Go on, or begin again. What was begun and not handed out, because of an error or an interrupt, is undone."""
         if self._in_step:
             self._forget_ahead()
-            self._walk.restore(self._walk.state(self._delivered))
-        self._walk.start_loop()
+            self._iterator.restore(self._iterator.state(self._delivered))
+        self._iterator.start_loop()
 
     def __len__(self) -> int:
         """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
@@ -180,8 +183,9 @@ class DataLoader:
         return result
 
     def _load(self) -> Result | None:
-        with self._crew.watching():
-            result = self._walk.take()
+        """The next batch that this rank's own workers make."""
+        with self._workers.watching:
+            result = self._iterator.take()
         if result is not None:
             self._report.check(result.outcomes)
         return result
@@ -194,28 +198,17 @@ class DataLoader:
             nonlocal own
             result = self._load()
             own = result or own
-            if self._walk.knows_end or result is None:
+            if self._iterator.knows_end or result is None:
                 return own.batch
-            return (*self._walk.step, result.batch)
+            return (*self._iterator.step, result.batch)
 
-        if self._walk.knows_end and self._walk.is_over():
+        if self._iterator.knows_end and self._iterator.is_over():
             return None
         found = share_batch(load, replica)
-        if self._walk.knows_end:
+        if self._iterator.knows_end:
             return replace(own, batch=found)
-        self._walk.follow(None if found is None else found[:2])
+        self._iterator.follow(None if found is None else found[:2])
         return None if found is None else replace(own, batch=found[2])
-
-    def _make_walk(
-        self, prefetch_factor: int, skip: Collection[tuple[int, int]]
-    ) -> PlannedIterator | TokenIterator | LaneIterator:
-        workers = self.worker_config.num_workers
-        if isinstance(self.dataset, PlannedDataset):
-            return PlannedIterator(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
-        if isinstance(self.dataset, TokenDataset):
-            return TokenIterator(self.dataset, self._crew.executor, ahead=prefetch_factor * workers, skip=skip)
-        ahead = max(1, prefetch_factor - 1) * workers
-        return LaneIterator(self.dataset, self._crew.chunks, ahead=ahead, report=self._report, skip=skip)
 
     # -- to a device ----------------------------------------------------------------------------------------------
 
@@ -267,7 +260,7 @@ class DataLoader:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
         try:
-            return restore_by_key(restore_key, self._walk.dataset, self._pipeline)
+            return self._iterator.dataset.restore_sample(restore_key, self._pipeline)
         except SampleError as error:
             if self.worker_config.restore_error_handler is not None:
                 self.worker_config.restore_error_handler(error, restore_key, None)
@@ -293,7 +286,7 @@ class DataLoader:
             ...     print(sample.rank, sample.dataset, sample.shard, sample.key)
         """
         ranks = range(self.worker_config.world_size) if all_ranks else [self.worker_config.rank]
-        addresses = self._walk.addresses_at(pass_number, step, ranks)
+        addresses = self._iterator.addresses_at(pass_number, step, ranks)
         return [
             sample
             for rank, own in zip(ranks, addresses, strict=True)
@@ -314,16 +307,13 @@ class DataLoader:
         """
         stats = self._report.stats() | {
             "wait_seconds": self._progress.wait_seconds,
-            "queue": self._crew.load()._asdict(),
-            "worker_deaths": self._crew.worker_deaths,
+            "queue": self._workers.load()._asdict(),
+            "worker_deaths": self._workers.worker_deaths,
         }
         if self._quarantine is not None:
             stats["quarantine"] = self._quarantine.stats()
-        if isinstance(self._walk, TokenIterator):
-            stats["planned"] = asdict(self._walk.counts)
-        if isinstance(self.dataset, ChunkedDataset) and self.dataset.bundling is not None:
-            stats["planned"] = {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
-        return stats
+        planned = self._iterator.planned_counts()
+        return stats if planned is None else stats | {"planned": planned}
 
     def config(self) -> dict[str, Any]:
         """The settings and the data that decide the order, as plain data."""
@@ -332,8 +322,8 @@ class DataLoader:
     def close(self) -> None:
         """Stop the workers and log a summary of what was skipped. The loader can be used again; it starts new ones."""
         self._forget_ahead()
-        self._walk.close()
-        if self._crew.close():
+        self._iterator.close()
+        if self._workers.close():
             self._report.log_summary()
 
     def __enter__(self) -> Self:

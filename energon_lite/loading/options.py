@@ -52,9 +52,9 @@ class Chunks:
             them over to a later chunk (at the end of a pass ``batch_drop_last`` decides), ``"keep"`` them in smaller
             batches, or ``"drop"`` and count them. None: "carry"; with groups "keep", or "drop" with
             ``batch_drop_last``.
-        lanes: where hooks decide, and by tokens without a column: among so many lanes chunks are dealt. A run can go on
-            on every number of ranks that divides it. None: the smallest number that 24 and twice the ranks divide with
-            which the run begins.
+        lanes: where hooks decide, and by tokens without a column: among so many lanes chunks are divided. A run can go
+            on on every number of ranks that divides it. None: the smallest number that 24 and twice the ranks divide
+            with which the run begins.
 
     Example:
         >>> get_train_dataset("coco", batch_size=4, packing_buffer_size=64, task_encoder=Packer(), worker_config=config,

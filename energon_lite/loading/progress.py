@@ -42,26 +42,22 @@ class Progress:
         self.wait_seconds = 0.0
         self._last: _Mark | None = None
 
-    def waited(self, seconds: float) -> None:
-        """A batch was waited for, so long."""
+    def waited(self, seconds: float) -> bool:
+        """A batch was waited for, so long. Returns whether a line is to be logged now."""
         if not self.batches:
             self._last = _Mark(time.monotonic() - seconds, 0.0, 0, 0)
         self.batches += 1
         self.wait_seconds += seconds
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a line is to be logged now."""
         return bool(self._log_every) and self.batches % self._log_every == 0
 
-    def log(self, crew: ExecutorHandle) -> None:
+    def log(self, workers: ExecutorHandle) -> None:
         """Log how it went since the last line."""
         report, last = self._report, self._last
         now = _Mark(time.monotonic(), self.wait_seconds, report.samples, report.tokens)
         assert last is not None
         self._last = now
         seconds = max(1e-9, now.time - last.time)
-        load = crew.load()
+        load = workers.load()
         parts = [
             f"batch {self.batches:,}: {(now.samples - last.samples) / seconds:,.1f} samples/s",
             f"{(now.tokens - last.tokens) / seconds:,.0f} tokens/s" if now.tokens else "",
@@ -69,7 +65,7 @@ class Progress:
             f"{load.ready} ready, {load.pending} pending, {load.bytes_in_flight / (1 << 20):.1f} MiB in flight",
             f"{report.skipped} skipped" if report.skipped else "",
             f"{report.failed} failed" if report.failed else "",
-            f"{crew.worker_deaths} workers died" if crew.worker_deaths else "",
+            f"{workers.worker_deaths} workers died" if workers.worker_deaths else "",
         ]
         logger.info("%s", "; ".join(part for part in parts if part))
 

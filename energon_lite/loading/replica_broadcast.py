@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from energon_lite.errors import TopologyError, WorkerError
 from energon_lite.loading.executors.transport import pack, unpack
-from energon_lite.loading.iterators.collectives import device_of
+from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import Replica
 
@@ -51,7 +51,7 @@ def share_batch(take: Callable[[], Any], replica: Replica) -> Any:
         except Exception as failure:
             error, batch = failure, _Failed(f"{type(failure).__name__}: {failure}")
     batch = _to_stages(batch, replica)
-    # Along an axis walk those that are first on all axes after it: the others are reached by one of these.
+    # Along an axis go those that are first on all axes after it: the others are reached by one of these.
     for axis, later in (("cp", ("tp",)), ("tp", ())):
         group = replica.groups.get(axis)
         if group is not None and not any(replica.coordinates.get(other, 0) for other in later):
@@ -76,14 +76,16 @@ def select_fields(batch: Any, fields: tuple[str, ...] | None) -> Any:
     if fields is None:
         return batch
     is_record = dataclasses.is_dataclass(batch) and not isinstance(batch, type)
-    names = [f.name for f in dataclasses.fields(batch)] if is_record else list(batch) if _is_dict(batch) else []
+    names = [*batch] if isinstance(batch, Mapping) else []
+    if is_record:
+        names = [field.name for field in dataclasses.fields(batch)]
     if missing := [name for name in fields if name not in names]:
         raise TopologyError(
             f"last_stage_fields names {missing[0]!r}, which a {type(batch).__name__} does not have",
             fix="the fields of the batch are: " + ", ".join(map(str, names)) if names else "make batches dicts",
         )
     unwanted = [name for name in names if name not in fields and not str(name).startswith("__")]
-    if _is_dict(batch):
+    if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in unwanted}
     selected = copy.copy(batch)
     for name in unwanted:
@@ -101,7 +103,7 @@ def batch_checksum(batch: Any) -> int:
         return tensor
 
     map_tensors(add, batch)
-    key = batch.get("__restore_key__") if _is_dict(batch) else getattr(batch, "__restore_key__", None)
+    key = batch.get("__restore_key__") if isinstance(batch, Mapping) else getattr(batch, "__restore_key__", None)
     digest.update(repr(key).encode())
     return int.from_bytes(digest.digest(), "little") >> 1
 
@@ -151,14 +153,15 @@ def _for_stage(batch: Any, stage: int, replica: Replica) -> Any:
         return _Failed(str(error))
 
 
-def _flat(value: Any, device: torch.device) -> torch.Tensor:
+def _flat(value: Any) -> torch.Tensor:
+    """A value as one buffer of bytes."""
     message = pack(value)
     buffer = torch.empty(message.size, dtype=torch.uint8)
     memory, position = memoryview(buffer.numpy()), 0  # type: ignore[arg-type]
     for part in message.parts:
         memory[position : position + part.nbytes] = part.cast("B")
         position += part.nbytes
-    return buffer.to(device)
+    return buffer
 
 
 def _unflat(buffer: torch.Tensor) -> Any:
@@ -167,20 +170,16 @@ def _unflat(buffer: torch.Tensor) -> Any:
 
 def _broadcast(value: Any, group: dist.ProcessGroup) -> Any:
     """``value`` of the group's first rank, on all of its ranks."""
-    device, source = device_of(group), dist.get_global_rank(group, 0)
-    sends = dist.get_rank() == source
-    buffer = _flat(value, device) if sends else None
-    size = torch.tensor([0 if buffer is None else buffer.numel()], dtype=torch.int64, device=device)
-    dist.broadcast(size, source, group=group)
-    if buffer is None:
-        buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, source, group=group)
-    return value if sends else _unflat(buffer)
+    source = dist.get_global_rank(group, 0)
+    if dist.get_rank() == source:
+        broadcast_bytes(_flat(value), source, group)
+        return value
+    return _unflat(broadcast_bytes(None, source, group))
 
 
 def _send(value: Any, rank: int, group: dist.ProcessGroup) -> None:
     device, target = device_of(group), dist.get_global_rank(group, rank)
-    buffer = _flat(value, device)
+    buffer = _flat(value).to(device)
     dist.send(torch.tensor([buffer.numel()], dtype=torch.int64, device=device), target, group=group)
     dist.send(buffer, target, group=group)
 
@@ -192,7 +191,3 @@ def _receive(rank: int, group: dist.ProcessGroup) -> Any:
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.recv(buffer, source, group=group)
     return _unflat(buffer)
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_lite.errors import StateError
 from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running, rank_in
-from energon_lite.loading.iterators.iterator import State
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.states.merge import merged
 
@@ -46,8 +46,8 @@ class SavableDataLoader(DataLoader):
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
         self._forget_ahead()
-        self._walk.restore(state)
-        self._in_step, self._delivered = False, self._walk.cursor
+        self._iterator.restore(state)
+        self._in_step, self._delivered = False, self._iterator.cursor
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.
@@ -105,7 +105,7 @@ class SavableDataLoader(DataLoader):
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""
-        return self._walk.state(self._delivered)
+        return self._iterator.state(self._delivered)
 
     def load_state_dict(self, state_dict: State) -> None:
         """:meth:`restore_state_rank`, by torch's name for it."""

@@ -24,7 +24,7 @@ __all__ = ["StagedIdentity", "find_stages"]
 
 #: Stages that a state names one by one; those before them have one digest together.
 _NAMED = 12
-#: Units behind each stage.
+#: Positions behind each stage.
 _ALL = 1 << 62
 _PREFIX = "weights from position "
 
@@ -40,20 +40,16 @@ class StagedIdentity(Identity):
 
     Args:
         settings, leaves: as for :class:`~energon_lite.loading.iterators.identity.Identity`; the leaves' weights are
-        those
-            at the start.
+            those at the start.
         stages: all of them.
-        rows: samples in a unit: a micro-batch, or a plan chunk.
         first: the position at which the blend begins; from there its blocks are counted.
     """
 
     stages: tuple[Stage, ...] = ()
-    rows: int = 1
     first: int = 0
     _known: dict[Any, Identity] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def at(self, units: int) -> Identity:
-        samples = units * self.rows
+    def at(self, samples: int) -> Identity:
         begun = max(1, sum(stage.start < samples for stage in self.stages))
         end = self.stages[begun].start if begun < len(self.stages) else None
         # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
@@ -68,9 +64,6 @@ class StagedIdentity(Identity):
 
     def whole(self) -> Identity:
         return self.at(_ALL)
-
-    def by(self, rows: int) -> Identity:
-        return replace(self, rows=rows)
 
     def beginning_at(self, position: int) -> Identity:
         return replace(self, first=position)

@@ -1,4 +1,4 @@
-"""From what a user says about batches by tokens to a data set."""
+"""From what a user says about batches by tokens to a plan."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
-from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, read_strategy, to_dict
 from energon_lite.batching.token_plan import Lengths, TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
-from energon_lite.hooks import TaskEncoder, hooks_of, is_overridden
-from energon_lite.loading.assembly import Chunking, chunked
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.token_dataset import TokenDataset
 from energon_lite.loading.makers.pipeline import Leaf
-from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK, TokenBundling
+from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Order
+from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Batching", "TokenBatching", "encoded_token_dataset", "token_batching", "token_dataset"]
+__all__ = ["Batching", "TokenBatching", "plan_by_tokens", "token_batching"]
 
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
@@ -34,7 +31,7 @@ Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
 #: Epochs that are planned together, at most about twice as many; and positions, at least.
 _EPOCHS, _SMALLEST = 64, 1024
 #: Keeps the hashes for different purposes apart.
-_HOOKS, _PLANS = 23, 24
+_PLANS = 24
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,10 @@ class TokenBatching:
     plan_chunk: int | None = None
     length_field: str | None = None
     step: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What of it decides batches, wherever lengths come from."""
+        return {"batching": to_dict(self.strategy), "plan_version": PLAN_VERSION}
 
 
 def token_batching(
@@ -102,112 +103,54 @@ def token_batching(
     return TokenBatching(strategy, length_column, plan_chunk, length_field, step)
 
 
-def encoded_token_dataset(
-    order: Order,
-    identity: Identity,
-    batching: TokenBatching,
-    chunking: Chunking,
-    **common: Any,
-) -> ChunkedDataset:
-    """A data set of batches by tokens whose lengths are known when samples are encoded.
-
-    Raises:
-        UsageError: hooks or arguments that do not go together.
-        TopologyError: the lanes cannot be divided among the ranks.
-    """
-    if chunking.chunk_remainder is not None:
-        raise UsageError(
-            f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
-        )
-    if is_overridden(common["task_encoder"], "batch_group_criterion"):
-        raise UsageError(
-            f"{type(common['task_encoder']).__name__}.batch_group_criterion together with batching: both decide what "
-            "makes up a batch",
-            fix="leave out one of them",
-        )
-    assert batching.plan_chunk is not None  # without a column, there is a default
-    return chunked(
-        order,
-        identity,
-        chunking,
-        ChunkPlan(order, None, batching.plan_chunk),
-        bundling=TokenBundling(batching.strategy, batching.length_field),
-        settings={
-            "batching": to_dict(batching.strategy),
-            "plan_version": PLAN_VERSION,
-            "length_field": batching.length_field,
-            "plan_chunk": batching.plan_chunk,
-        },
-        **common,
-    )
-
-
-def token_dataset(
+def plan_by_tokens(
     order: Order,
     identity: Identity,
     batching: TokenBatching,
     *,
     leaves: Sequence[Leaf],
-    task_encoder: TaskEncoder,
-    drop_last: bool,
-    **common: Any,
-) -> TokenDataset:
-    """A data set of batches by tokens.
+    encoder: TaskEncoder,
+    config: WorkerConfig,
+) -> tuple[TokenPlan, Identity]:
+    """The plan of batches by tokens, by a column of lengths; and the identity with what decides it.
 
     Raises:
         UsageError: the hooks decide how many samples there are, or there are no lengths.
         TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
     """
-    if hooks_of(task_encoder, packing=False, batched=True).content_decides:
+    if hooks_of(encoder, packing=False, batched=True).content_decides:
         raise UsageError(
             "batches cannot be planned by tokens where hooks decide how many samples there are",
             fix="give length_column=None to have batches made of the samples that come out",
         )
     assert batching.length_column is not None  # else there are no plans
-    seed = common["worker_config"].seed_offset
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
-    key = getattr(batching.strategy, "key", None)
+    key, world, step = getattr(batching.strategy, "key", None), config.world_size, batching.step
     key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
-    world = common["worker_config"].world_size
-    if batching.step is not None and batching.step % world:
+    if step is not None and step % world:
         raise TopologyError(
-            f"{batching.step} micro-batches of a step cannot be shared evenly by {world} data-parallel ranks",
-            fix=f"give micro_batches_per_step={-(-batching.step // world) * world}, or another number of ranks",
+            f"{step} micro-batches of a step cannot be shared evenly by {world} data-parallel ranks",
+            fix=f"give micro_batches_per_step={-(-step // world) * world}, or another number of ranks",
         )
     chunk = _default_chunk(leaves) if batching.plan_chunk is None else batching.plan_chunk
-    shorter: Mapping[str, int] = getattr(task_encoder, "row_shorter_by", {})
+    shorter: Mapping[str, int] = getattr(encoder, "row_shorter_by", {})
     less = [shorter.get(getattr(column, "maker", {}).get("length", ""), 0) for column in lengths]
-    plan = TokenPlan(
-        order,
-        batching.strategy,
-        [_OfRows(column, by) if by else column for column, by in zip(lengths, less, strict=True)],
-        key_lengths,
-        seed=hash_ints(seed, _PLANS),
-        chunk=chunk,
-        step=batching.step,
-    )
+    of_rows = [_OfRows(column, by) if by else column for column, by in zip(lengths, less, strict=True)]
+    seed = hash_ints(config.seed_offset, _PLANS)
+    plan = TokenPlan(order, batching.strategy, of_rows, key_lengths, seed=seed, chunk=chunk, step=step)
     settings = {
         **identity.settings,
-        "batching": to_dict(batching.strategy),
-        "plan_version": PLAN_VERSION,
+        **batching.settings(),
         "length_column": batching.length_column,
         "plan_chunk": chunk,
-        **({} if batching.step is None else {"micro_batches_per_step": batching.step}),
+        **({} if step is None else {"micro_batches_per_step": step}),
     }
     columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
     identified = [
         replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
         for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
     ]
-    return TokenDataset(
-        plan=plan,
-        identity=replace(identity.by(chunk), settings=settings, leaves=tuple(identified)),
-        leaves=tuple(leaves),
-        task_encoder=task_encoder,
-        seed=hash_ints(seed, _HOOKS),
-        drop_last=drop_last,
-        **common,
-    )
+    return plan, replace(identity, settings=settings, leaves=tuple(identified))
 
 
 class _OfRows:

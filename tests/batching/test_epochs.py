@@ -71,7 +71,7 @@ def orders(draw: st.DrawFn) -> tuple[Order, list[int]]:
 def chunks_of(plan: TokenPlan, positions: int) -> list[PlannedChunk]:
     """The chunks of pass 1 or, where there is only one pass, of its first positions."""
     number = 0 if plan.order.bounds(0) is None else 1
-    count = plan.chunk_count(number)
+    count = plan.count(number)
     return [plan.make(number, chunk) for chunk in range(-(-positions // plan.chunk) if count is None else count)]
 
 
@@ -92,7 +92,7 @@ def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, An
     for planned in chunks_of(plan, 1000):
         tokens: Counter[tuple[int, ...]] = Counter()
         for number in range(len(planned)):
-            for leaf, index, epoch, _, length, _ in planned.pieces(number):
+            for leaf, index, epoch, _, length, _ in planned.spans(number):
                 tokens[leaf, index, epoch] += length
         rows = planned.addresses.rows()
         assert len(set(rows)) == len(rows) and set(tokens) <= set(rows)
@@ -138,7 +138,7 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
                 np.array([place_of[piece[:3]] for piece in pieces], dtype=np.int64)
                 for place_of in [{row: place for place, row in enumerate(planned.addresses.rows())}]
                 for turn in range(0, len(batches), step)
-                for pieces in planned.step_pieces(turn, step)
+                for pieces in planned.step_spans(turn, step)
             ]
         for number, part in enumerate(parts):
             here: dict[Any, set[int]] = defaultdict(set)
@@ -164,7 +164,7 @@ def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chun
     lengths = lengths_of(501, 0)
     plan = TokenPlan(BlendOrder([LeafOrder(501, 1)], [1.0], 0), from_dict(document), [lengths], seed=1, chunk=chunk)
     epochs = [
-        {piece[2] for piece in planned.pieces(number)}
+        {piece[2] for piece in planned.spans(number)}
         for planned in chunks_of(plan, 2800)
         for number in range(len(planned))
     ]
@@ -183,7 +183,7 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
     planned = TokenPlan(order, from_dict(document), lengths, seed=1, chunk=8192).make(0, 0)
     assert len(planned.stretches.edges) > 5
     for number in range(len(planned)):
-        owners = {piece[:3] for piece in planned.pieces(number)}
+        owners = {piece[:3] for piece in planned.spans(number)}
         assert len({owner[:2] for owner in owners}) == len(owners)
 
 
@@ -193,7 +193,7 @@ def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
     plan = TokenPlan(order, from_dict({"strategy": "fixed", "batch_size": 8}), [lengths_of(50, 0)], chunk=1000)
     planned = plan.make(0, 0)
     assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
-    epochs = [{piece[2] for piece in planned.pieces(number)} for number in range(len(planned))]
+    epochs = [{piece[2] for piece in planned.spans(number)} for number in range(len(planned))]
     assert max(map(len, epochs)) == 2
 
 
@@ -204,7 +204,7 @@ def test_a_leaf_that_is_over_at_once_is_spread_evenly(strategy: str, least: floa
     lengths = [np.array([40]), lengths_of(10_000, 0)]
     document = {"strategy": strategy, "capacity": 1000}
     planned = TokenPlan(order, from_dict(document), lengths, seed=1, chunk=2000).make(0, 0)
-    many = [sum(piece[0] == 0 for piece in planned.pieces(number)) for number in range(len(planned))]
+    many = [sum(piece[0] == 0 for piece in planned.spans(number)) for number in range(len(planned))]
     assert sum(many) == 1000 and max(many) <= 2 * 1000 / len(planned)
     assert planned.batches.tokens().sum() > least * 1000 * len(planned)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.metrics import even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.steps import even_step, seat, whole_steps
+from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import from_dict, packing_capacity
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -70,7 +70,7 @@ def test_the_last_step_by_hand() -> None:
 @pytest.mark.parametrize(("world", "turns"), [(1, 3), (2, 4), (5, 2)])
 def test_each_turn_has_a_seat_for_each_rank(world: int, turns: int) -> None:
     for turn in range(turns):
-        assert sorted(seat(rank, world, turn) for rank in range(world)) == [*range(world)]
+        assert sorted(rank_slot(rank, world, turn) for rank in range(world)) == [*range(world)]
 
 
 @pytest.mark.parametrize("step", [8, 16, 22, 23, 64])

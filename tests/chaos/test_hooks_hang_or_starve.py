@@ -47,7 +47,7 @@ def test_a_hook_that_never_comes_back_ends_the_run_and_its_worker(manner: str, l
     loader = _loader(leaf_of(20), Hangs(manner), watchdog_timeout_seconds=0.5, fail_on_timeout=True)
     with loader, pytest.raises(WorkerError, match=r"longer than 0\.5 s") as caught:
         for _ in zip(range(20), loader, strict=False):
-            executor: Any = loader._crew.executor()
+            executor: Any = loader._workers.executor()
             processes = [worker.process for worker in executor._workers]
     assert "worker" in str(caught.value) and "micro-batch" in str(caught.value)
     assert [process.exitcode is not None for process in processes] == [True, True]

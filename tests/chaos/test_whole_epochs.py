@@ -90,7 +90,7 @@ def _fire(loader: SavableDataLoader, draw: random.Random) -> Iterator[None]:
 
     def shoot() -> None:
         while not ended.wait(PAUSE):
-            executor: Any = loader._crew.executor()
+            executor: Any = loader._workers.executor()
             pid = draw.choice([worker.process.pid for worker in executor._workers])
             if pid in dict(_children()):
                 os.kill(pid, signal.SIGKILL)

@@ -41,7 +41,7 @@ def _loader(path: Any, workers: int, **kwargs: Any) -> SavableDataLoader:
 
 
 def _pids(loader: SavableDataLoader) -> list[int]:
-    return [worker.process.pid for worker in loader._crew.executor()._workers]  # type: ignore[attr-defined]
+    return [worker.process.pid for worker in loader._workers.executor()._workers]  # type: ignore[attr-defined]
 
 
 class Slow(TaskEncoder):
@@ -321,7 +321,7 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
                                                 worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
                     loaders.append(get_savable_loader(dataset, start_method={start_method!r}))
                     next(iter(loaders[-1]))
-                pids = [w.process.pid for l in loaders for w in l._crew.executor()._workers]
+                pids = [w.process.pid for l in loaders for w in l._workers.executor()._workers]
                 print(*pids, flush=True)
                 time.sleep(60)
             """

@@ -117,6 +117,8 @@ def test_a_picture(lengths: Path, tmp_path: Path) -> None:
         (["-s", "bestfit"], "did you mean 'best_fit'"),
         (["-s", "best_fit:bins=3"], "unknown key 'bins'"),
         (["-s", "best_fit:open_bins=x"], "expected a whole number"),
+        (["-s", "best_fit:open_bins=" + "[" * 50_000], "nested too deeply"),
+        (["-s", "best_fit:open_bins=!!python/name:os.system x"], "tags that make objects are not allowed"),
         (["-s", "best_fit", "-c", "50"], "drop, truncate, split or own_batch"),
         (["-s", "length_difference:batch_size=2,max_difference=1,key=prompt"], "give its lengths as key_lengths"),
     ],

@@ -197,7 +197,8 @@ class TestMistakes:
         ("field_map", "message"),
         [
             ("image=png", "--field-map is not JSON"),
-            ("[1]", "not a JSON object of strings"),
+            ("[1]", "--field-map is not a JSON object"),
+            ('{"image": 1}', "not a JSON object of strings"),
             ('{"image": "png"}', "CaptioningSample needs 'caption'"),
             ('{"image": "png", "captoin": "json[text]"}', "did you mean 'caption'"),
             ('{"image": "pgn", "caption": "json[text]"}', "did you mean 'png'"),

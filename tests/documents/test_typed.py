@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,3 +113,10 @@ def test_keys_that_are_not_read_and_fields_that_are_no_keys() -> None:
     with pytest.raises(ConfigError, match="unknown key 'size'"):
         read(node, Inner, ignored={"comment"}, without={"size"})
     assert read(from_plain({}, "<dict>"), Inner, size=7) == Inner(7)
+
+
+@pytest.mark.parametrize("annotation", [int | str, set[int], complex])
+def test_a_field_that_no_document_can_fill(annotation: Any) -> None:
+    cls = make_dataclass("Odd", [("field", annotation)])
+    with pytest.raises(UsageError, match="a field cannot be read from a document"):
+        read(from_plain({"field": 1}, "<dict>"), cls)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
-from energon_lite.loading.iterators import lane_iterator as lane_walk
+from energon_lite.loading.iterators import lane_iterator
 
 
 class Cluster:
@@ -91,8 +91,8 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
     def run(world: int, work: Callable[[int], Any]) -> list[Any]:
         meeting = Rendezvous(world)
-        monkeypatch.setattr(lane_walk, "agree_on_step", meeting.agree)
-        monkeypatch.setattr(lane_walk, "check_group", lambda **_: None)
+        monkeypatch.setattr(lane_iterator, "agree_on_step", meeting.agree)
+        monkeypatch.setattr(lane_iterator, "check_group", lambda **_: None)
         with ThreadPoolExecutor(world) as pool:
             return list(pool.map(work, range(world)))
 

@@ -1,7 +1,7 @@
 """A plain oracle for the law tests: what a run has to deliver, by plain loops over plain functions.
 
 It knows one rank, no workers, no states and no jobs. It takes from a data set which addresses there are, in which
-order, and how chunks are dealt to lanes, and goes through them: one sample, one pack, one batch after the other.
+order, and how chunks are assigned to lanes, and goes through them: one sample, one pack, one batch after the other.
 
 To extend it by another kind of batches, write a :class:`Run` for it.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from energon_lite import SkipSample, TaskEncoder
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 
 #: Chunks of the same lane between which items are handed on.
 HANDED_ON = 4
@@ -195,7 +195,7 @@ class PlannedRun:
     def at(self, position: int) -> Batch | None:
         if self.is_over(position):
             return None
-        (addresses,) = self._plan.batches([position])
+        (addresses,) = self._plan.batches([(position,)])
         found = Batch([])
         for leaf, index, _ in addresses:
             name = _name(self._leaves[leaf], index)
@@ -215,7 +215,7 @@ class PlannedRun:
 class LaneRun:
     """Batches of which content decides how many there are: lane ``l`` has those at ``l``, ``l + lanes``, and so on."""
 
-    def __init__(self, dataset: ChunkedDataset, hooks: Hooks, lanes: int):
+    def __init__(self, dataset: LaneDataset, hooks: Hooks, lanes: int):
         self._dataset, self._hooks, self._lanes = dataset, hooks, lanes
         self._counts = [Counter[str]() for _ in range(lanes)]  # of what no batch has told yet, by lane
         self._made: list[list[Batch]] = [[] for _ in range(lanes)]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
@@ -122,10 +122,10 @@ def _check(cluster: Any, write_blend: Any, kind: str, chain: Any, topologies: An
         batches, states = _run(cluster, build, topology, states, count)
         found += batches
     assert found == expected[:total]
-    for world, workers in topologies:  # the same states each time: as they are, and dealt to other ranks
+    for world, workers in topologies:  # the same states each time: as they are, and redistributed to other ranks
         again, _ = _run(cluster, build, (world, workers), states, steps)
         assert again == expected[total : total + world * steps]
-        states = dealt(merged(states), world)
+        states = redistributed(merged(states), world)
 
 
 @settings(max_examples=examples(20))

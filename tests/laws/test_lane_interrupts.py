@@ -12,15 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.loading.iterators import chunked_dataset, lane_cursor
-from energon_lite.loading.iterators import lane_iterator as lane_walk
-from energon_lite.loading.iterators import lane_prefetcher as lane_feed
+from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_iterator, lane_prefetcher
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from content_encoders import Content
 
-_FILES = {module.__file__ for module in (lane_walk, lane_feed, lane_cursor, chunked_dataset)}
+_FILES = {module.__file__ for module in (lane_iterator, lane_prefetcher, lane_cursor, lane_dataset)}
 
 
 class Interrupts:
@@ -68,7 +66,7 @@ def test_an_interrupt_at_any_point_loses_nothing(leaf_of: Any, content: str, gap
         arguments: dict[str, Any] = {"worker_config": config, "chunk_size": 8, "lanes": 3}
         arguments |= CONTENTS[content].arguments()
         dataset = get_val_dataset(leaf, **arguments) if ends else get_train_dataset(leaf, **arguments)
-        return get_savable_loader(dataset)._walk
+        return get_savable_loader(dataset)._iterator
 
     calm, expected, count = walk(), list[Any](), 30
     while len(expected) < count and (result := calm.take()) is not None:

@@ -252,7 +252,7 @@ def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of
 
     with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
         ranks.steps(6)
-        streams = ranks.loaders[0]._walk.feed._streams.values()
+        streams = ranks.loaders[0]._iterator.feed._streams.values()
         assert [len(stream.tickets) for stream in streams] == [1] * 6
 
 
@@ -341,18 +341,24 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
         match=r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16",
     ):
         loader.restore_state_global([*states[:3], later[3]])
-    changed = states[0] | {"cursors": [[0, 8, 1]]}
+    changed = states[0] | {"cursors": [[0, 8, [1]]]}
     with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 than in state 0"):
         loader.restore_state_global([*states, changed])
     loader.restore_state_global([*states, states[2], None])  # a tensor-parallel peer's, and one that saves none
-    for edit in ({"lanes": 0}, {"cursors": [[0]]}, {"cursors": [[1, 2]]}, {"cursors": [[0, -4]]}, {"cursors": 5}):
+    for edit in (
+        {"lanes": 0},
+        {"cursors": [[0]]},
+        {"cursors": [[1, 2, []]]},
+        {"cursors": [[0, -4, []]]},
+        {"cursors": 5},
+    ):
         with pytest.raises(StateMismatchError if edit == {} else ValueError, match="damaged"):
             loader.restore_state_rank(states[0] | edit)
     for tail in ("x", [], [0, 1], [9], [1] * 8):  # at chunk 4 of lane 0, of 4 lanes
         with pytest.raises(StateError, match="damaged"):
-            loader.restore_state_rank(states[0] | {"cursors": [[0, 4, 1, tail]]})
+            loader.restore_state_rank(states[0] | {"cursors": [[0, 4, [1], tail]]})
     with pytest.raises(StateError, match="damaged: chunks that hand nothing over have tails"):  # they are of groups
-        loader.restore_state_rank(states[0] | {"cursors": [[lane, 4 + lane, [1]] for lane in range(4)]})
+        loader.restore_state_rank(states[0] | {"cursors": [[lane, 4 + lane, [], [1]] for lane in range(4)]})
     with pytest.raises(StateError, match="damaged: ranks is 0"):
         loader.restore_state_global([state | {"ranks": 0} for state in states])
 

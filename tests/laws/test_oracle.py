@@ -20,7 +20,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.loading.iterators.dataset import PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 

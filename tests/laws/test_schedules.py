@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _loader(metadataset: Any, batch_size: int = 8) -> Any:
 def _state(metadataset: Any, samples: int) -> Any:
     """As if so many samples had been consumed, in batches of 8."""
     loader = _loader(metadataset)
-    loader._delivered = type(loader._delivered)(position=samples // 8)
+    loader._delivered = replace(loader._delivered, place=(samples // 8,), position=samples // 8)
     return json.loads(json.dumps(loader.save_state_rank()))
 
 

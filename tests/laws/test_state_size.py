@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,10 +59,10 @@ def test_packs_and_groups_of_a_hundred_leaves(hundred: Any, tmp_path: Path, worl
         assert state is not None and len(state["cursors"]) == 64 // world
         check(loader, state, tmp_path)
         # Far into the run, in the middle of all chunks.
-        lanes = [[row[0], row[0] + 64 * 10**9, 14, 0, 2, 0, 3, 1] for row in state["cursors"]]
+        lanes = [[row[0], row[0] + 64 * 10**9, [14, 0, 2, 0, 3, 1]] for row in state["cursors"]]
         check(loader, state | {"position": 10**12, "cursors": lanes}, tmp_path)
         if world == 1:
-            assert merged(dealt(state, 16)) == state
+            assert merged(redistributed(state, 16)) == state
 
 
 def test_after_a_rebase_of_a_hundred_leaves(hundred: Any, tmp_path: Path) -> None:

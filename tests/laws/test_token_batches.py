@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,9 @@ from energon_lite import (
     pack_sequences,
     stateless,
 )
-from energon_lite.loading.iterators.plans_ahead import PlansAhead
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.loading.executors.worker_pool import WorkerPool
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CAPACITY = 100
@@ -139,7 +141,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
         with cluster(build, world, workers, state) as ranks:
             found += tokens_of(ranks.steps(steps))
             state = json.loads(json.dumps(ranks.state()))
-            assert merged(dealt(state, 3)) == state
+            assert merged(redistributed(state, 3)) == state
     assert found == expected
 
 
@@ -280,6 +282,22 @@ def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) ->
     assert "steps of 6 micro-batches" in str(dataset_of(path, micro_batches_per_step=6))
 
 
+def test_samples_of_a_step_that_is_evened_out(cluster: Any, leaf_of: Callable[..., Any]) -> None:
+    """Every second turn is assigned the other way round, which ``samples_at`` knows; from any place in the pass."""
+
+    def build(config: WorkerConfig) -> Any:
+        return dataset_of(leaf_of(120), config, micro_batches_per_step=8)
+
+    with cluster(build, 2, 0) as ranks, cluster(build, 2, 0) as others:
+        steps = [ranks.step() for _ in range(20)]
+        for number, batches in enumerate(steps):
+            for loader in (ranks.loaders[0], others.loaders[1]):  # behind the step, and before it
+                planned = loader.samples_at(number, all_ranks=True)
+                for rank, batch in enumerate(batches):
+                    own = [sample.restore_key for sample in planned if sample.rank == rank]
+                    assert own == [tuple(key) for key in batch.sample_ids], (number, rank)
+
+
 def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any], same: Any) -> None:
     loader = get_savable_loader(dataset_of(leaf_of(120), micro_batches_per_step=6))
     batches = [batch for batch, _ in zip(loader, range(40), strict=False)]
@@ -289,14 +307,8 @@ def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any],
 
 
 def dataset_of(path: Any, config: WorkerConfig | None = None, encoder: TaskEncoder | None = None, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 40, **more}
-    return get_train_dataset(
-        path,
-        batch_size=None,
-        worker_config=config or alone(),
-        task_encoder=encoder or Tokens(),
-        **arguments,
-    )
+    arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 40, **more}
+    return get_train_dataset(path, worker_config=config or alone(), task_encoder=encoder or Tokens(), **arguments)
 
 
 def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any], same: Any) -> None:
@@ -313,6 +325,28 @@ def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..
     for wrong in (("batch", 0, 3), ("sample", 9, 0, 0, 0), ("chunk", 0, 0)):
         with pytest.raises(UsageError, match="not a restore key"):
             loader.restore_sample(wrong)
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_size": 3, "batching": None, "plan_chunk": None}])
+def test_no_job_is_thrown_away_where_a_loop_ends(
+    leaf_of: Callable[..., Any], batching: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was submitted before its turn belongs to the next loop."""
+    jobs: list[Any] = []
+    submit = WorkerPool.submit
+
+    def counted(pool: WorkerPool, job: Any) -> int:
+        jobs.append(job)
+        return submit(pool, job)
+
+    monkeypatch.setattr(WorkerPool, "submit", counted)
+    monkeypatch.setattr(WorkerPool, "ahead", lambda pool, wished: wished)  # else more of what is tiny
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = dataset_of(leaf_of(120), config, virtual_epoch_length=5, **batching)
+    with get_savable_loader(dataset, prefetch_factor=4) as loader:
+        assert sum(len(list(loader)) for _ in range(6)) == 30
+    assert len(jobs) == 30 + 2 * 4
+    assert len({job.key for job in jobs}) == len(jobs)
 
 
 def test_loops_of_an_endless_stream(leaf_of: Callable[..., Any]) -> None:
@@ -370,11 +404,11 @@ def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypat
     with pytest.raises(StateMismatchError, match="plan_chunk: 40 in the state, 41 here"):
         get_savable_loader(dataset_of(path, plan_chunk=41)).restore_state_rank(state)
     fixed = get_train_dataset(path, batch_size=2, worker_config=alone())
-    with pytest.raises(StateMismatchError, match="planned by their tokens"):
+    with pytest.raises(StateMismatchError, match=r"batching: .* in the state, '\(not set\)' here"):
         get_savable_loader(fixed).restore_state_rank(state)
-    for name in ("chunk", "batch"):
-        with pytest.raises(StateError, match=f"damaged: {name} is -1"):
-            get_savable_loader(dataset_of(path)).restore_state_rank({**state, name: -1})
+    for place in ([-1, 0], [0, -1], [0], 3):
+        with pytest.raises(StateError, match=f"damaged: place is {re.escape(str(place))}"):
+            get_savable_loader(dataset_of(path)).restore_state_rank({**state, "place": place})
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 9))
     with pytest.raises(StateMismatchError, match="other data, weight or settings"):
         get_savable_loader(dataset_of(path)).restore_state_rank(state)

@@ -53,7 +53,7 @@ def test_the_context_closes_also_after_an_error(leaf_of: Any, workers: int) -> N
         assert entered is loader
         next(iter(loader))
         raise ZeroDivisionError
-    assert loader._crew._executor is None
+    assert loader._workers._executor is None
     loader.close()
     loader.close()
     _loader(leaf_of(30), workers).close()  # before it was used

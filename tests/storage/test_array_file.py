@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import damaged
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -96,7 +97,7 @@ def test_a_table_that_says_something_else(tmp_path: Path, table: Any) -> None:
             read(str(tmp_path / "a"), KIND)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_damage_is_an_error_or_changes_nothing(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a"

@@ -19,6 +19,8 @@ from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import column_path
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
 
@@ -43,7 +45,8 @@ def test_four_workers_read_everything(
     source = WebdatasetSource.open(tmp_path / "d", excluded_samples=excluded)
 
     def read() -> bool:
-        return all(len(source.read(number).parts) == 1 for number in range(len(source)))
+        reader = PartColumns(source)
+        return all(len(reader.sample(number).parts) == 1 for number in range(len(source)))
 
     assert len(source) == 999 * shards
     growth = private_growth(read)
@@ -113,15 +116,8 @@ def test_an_index_of_a_hundred_million_samples(
         for skips, length in ((None, 100_000_000), ("skip", 66_660_000)):
             start = time.process_time()
             opened = PackedIndex.open(path)
-            source = WebdatasetSource(
-                opened,
-                path=str(huge),
-                index_path=path,
-                shards=opened.shard_names,
-                excluded=np.zeros(0, dtype=np.int64),
-                split_part="",
-                skips=skips,
-            )
+            nothing = np.zeros(0, dtype=np.int64)
+            source = WebdatasetSource(SampleChoice(opened, str(huge), opened.shard_names, nothing, skips=skips))
             times.append(time.process_time() - start)
             flags = source.column("skip")
             if len(source) != length or any(source.key(int(number)) for number in numbers):

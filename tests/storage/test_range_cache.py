@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
-from energon_lite.storage.read.range_cache import ByteRange, RangeCache, ReadAhead
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, head_checksum
+from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> ByteRange:
+def wanted(tmp_path: Path) -> ShardRange:
     data = bytes(range(256)) * 40
     (tmp_path / "a.tar").write_bytes(data)
-    return ByteRange(str(tmp_path / "a.tar"), ShardIdentity(len(data), head_checksum(data)), 100, 3000)
+    return ShardRange((str(tmp_path / "a.tar"), ShardIdentity(len(data), head_checksum(data))), 100, 2900)
 
 
-def right(one: ByteRange) -> bytes:
-    return Path(one.path).read_bytes()[one.start : one.stop]
+def right(one: ShardRange) -> bytes:
+    return Path(one.shard[0]).read_bytes()[one.offset :][: one.size]
 
 
 def cache_in(folder: Path) -> RangeCache:
@@ -36,7 +36,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @given(st.data())
-def test_a_damaged_range_is_fetched_again(tmp_path: Path, wanted: ByteRange, data: st.DataObject) -> None:
+def test_a_damaged_range_is_fetched_again(tmp_path: Path, wanted: ShardRange, data: st.DataObject) -> None:
     folder = tmp_path / "cache"
     assert bytes(cache_in(folder).get(wanted)) == right(wanted)
     (path,) = files_in(folder)
@@ -47,9 +47,9 @@ def test_a_damaged_range_is_fetched_again(tmp_path: Path, wanted: ByteRange, dat
     assert path.read_bytes() == whole
 
 
-def test_it_is_counted_and_told_once(tmp_path: Path, wanted: ByteRange, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_counted_and_told_once(tmp_path: Path, wanted: ShardRange, caplog: pytest.LogCaptureFixture) -> None:
     cache = cache_in(tmp_path / "cache")
-    ranges = [wanted._replace(stop=stop) for stop in (2000, 3000, 4000)]
+    ranges = [wanted._replace(size=size) for size in (1900, 2900, 3900)]
     cache.load(ranges)
     for path in files_in(tmp_path / "cache"):
         path.write_bytes(bytes(path.stat().st_size))  # as a power cut may leave it
@@ -59,8 +59,8 @@ def test_it_is_counted_and_told_once(tmp_path: Path, wanted: ByteRange, caplog: 
     assert caplog.text.count("is damaged, it is fetched again") == 1
 
 
-def test_a_range_under_the_name_of_another(tmp_path: Path, wanted: ByteRange) -> None:
-    folder, other = tmp_path / "cache", wanted._replace(start=200, stop=3100)
+def test_a_range_under_the_name_of_another(tmp_path: Path, wanted: ShardRange) -> None:
+    folder, other = tmp_path / "cache", wanted._replace(offset=200)
     cache_in(folder).load([wanted, other])
     one, two = files_in(folder)
     whole = one.read_bytes()
@@ -69,7 +69,7 @@ def test_a_range_under_the_name_of_another(tmp_path: Path, wanted: ByteRange) ->
     assert [bytes(cache_in(folder).get(range_)) for range_ in (wanted, other)] == [right(wanted), right(other)]
 
 
-def test_only_the_owner_may_look(tmp_path: Path, wanted: ByteRange) -> None:
+def test_only_the_owner_may_look(tmp_path: Path, wanted: ShardRange) -> None:
     old = os.umask(0)
     try:
         cache_in(tmp_path / "cache").get(wanted)
@@ -80,17 +80,17 @@ def test_only_the_owner_may_look(tmp_path: Path, wanted: ByteRange) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_others_have_put_there_is_not_read(tmp_path: Path, wanted: ByteRange) -> None:
+def test_what_others_have_put_there_is_not_read(tmp_path: Path, wanted: ShardRange) -> None:
     folder = tmp_path / "cache"
     cache_in(folder).get(wanted)
     (path,) = files_in(folder)
     os.chown(path, 12345, 12345)
-    os.truncate(wanted.path, 10)
+    os.truncate(wanted.shard[0], 10)
     with pytest.raises(DatasetError):
         RangeCache(ReadAhead(folder=str(folder))).get(wanted)
 
 
-def test_links_are_not_followed(tmp_path: Path, wanted: ByteRange) -> None:
+def test_links_are_not_followed(tmp_path: Path, wanted: ShardRange) -> None:
     folder, victim = tmp_path / "cache", tmp_path / "victim"
     cache_in(folder).get(wanted)
     (path,) = files_in(folder)
@@ -107,7 +107,7 @@ def test_links_are_not_followed(tmp_path: Path, wanted: ByteRange) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_a_folder_of_links(tmp_path: Path, wanted: ByteRange) -> None:
+def test_a_folder_of_links(tmp_path: Path, wanted: ShardRange) -> None:
     folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
     elsewhere.mkdir()
     folder.mkdir()

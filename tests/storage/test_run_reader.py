@@ -17,8 +17,10 @@ from energon_lite.errors import ShardChangedError, UsageError
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import range_cache, run_reader
+from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
-from energon_lite.storage.read.run_reader import RunReader, fetch_samples, read_in_runs
+from energon_lite.storage.read.run_buffer import Runs
+from energon_lite.storage.read.run_reader import RunReader, read_in_runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -44,13 +46,14 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def test_a_run_is_one_request(source: WebdatasetSource, requests: list[tuple[str, int, int]]) -> None:
-    plain = [source.read(index).parts for index in range(10)]
+    plain = [PartColumns(source).sample(index).parts for index in range(10)]
     requests.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
-    assert [source.read(index).parts for index in (2, 0, 3, 1)] == [plain[index] for index in (2, 0, 3, 1)]
+    reader = PartColumns(source)
+    assert [reader.sample(index).parts for index in (2, 0, 3, 1)] == [plain[index] for index in (2, 0, 3, 1)]
     # From the first payload (512) to the end of the last (each sample: two members of 1,024 bytes).
     assert requests == [("a.tar", 512, 7 * 1024 + 1)]
-    assert [source.read(index).parts for index in range(4, 10)] == plain[4:]
+    assert [reader.sample(index).parts for index in range(4, 10)] == plain[4:]
     # Samples 4-6 are in b.tar, 7 begins c.tar, 8 and 9 are the last run.
     assert [(name, size // 1024) for name, _, size in requests[1:]] == [("b.tar", 5), ("c.tar", 1), ("c.tar", 3)]
 
@@ -66,11 +69,11 @@ def test_only_wanted_parts_are_fetched(
     source = WebdatasetSource.open(tmp_path / "d")
     read_in_runs([source], ReadAhead(), run=2, window=2)
     requests.clear()
-    assert [source.read(index, frozenset(["json", "txt"])).parts for index in (1, 0)] == [
+    assert [PartColumns(source, frozenset(["json", "txt"])).sample(index).parts for index in (1, 0)] == [
         {"json": b"{}", "txt": b""}
     ] * 2
     assert [size for _, _, size in requests] == [2, 2]
-    assert source.read(1).parts["mp4"] == b"1" * (1 << 19)
+    assert PartColumns(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
 
 
 @settings(max_examples=examples(30))
@@ -81,6 +84,7 @@ def test_only_wanted_parts_are_fetched(
     largest=st.sampled_from([1, 2500, 1 << 20]),
     folder=st.sampled_from([None, 1, 4000, 1 << 20]),
     jobs=st.integers(1, 5),
+    by_columns=st.booleans(),
 )
 def test_the_same_bytes(
     source: WebdatasetSource,
@@ -91,20 +95,26 @@ def test_the_same_bytes(
     largest: int,
     folder: int | None,
     jobs: int,
+    by_columns: bool,
 ) -> None:
-    source.run_reader = None
-    plain = [source.read(index) for index in range(10)]
+    source.read_ahead = source.runs = None
+    plain = [PartColumns(source).sample(index) for index in range(10)]
     place = None if folder is None else str(tmp_path / f"cache-{folder}")
     old, run_reader._LARGEST = run_reader._LARGEST, largest
     try:
-        source.run_reader = RunReader(ReadAhead(memory, 3, place, folder or 1), length)
+        source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
+        reader = PartColumns(source)
         for start in range(0, len(order), jobs):
             job = order[start : start + jobs]
-            fetch_samples((source, index, None) for index in job)
-            assert [source.read(index) for index in job] == [plain[index] for index in job]
+            fetch_samples((reader, index) for index in job)
+            if by_columns:
+                columns = reader.read(job)
+                assert columns is not None and columns.keys == [plain[index].key for index in job]
+                assert columns.parts["txt"] == [plain[index].parts["txt"] for index in job]
+            assert [reader.sample(index) for index in job] == [plain[index] for index in job]
     finally:
         run_reader._LARGEST = old
-        source.run_reader = None
+        source.read_ahead = None
         range_cache._shared.clear()
 
 
@@ -118,16 +128,17 @@ def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, m
 
     monkeypatch.setattr(ShardStore, "read", waiting)
     monkeypatch.setattr(range_cache, "_shared", {})
-    source.run_reader = RunReader(ReadAhead(requests=3), 1)
-    fetch_samples((source, index, None) for index in (0, 5, 9))  # hangs if they came one after the other
-    assert [source.read(index).parts["txt"] for index in (0, 5, 9)] == [b"text 0", b"text 5", b"text 9"]
+    source.read_ahead = ReadAhead(requests=3)
+    reader = PartColumns(source)
+    fetch_samples((reader, index) for index in (0, 5, 9))  # hangs if they came one after the other
+    assert [reader.sample(index).parts["txt"] for index in (0, 5, 9)] == [b"text 0", b"text 5", b"text 9"]
 
 
 def test_memory_is_bounded(source: WebdatasetSource) -> None:
     cache = RangeCache(ReadAhead(memory_bytes=2500))
-    reader = RunReader(ReadAhead(memory_bytes=2500), 1)
+    reader = RunReader(source, None)
     for index in range(10):
-        (one,) = reader.ranges(source, index, None)
+        (one,) = reader.ranges(index)
         cache.get(one)
         assert sum(data.nbytes for data in cache._kept.values()) == cache._bytes <= 2500
     assert len(cache._kept) == 2
@@ -137,7 +148,7 @@ def test_a_folder_is_shared_and_bounded(
     source: WebdatasetSource, tmp_path: Path, requests: list[tuple[str, int, int]]
 ) -> None:
     chosen = ReadAhead(folder=str(tmp_path / "cache"), folder_bytes=4000)
-    ranges = [RunReader(chosen, 1).ranges(source, index, None)[0] for index in range(10)]
+    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
     one, other = RangeCache(chosen), RangeCache(chosen)
     assert bytes(one.get(ranges[0])) == bytes(other.get(ranges[0])) == bytes(RangeCache(chosen).get(ranges[0]))
     assert len(requests) == 1
@@ -152,7 +163,7 @@ def test_a_folder_is_shared_and_bounded(
 
 def test_ranges_of_a_folder_are_mapped_without_open_files(source: WebdatasetSource, tmp_path: Path) -> None:
     chosen = ReadAhead(folder=str(tmp_path / "cache"))
-    ranges = [RunReader(chosen, 1).ranges(source, index, None)[0] for index in range(10)]
+    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
     first, second = RangeCache(chosen), RangeCache(chosen)
     fetched = [bytes(first.get(wanted)) for wanted in ranges]
     before = len(os.listdir("/proc/self/fd"))
@@ -169,7 +180,7 @@ def test_a_folder_that_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(range_cache, "replacing", full)
-    (one,) = RunReader(ReadAhead(), 1).ranges(source, 3, None)
+    (one,) = RunReader(source, None).ranges(3)
     assert bytes(cache.get(one)).startswith(b"text 3")
     assert caplog.text.count("No space left") == 1
 
@@ -178,15 +189,15 @@ def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
     source: WebdatasetSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     read_in_runs([source], ReadAhead(memory_bytes=4000), run=4, window=8)
-    assert source.run_reader is not None and source.run_reader.length == 1
+    assert source.read_ahead is not None and source.runs == Runs(1)
     assert "raise memory_bytes" in caplog.text
     read_in_runs([source], ReadAhead(memory_bytes=4000, folder="unused"), run=4, window=8)
-    assert source.run_reader.length == 4
+    assert source.runs == Runs(4)
 
 
 def test_local_sources_are_read_directly_unless_asked(source: WebdatasetSource) -> None:
     read_in_runs([source], None, run=4, window=8)
-    assert source.run_reader is None
+    assert source.read_ahead is None
     with pytest.raises(UsageError, match="requests is 0"):
         ReadAhead(requests=0)
 
@@ -195,11 +206,11 @@ def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource
     range_cache._shared.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
     again = pickle.loads(pickle.dumps(source))
-    assert again.run_reader.length == 4 and again.read(9).parts == source.read(9).parts
-    source._store.close()
+    assert again.runs == Runs(4) and PartColumns(again).sample(9).parts == PartColumns(source).sample(9).parts
+    source.store.close()
     path = ten / "a.tar"
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    fetch_samples((source, index, None) for index in (0, 5))
-    assert source.read(5).parts["cls"] == b"5"
+    fetch_samples((PartColumns(source), index) for index in (0, 5))
+    assert PartColumns(source).sample(5).parts["cls"] == b"5"
     with pytest.raises(ShardChangedError, match=r"a\.tar"):
-        source.read(0)
+        PartColumns(source).sample(0)

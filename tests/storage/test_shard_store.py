@@ -225,8 +225,8 @@ def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
         shards.append((str(path), ShardIdentity(603, head_checksum(path.read_bytes()[:512]))))
     store = ShardStore(capacity=2)
     wanted = [(shards[number % 5], 100 * number % 601, number % 3) for number in range(40)]
-    assert store.read_each(wanted) == [store.read(*shard, offset, size) for shard, offset, size in wanted]
+    assert store.fetch(wanted) == [store.read(*shard, offset, size) for shard, offset, size in wanted]
     assert len(store) == 2
     with pytest.raises(ShardChangedError):  # it was cut short while it was open
         os.truncate(shards[0][0], 601)
-        store.read_each([(shards[0], 0, 1), (shards[0], 600, 3)])
+        store.fetch([(shards[0], 0, 1), (shards[0], 600, 3)])

@@ -26,6 +26,7 @@ from energon_lite.errors import (
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -36,57 +37,58 @@ def data(ten: Path) -> Path:
 
 
 def keys(source: WebdatasetSource) -> str:
-    return "".join(source.read(i).key for i in range(len(source)))
+    return "".join(PartColumns(source).sample(i).key for i in range(len(source)))
 
 
 def test_samples_by_number(data: Path) -> None:
     source = WebdatasetSource.open(data)
     assert keys(source) == "0123456789" == "".join(source.key(i) for i in range(10))
-    raw = source.read(4)
+    raw = PartColumns(source).sample(4)
     assert raw.parts == {"txt": b"text 4", "cls": b"4"}
     assert raw.source.shard_name == "b.tar" and raw.source.file_names == ("4.txt", "4.cls")
     assert raw.source.index == 4 and raw.source.dataset_path == str(data)
     for wrong in (-1, 10):
         with pytest.raises(IndexError, match=f"{wrong} of 10"):
-            source.read(wrong)
+            PartColumns(source).sample(wrong)
 
 
 def test_only_wanted_parts(data: Path) -> None:
     source = WebdatasetSource.open(data)
-    assert source.read(4, {"cls", "jpg"}).parts == {"cls": b"4"}
-    assert source.read(4, {"cls"}).source.file_names == ("4.cls",)
-    assert source.read(4, frozenset()) == ("4", {}, source.read(4, ()).source)
+    assert PartColumns(source, frozenset({"cls", "jpg"})).sample(4).parts == {"cls": b"4"}
+    assert PartColumns(source, frozenset({"cls"})).sample(4).source.file_names == ("4.cls",)
+    assert PartColumns(source, frozenset()).sample(4) == ("4", {}, PartColumns(source, frozenset()).sample(4).source)
 
 
 def test_one_positioned_read_per_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = WebdatasetSource.open(data)
-    source.read(0)
+    PartColumns(source).sample(0)
     reads = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: reads.append((offset, size)) or pread(fd, size, offset))
-    source.read(1)
+    PartColumns(source).sample(1)
     assert reads == [(2048 + 512, 1024 + 1)]  # from the first payload to the end of the second, 1024 bytes later
 
 
-def test_a_large_unwanted_part_is_not_read(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_large_unwanted_part_is_not_read(
+    make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_tar("d/a.tar", [("0.json", b"{}"), ("0.mp4", b"v" * (3 << 20)), ("0.txt", b"end")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     source = WebdatasetSource.open(tmp_path / "d")
+    two, every = PartColumns(source, frozenset({"json", "txt"})), PartColumns(source)
+    assert every.sample(0).parts["mp4"] == b"v" * (3 << 20)
     sizes: list[int] = []
-    read = source._store.read
-    source._store.read = lambda path, identity, offset, size: sizes.append(size) or read(path, identity, offset, size)  # type: ignore
-    try:
-        assert source.read(0, {"json", "txt"}).parts == {"json": b"{}", "txt": b"end"}
-        assert sizes == [2, 3]
-        assert source.read(0).parts["mp4"] == b"v" * (3 << 20)
-    finally:
-        del source._store.read  # the store is shared
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: sizes.append(size) or pread(fd, size, offset))
+    assert two.sample(0).parts == {"json": b"{}", "txt": b"end"}
+    assert two.read([0]).parts == {"json": [b"{}"], "txt": [b"end"]}  # type: ignore[union-attr]
+    assert sizes == [2, 3, 2, 3]
 
 
 def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("d/a.tar", [("0.txt", b"first"), ("0.txt", b"second")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-    assert WebdatasetSource.open(tmp_path / "d").read(0).parts == {"txt": b"second"}
+    assert PartColumns(WebdatasetSource.open(tmp_path / "d")).sample(0).parts == {"txt": b"second"}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_subset_counts_excluded_samples(ten: Path, excluded: set[int], order: 
     assert source.fingerprint == pickle.loads(pickle.dumps(source)).fingerprint
     for outside in (-1, len(expected)):
         with pytest.raises(IndexError):
-            source.read(outside)
+            PartColumns(source).sample(outside)
 
 
 def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,9 +245,9 @@ class TestOpening:
     ) -> None:
         make_tar("ten/b.tar", [("other.txt", b"surprise")])
         source = WebdatasetSource.open(data)
-        assert source.read(0).key == "0"
+        assert PartColumns(source).sample(0).key == "0"
         with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
-            source.read(5)
+            PartColumns(source).sample(5)
 
     def test_an_unknown_shard(self, data: Path) -> None:
         with pytest.raises(
@@ -265,15 +267,16 @@ class TestOpening:
 class TestPickling:
     def test_is_small_and_shares_nothing_that_is_open(self, data: Path) -> None:
         source = WebdatasetSource.open(data)
-        source.read(3)
-        assert len(pickle.dumps(source)) < 640
+        PartColumns(source).sample(3)
+        assert len(pickle.dumps(source)) < 768
 
     def test_in_another_process(self, data: Path, tmp_path: Path) -> None:
         source = WebdatasetSource.open(data, shards=["sub/c.tar", "b.tar"], excluded_samples=[("b.tar", "5")])
         (tmp_path / "source.pkl").write_bytes(pickle.dumps(source))
         program = (
             "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); "
-            "print(''.join(s.read(i).key for i in range(len(s))), s.fingerprint)"
+            "from energon_lite.storage.read.part_columns import PartColumns; r = PartColumns(s); "
+            "print(''.join(r.sample(i).key for i in range(len(s))), s.fingerprint)"
         )
         output = subprocess.run(
             [sys.executable, "-c", program, str(tmp_path / "source.pkl")], capture_output=True, text=True, check=True
@@ -286,8 +289,13 @@ class TestPickling:
         pickled = pickle.dumps(WebdatasetSource.open(data))
         make_tar("ten/b.tar", [("4.txt", b"only one")])
         prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
-        with pytest.raises(ShardChangedError, match="prepared anew"):
-            pickle.loads(pickled)
+        source = pickle.loads(pickled)
+        assert len(source) == 10  # the index is not opened yet
+        with pytest.raises(DataIndexError, match="prepared anew"):
+            source.key(0)
+        (data / ".nv-meta/energon_lite.idx").unlink()
+        with pytest.raises(DataIndexError, match="removed while it was in use"):
+            pickle.loads(pickled).key(0)
 
 
 def test_columns_of_the_chosen_samples(data: Path) -> None:
@@ -325,4 +333,5 @@ def test_ten_thousand_shards_open_fast(tmp_path: Path, make_tar: Callable[..., P
     source = WebdatasetSource.open(tmp_path / "d")
     assert len(source) == 80_000
     assert time.process_time() - start < 1.0  # about 0.1 s of work; waiting for other processes does not count
-    assert source.read(79_999).key == "7" and source.read(79_999).source.shard_name == "09999.tar"
+    last = PartColumns(source).sample(79_999)
+    assert last.key == "7" and last.source.shard_name == "09999.tar"

@@ -115,7 +115,7 @@ def test_the_plan_counts_the_positions_of_rows(chats: Path, document: dict[str, 
     """A sample of n tokens has n - 1 positions with labels: those are planned, and each is in one batch."""
     loader = loader_of(chats, document, repeat=False)
     plan = loader.dataset.plan
-    chunks = [plan.make(0, number) for number in range(plan.chunk_count(0))]
+    chunks = [plan.make(0, number) for number in range(plan.count(0))]
     planned = [int(tokens) for chunk in chunks for tokens in chunk.batches.tokens()]
     assert [batch.num_tokens for batch in loader] == planned
     rows = column_of(chats, "train")[:] - 1

@@ -79,12 +79,12 @@ def write_model(folder: Path, config: ModelConfig, shard_bytes: int) -> int:
     shapes = {huggingface_name(name): shape for name, shape in llama_shapes(config).items()}
     sizes = {name: 4 * torch.Size(shape).numel() for name, shape in shapes.items()}
     division = divide({name: (torch.float32, size) for name, size in sizes.items()}, shard_bytes)
-    for file, names in division.files.items():
+    for file, (names, _) in division.items():
         writer = SafetensorsWriter(folder / file, {name: (torch.float32, shapes[name]) for name in names}, None)
         for name in names:
             writer.put(name, Box((0,) * len(shapes[name]), shapes[name]), torch.randn(shapes[name]))
         writer.finish()
-    where = {name: file for file, names in division.files.items() for name in names}
+    where = {name: file for file, (names, _) in division.items() for name in names}
     (folder / "model.safetensors.index.json").write_bytes(index_json(where, sum(sizes.values()), 0))
     (folder / "config.json").write_text(json.dumps(huggingface_config(config, torch.float32)))
     return max(sizes.values())

@@ -50,7 +50,7 @@ def child(method: str, data: str, batches: int) -> None:
     next(iterator)
     began = time.perf_counter()
     if method != "thread":
-        for worker in loader._crew.executor()._workers:
+        for worker in loader._workers.executor()._workers:
             os.kill(worker.process.pid, signal.SIGKILL)
         for _ in range(8):  # more than were ready
             next(iterator)
@@ -76,7 +76,7 @@ def measure_overhead(data: str) -> None:
     loader = lib.get_savable_loader(dataset)
     loader._take()
     batch, outcomes = {"x": 1}, [0] * 32
-    loader._walk.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
+    loader._iterator.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
     found: dict[str, list[float]] = {"whole loop": [], "check": [], "count": []}
     for _ in range(7):
         iterator = iter(loader)

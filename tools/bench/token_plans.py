@@ -32,8 +32,8 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.batching.plans_ahead import PlansAhead
 from energon_lite.batching.strategy import CHUNK
-from energon_lite.loading.iterators.plans_ahead import PlansAhead
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 

@@ -41,7 +41,7 @@ def check_threads(pipeline: Pipeline) -> None:
             ", ".join(sorted(pipeline.seeded_hooks)),
             type(pipeline.encoder).__name__,
         )
-    if any(leaf.source.run_reader is not None for leaf in pipeline.leaves):
+    if any(leaf.source.read_ahead is not None for leaf in pipeline.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
 
 

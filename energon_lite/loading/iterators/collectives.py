@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "agree_on_step",
+    "broadcast_bytes",
     "broadcast_plain",
     "check_group",
     "device_of",
@@ -52,16 +53,24 @@ def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) ->
             f"src_rank {src_rank} in a group of {size} ranks", fix="give the rank inside the data-parallel group"
         )
     source = src_rank if group is None else dist.get_global_rank(group, src_rank)
-    device = device_of(group)
-    data = json.dumps(value).encode() if dist.get_rank() == source else b""
-    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    dist.broadcast(length, source, group=group)
-    if dist.get_rank() == source:
-        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-    else:
-        payload = torch.empty(int(length), dtype=torch.uint8, device=device)
-    dist.broadcast(payload, source, group=group)
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    payload = broadcast_bytes(own if dist.get_rank() == source else None, source, group)
     return json.loads(bytes(payload.cpu().numpy()))
+
+
+def broadcast_bytes(own: torch.Tensor | None, source: int, group: ProcessGroup | None) -> torch.Tensor:
+    """Bytes of one rank, as uint8, on all ranks of a group. A collective tells their number first.
+
+    Args:
+        own: the bytes, on the rank that has them.
+        source: its rank in the whole world.
+    """
+    device = device_of(group)
+    size = torch.tensor([0 if own is None else own.numel()], dtype=torch.int64, device=device)
+    dist.broadcast(size, source, group=group)
+    buffer = torch.empty(int(size), dtype=torch.uint8, device=device) if own is None else own.to(device)
+    dist.broadcast(buffer, source, group=group)
+    return buffer
 
 
 def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:

@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.plan import FixedPlan
+from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.iterators.cursor import Cursor
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.rebase_entry import read_rebase
-from energon_lite.loading.makers.pipeline import Job, Leaf, Pipeline
+from energon_lite.loading.iterators.state import State, damaged, read_rebase
+from energon_lite.loading.makers.pipeline import Leaf, Pipeline
 from energon_lite.order.rebase import Rebase
 from energon_lite.order.stages import Stage
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["BaseDataset", "PlannedDataset"]
+__all__ = ["Moved", "SavableDataset"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A cursor that was moved to where another blend can begin.
+
+    Args:
+        cursor: of the kind that the data set has.
+        first: position, in samples, of what it has to deliver next.
+        given_up: samples before it that were not delivered.
+        up_to: ``given_up`` is an upper bound.
+    """
+
+    cursor: Any
+    first: int
+    given_up: int = 0
+    up_to: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BaseDataset:
-    """What all data sets have. Immutable; loaders of it do not share anything.
+class SavableDataset:
+    """What ``get_train_dataset`` and ``get_val_dataset`` return. Immutable; loaders of it do not share anything.
 
     Args:
         plan: which samples make up which batch, or chunk; each kind of data set has its own.
@@ -38,6 +55,7 @@ class BaseDataset:
         stages: how the weights change, if they do; then ``weights`` are those at the start.
         rebase: the blend begins in the middle of a run, that was one of another blend before.
         limit: steps of a pass at most, on the ranks on which it begins; None: all.
+        drop_last: a pass ends with its last step in which every rank has a micro-batch.
     """
 
     plan: Any
@@ -52,6 +70,55 @@ class BaseDataset:
     stages: tuple[Stage, ...] = ()
     rebase: Rebase | None = None
     limit: int | None = None
+    drop_last: bool = False
+
+    @cached_property
+    def is_endless(self) -> bool:
+        """Whether there is only one pass, which does not end."""
+        return self.plan.order.bounds(0) is None
+
+    def pipeline(self) -> Pipeline:
+        """What runs this data set's jobs."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Micro-batches per rank in one ``for`` loop.
+
+        Raises:
+            UnknownLengthError: nobody knows.
+        """
+        raise NotImplementedError
+
+    def state(self, cursor: Any) -> State:
+        """A place in the run as plain data."""
+        raise NotImplementedError
+
+    def behind_begun(self, state: State) -> Moved:
+        """The first place, from a state's on, at which another blend can begin: behind all chunks that were begun."""
+        raise NotImplementedError
+
+    def restore_sample(self, key: Any, pipeline: Any) -> Any:
+        """The batch or sample of a restore key, made in this process.
+
+        Keys are ``("batch", pass, *place)``, ``("chunk", pass, number, *place)``, ``("sample", leaf, index, epoch,
+        attempt)``, with the number of the result behind it if the hooks yield several, and ``("empty",)``.
+
+        Raises:
+            UsageError: not a key of such a data set.
+            SampleError: the sample (or the batch) cannot be made.
+        """
+        parts = tuple(key) if isinstance(key, (tuple, list)) else ()
+        if all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts[1:]):
+            for made in self._restored(parts, pipeline):
+                return made
+        raise UsageError(
+            f"{key!r} is not a restore key of this loader",
+            fix="give the __restore_key__ of a batch or of a sample as it was delivered",
+        )
+
+    def _restored(self, key: tuple[Any, ...], pipeline: Any) -> Sequence[Any]:
+        """What a key stands for; nothing, if it is none of this data set."""
+        raise NotImplementedError
 
     def limit_ranks(self, ranks: int | None) -> int | None:
         """The ranks that the limit of a pass counts, which began on ``ranks``; None: there is no limit."""
@@ -80,6 +147,22 @@ class BaseDataset:
         rebase = read_rebase(state)
         return self if rebase is None else self.rebased(rebase)
 
+    def check_rebase(self, position: int) -> None:
+        """Check where a state says that the blend begins, after the state's identity was checked.
+
+        Args:
+            position: where the run is, in samples.
+
+        Raises:
+            StateError: it cannot be right.
+        """
+        rebase = self.rebase
+        if rebase is None:
+            return
+        wrong = len(rebase.starts) != len(self.leaves) or sum(rebase.starts) > rebase.position
+        if wrong or not self.is_endless or rebase.position > position:
+            raise damaged("rebase", {"position": rebase.position, "starts": list(rebase.starts)})
+
     def has(self, leaf: int, index: int) -> bool:
         """Whether there is such a sample."""
         return 0 <= leaf < len(self.leaves) and 0 <= index < len(self.leaves[leaf].source)
@@ -101,84 +184,3 @@ class BaseDataset:
             share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
             lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlannedDataset(BaseDataset):
-    """What ``get_train_dataset`` and ``get_val_dataset`` return where batches can be planned ahead.
-
-    Args:
-        plan: which samples make up which micro-batch.
-        refill: replace samples that fail.
-    """
-
-    plan: FixedPlan
-    refill: bool
-
-    def pipeline(self) -> Pipeline:
-        """What runs this data set's jobs."""
-        return Pipeline(
-            self.leaves,
-            self.task_encoder,
-            seed=self.seed,
-            refill=self.refill,
-            batched=self.plan.batch_size is not None,
-            error_handler=self.worker_config.global_error_handler,
-        )
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether there is only one pass, which does not end."""
-        return self.plan.count(0) is None
-
-    def count(self, pass_number: int) -> int | None:
-        """Micro-batches in a pass over all ranks; None: the stream is endless."""
-        return self.end(Cursor(pass_number))
-
-    def end(self, cursor: Cursor) -> int | None:
-        """The position behind the last micro-batch of a cursor's pass, on these ranks; None: the stream is endless."""
-        count, stop = self.plan.count(cursor.pass_number), self.stop(cursor.ranks)
-        if count is None:
-            return None
-        count = count if stop is None else min(count, stop)
-        if self.plan.drop_last:  # all ranks or none, also if other ranks came so far
-            count -= (count - cursor.position) % self.worker_config.world_size
-        return count
-
-    def step(self, cursor: Cursor) -> Cursor:
-        """The cursor after one more micro-batch on every rank."""
-        return cursor.step(self.worker_config.world_size, self.end(cursor))
-
-    def pass_is_over(self, cursor: Cursor) -> bool:
-        """Whether no step of the cursor's pass is left."""
-        end = self.end(cursor)
-        return end is not None and cursor.position >= end
-
-    def jobs(self, pass_number: int, numbers: Sequence[int], end: int | None = None) -> list[Job]:
-        """The jobs that make micro-batches ``numbers`` of a pass. Numbers from ``end`` on (None: past the end of the
-        plan) give empty batches."""
-        end = self.plan.count(pass_number) if end is None else end
-        inside = [number for number in numbers if end is None or number < end]
-        beyond = [number for number in numbers if end is not None and number >= end]
-        planned = self.plan.batches(inside, pass_number)
-        addresses = [*planned, *[()] * len(beyond)]
-        return [
-            Job(pass_number, number, own, ("batch", pass_number, number))
-            for number, own in zip([*inside, *beyond], addresses, strict=True)
-        ]
-
-    def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or
-        as an epoch of a blend by repetitions has."""
-        world = self.worker_config.world_size
-        if self.loop_length:
-            return self.loop_length
-        count = self.count(0)
-        if count is not None:
-            return -(-count // world)
-        repetitions = self.repetitions or (1.0,) * len(self.leaves)
-        samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
-        return -(-samples // (self.plan.rows * world))
-
-    def __str__(self) -> str:
-        return self.describe(f"batches of {self.plan.batch_size or 1}")

@@ -70,9 +70,8 @@ class Identity:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
         return "".join(leaf.digest[:length] for leaf in self.leaves)
 
-    def at(self, units: int) -> Identity:
-        """The identity of the run as far as its first ``units`` micro-batches, or plan chunks, go: this one, if nothing
-        changes."""
+    def at(self, samples: int) -> Identity:
+        """The identity of the run as far as its first ``samples`` positions go: this one, if nothing changes."""
         return self
 
     def whole(self) -> Identity:
@@ -81,10 +80,6 @@ class Identity:
 
     def beginning_at(self, position: int) -> Identity:
         """The same for a run whose blend begins at a position, those before having been another one's."""
-        return self
-
-    def by(self, rows: int) -> Identity:
-        """The same, for units of so many samples."""
         return self
 
     def to_plain(self) -> dict[str, Any]:

@@ -11,23 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.errors import StateError, StateMismatchError, TopologyError
-from energon_lite.loading.iterators.cursor import checked, header, ranks_entry, read_ranks
+from energon_lite.errors import StateMismatchError, TopologyError
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.plain_state import damaged, is_count
-from energon_lite.loading.iterators.rebase_entry import rebase_entry
+from energon_lite.loading.iterators.state import checked, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
-from energon_lite.order.rebase import Rebase
 
 __all__ = [
     "MAX_LANES",
     "LaneCursor",
     "LanePlace",
     "check_topology",
-    "from_lane_state",
     "lanes_of",
+    "read_cursor",
     "read_lanes",
-    "to_lane_state",
 ]
 
 
@@ -57,10 +53,8 @@ class LaneCursor:
 
     Args:
         lanes: number of lanes of the run.
-        pass_number: finished passes over a finite stream.
-        position: micro-batches of this pass that were delivered (or that lanes had no more), over all ranks.
-        loop_start: the position at which the running ``for`` loop began.
-        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
+        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`; a position
+            also counts micro-batches that lanes did not have any more.
         at: for each lane of this rank, where it is.
     """
 
@@ -70,6 +64,10 @@ class LaneCursor:
     loop_start: int = 0
     ranks: int | None = None
     at: Mapping[int, LanePlace] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The lanes as entries of a state. Zeros at the end of a place's numbers are left out."""
+        return {"lanes": self.lanes, "cursors": [_row(lane, at, self.lanes) for lane, at in sorted(self.at.items())]}
 
     @classmethod
     def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
@@ -103,49 +101,23 @@ def check_topology(lanes: int, world_size: int) -> None:
         )
 
 
-def to_lane_state(
-    cursor: LaneCursor, identity: Identity, rebase: Rebase | None = None, *, ranks: int | None = None
-) -> dict[str, Any]:
-    """The state: plain integers, lists, strings and dicts. Zeros at the end of a place's numbers are left out.
-
-    Args:
-        ranks: with a limit: on so many the pass began.
-    """
-    return {
-        **header("lanes", rebase),
-        "pass_number": cursor.pass_number,
-        "position": cursor.position,
-        "loop_start": cursor.loop_start,
-        **ranks_entry(ranks),
-        "lanes": cursor.lanes,
-        "cursors": [_row(lane, at, cursor.lanes) for lane, at in sorted(cursor.at.items())],
-        **rebase_entry(rebase),
-        "identity": identity.to_plain(),
-    }
-
-
 def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
     """A lane as plain data: its number, its chunk, the place in it; for each tail, how many chunks of the lane before,
     and the place."""
     tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
-    return [lane, at.chunk, *at.place.to_plain(), *tails]
+    return [lane, at.chunk, at.place.to_plain(), *tails]
 
 
-def from_lane_state(
-    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool = True
+def read_cursor(
+    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool
 ) -> LaneCursor:
     """The cursor of a rank from a state that has (at least) its lanes.
 
     Args:
-        state: what :func:`to_lane_state` made, on this rank of as many ranks, or merged of all ranks' states.
+        state: saved on this rank of as many ranks, or merged of all ranks' states.
         identity: the data and configuration of the loader that restores it.
         lanes: the number that the user insists on; None: any.
         reads: False: this rank needs no lanes.
-
-    Raises:
-        StateError: not a state, or a damaged one.
-        StateMismatchError: another run's, or without the lanes of this rank.
-        TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
     """
     numbers = checked(state, "lanes")
     identity.check(state.get("identity"))
@@ -155,7 +127,7 @@ def from_lane_state(
             f"lanes: {count} in the state, {lanes} here", fix=f"leave out lanes=, or give {count}; it cannot change"
         )
     check_topology(count, world_size)
-    own = lanes_of(count, numbers["position"], rank, world_size)
+    own = lanes_of(count, numbers.position, rank, world_size)
     missing = [lane for lane in own if lane not in found]
     if missing and reads:
         raise StateMismatchError(
@@ -164,9 +136,7 @@ def from_lane_state(
             fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
             "`energon-lite checkpoint merge`",
         )
-    return LaneCursor(
-        count, **numbers, ranks=read_ranks(state), at={lane: found[lane] for lane in own if lane in found}
-    )
+    return LaneCursor(count, *numbers, at={lane: found[lane] for lane in own if lane in found})
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
@@ -182,32 +152,31 @@ def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
         raise damaged("cursors", rows)
     found: dict[int, LanePlace] = {}
     for row in rows:
-        numbers, tails = _parted(row)
-        if not 2 <= len(numbers) <= 2 + len(START) or not all(map(_is_tail, tails)):
+        lane, place = _read_row(row, lanes)
+        if lane in found:
             raise damaged("a lane", row)
-        lane, chunk, *place = numbers
-        if not is_count(chunk, MAX_CHUNK):
-            raise damaged("a lane", row)
-        before = [chunk - tail[0] * lanes for tail in tails]
-        if lane >= lanes or chunk % lanes != lane or lane in found or min(before, default=0) < 0:
-            raise StateError(f"the state is damaged: lane {lane} of {lanes} at chunk {chunk}", fix="use another")
-        places = [Tail(number, Place(*tail[1:])) for number, tail in zip(before, tails, strict=True)]
-        found[lane] = LanePlace(chunk, Place(*place), tuple(places))
+        found[lane] = place
     return lanes, found
 
 
-def _parted(row: Any) -> tuple[list[int], list[Any]]:
-    """The numbers at the start of a row, and what follows."""
-    row = list(row) if isinstance(row, (list, tuple)) else []
-    count = next((place for place, entry in enumerate(row) if not is_count(entry, MAX_CHUNK)), len(row))
-    if not all(is_count(entry, MAX_BATCH) for entry in (*row[:1], *row[2:count])):
+def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
+    """What :func:`_row` wrote."""
+    if not isinstance(row, (list, tuple)) or len(row) < 3:
         raise damaged("a lane", row)
-    return row[:count], row[count:]
+    lane, chunk, place, *tails = row
+    if not (is_count(lane, lanes) and is_count(chunk, MAX_CHUNK) and chunk % lanes == lane):
+        raise damaged("a lane", row)
+    if not _are_counts(place, len(START)) or not all(_are_counts(tail, 1 + len(START)) and tail for tail in tails):
+        raise damaged("a lane", row)
+    ends = tuple(Tail(chunk - before * lanes, Place(*numbers)) for before, *numbers in tails)
+    if not all(0 <= end.chunk < chunk for end in ends):
+        raise damaged("a lane", row)
+    return lane, LanePlace(chunk, Place(*place), ends)
 
 
-def _is_tail(value: Any) -> bool:
-    is_row = isinstance(value, (list, tuple)) and 1 <= len(value) <= 1 + len(START)
-    return is_row and all(is_count(number, MAX_BATCH) for number in value) and value[0] > 0
+def _are_counts(value: Any, most: int) -> bool:
+    is_list = isinstance(value, (list, tuple)) and len(value) <= most
+    return is_list and all(is_count(number, MAX_BATCH) for number in value)
 
 
 def _listed(numbers: Sequence[int]) -> str:

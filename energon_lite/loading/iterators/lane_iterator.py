@@ -8,20 +8,19 @@ same for any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from energon_lite.batching.chunks import default_lanes
-from energon_lite.errors import FatalSampleError, StateError, UsageError
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
-from energon_lite.loading.iterators.cursor import check_reach
-from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology, from_lane_state, to_lane_state
-from energon_lite.loading.iterators.lane_prefetcher import Chunks, LanePrefetcher
-from energon_lite.loading.iterators.rebase_entry import check_rebase
+from energon_lite.loading.iterators.iterator import Workers
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
 from energon_lite.loading.makers.report import Report
@@ -40,28 +39,27 @@ class LaneIterator:
 
     Args:
         dataset: what is cut into chunks.
-        chunks: makes the one who works on them, at the first batch.
-        ahead: chunks submitted before their turn.
+        workers: who works on them; started at the first batch.
+        prefetch_factor: one more than the chunks of each worker that are submitted before their turn.
         report: told what happened to samples that do not get into a batch.
         skip: ``(pass, step)`` of steps that are made, but passed over.
     """
 
     def __init__(
         self,
-        dataset: ChunkedDataset,
-        chunks: Callable[[], Chunks],
+        dataset: LaneDataset,
+        workers: Workers,
+        prefetch_factor: int,
         *,
-        ahead: int,
         report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
         self.dataset, self._unchanged, self._config = dataset, dataset, dataset.worker_config
-        self._chunks, self._ahead, self._report, self._skip = chunks, ahead, report, frozenset(skip)
+        self._workers, self._ahead = workers, max(1, prefetch_factor - 1) * self._config.num_workers
+        self._report, self._skip = report, frozenset(skip)
         self.feed: LanePrefetcher | None = None
         self.cursor = LaneCursor(1)
-        self._is_fed = self._ended = self._delivered = False
-        self._step = 0  # the position at which the step begins that was taken last
-        self._taken: Made | None = None  # this rank's micro-batch of that step
+        self._taken: Made | None = None  # this rank's micro-batch of the step that was taken last
         self.restore(None)
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -127,32 +125,25 @@ class LaneIterator:
         if self.dataset.is_endless:
             if self.is_over():
                 return None
-            return self._made_at(self._step) if self._config.reads else Result(None)
-        step = self._next_step()
-        if step is None and not self._delivered and self.cursor.position:
-            # The place that was restored, or left by a `break`, was behind the last batch of its pass.
-            self._begin_pass(self.cursor.pass_number + 1)
-            step = self._next_step()
-        if step is None:
-            self._end_lanes()
-            self._ended = True
-            return None
-        self._step = step
-        result = self._made_at(step)
-        return result if self._taken is not None else Result(self._empty(step))
-
-    def _made_at(self, step: int) -> Result:
-        """The micro-batch of this rank at a step, if its lane has one."""
-        self._taken = self._peek(step)
-        return (
-            Result(None)
-            if self._taken is None
-            else Result(self._taken.batch, self._taken.outcomes, trace=self._taken.trace)
-        )
+            step = self._step
+        else:
+            found = self._next_step()
+            if found is None and not self._delivered and self.cursor.position:
+                # The place that was restored, or left by a `break`, was behind the last batch of its pass.
+                self._begin_pass(self.cursor.pass_number + 1)
+                found = self._next_step()
+            if found is None:
+                self._end_pass()
+                return None
+            step = self._step = found
+        self._taken = made = self._peek(step) if self._config.reads else None
+        if made is not None:
+            return Result(made.batch, made.outcomes, trace=made.trace)
+        return Result(None if self.dataset.is_endless else self._empty(step))
 
     def _next_step(self) -> int | None:
         """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
-        world = self._config.world_size
+        world, group = self._config.world_size, self._config.data_parallel_group
         if not self._config.reads:
             raise UsageError(
                 "a rank that loads no data cannot know how many batches a pass has whose content decides",
@@ -160,7 +151,20 @@ class LaneIterator:
             )
         if self.cursor.position >= self._stop:
             return None
-        step = self._own_next_step() if world == 1 else self._agreed_step()
+        if world == 1:
+            step = self._own_next_step()
+        else:
+            check_group(world_size=world, group=group)
+            with self._telling_others():
+                own = self._own_next_step()
+            step, most = agree_on_step(own, group=group)
+            if step == _FAILED:
+                raise FatalSampleError(
+                    "another rank of the data-parallel group failed",
+                    fix="look for the first error among the ranks' logs",
+                )
+            if self.dataset.drop_last and step != most:
+                return None
         return None if step >= _NONE else step
 
     @property
@@ -168,18 +172,6 @@ class LaneIterator:
         """Positions from here on are beyond the limit of the pass."""
         stop = self.dataset.stop(self.cursor.ranks)
         return _NONE if stop is None else stop
-
-    def _agreed_step(self) -> int:
-        world, group = self._config.world_size, self._config.data_parallel_group
-        check_group(world_size=world, group=group)
-        with self._telling_others():
-            own = self._own_next_step()
-        least, most = agree_on_step(own, group=group)
-        if least == _FAILED:
-            raise FatalSampleError(
-                "another rank of the data-parallel group failed", fix="look for the first error among the ranks' logs"
-            )
-        return _NONE if self.dataset.drop_last and least != most else least
 
     @contextmanager
     def _telling_others(self) -> Iterator[None]:
@@ -192,34 +184,30 @@ class LaneIterator:
 
     def _own_next_step(self) -> int:
         """The position at which the first step begins for which this rank has a micro-batch."""
-        world = self._config.world_size
-        for turn in range(self.cursor.lanes // world):
-            step = self.cursor.position + turn * world
-            if self._peek(step) is not None:
-                return step
-        return _NONE
+        position, lanes, world = self.cursor.position, self.cursor.lanes, self._config.world_size
+        steps = range(position, position + lanes, world)  # each lane of this rank once
+        return next((step for step in steps if self._peek(step) is not None), _NONE)
 
     def _peek(self, step: int) -> Made | None:
         """This rank's micro-batch at a step, if there is one."""
-        place = step + self._config.rank
-        if place >= self._stop:
+        position = step + self._config.rank
+        if position >= self._stop:
             return None
         feed = self._started_feed()
         with self._feeding():
-            return feed.peek(place % self.cursor.lanes)
+            return feed.peek(position % self.cursor.lanes)
 
     def _empty(self, step: int) -> Any:
         """A batch without samples."""
-        if step + self._config.world_size >= self._stop:
-            return self._started_feed().empty()
-        with self._telling_others():
+        is_last = step + self._config.world_size >= self._stop
+        with nullcontext() if is_last else self._telling_others():
             return self._started_feed().empty()
 
-    def _end_lanes(self) -> None:
-        """The pass is over: what happened to samples behind the last batches is counted, once."""
+    def _end_pass(self) -> None:
+        """What happened to samples behind the last batches is counted, once."""
         if self._config.reads and self.feed is not None and self._is_fed:
-            over = [lane for lane in self.cursor.at if self.feed.is_over(lane)]
-            self._move(over, self.cursor.position)
+            self._move([lane for lane in self.cursor.at if self.feed.is_over(lane)], self.cursor.position)
+        self._ended = True
 
     @contextmanager
     def _feeding(self) -> Iterator[None]:
@@ -231,59 +219,47 @@ class LaneIterator:
     def _started_feed(self) -> LanePrefetcher:
         if self.feed is None:
             self._is_fed = False
-            self.feed = LanePrefetcher(self._chunks(), self.dataset, ahead=self._ahead, check=self._report.check)
+            chunks = self._workers.chunks()
+            self.feed = LanePrefetcher(chunks, self.dataset, ahead=self._ahead, check=self._report.check)
         if not self._is_fed:
             self.feed.start(self.dataset, self.cursor)
             self._is_fed = True
         return self.feed
 
     def _loop_is_over(self) -> bool:
-        steps = self.dataset.loop_length
-        over = self.cursor.position - self.cursor.loop_start >= steps * self._config.world_size
-        return bool(steps) and over
+        length, cursor = self.dataset.loop_length * self._config.world_size, self.cursor
+        return bool(length) and cursor.position - cursor.loop_start >= length
 
     def _is_skipped(self) -> bool:
         return (self.cursor.pass_number, self._step // self._config.world_size) in self._skip
 
     def _begin_pass(self, pass_number: int) -> None:
-        config = self._config
-        self._go_to(LaneCursor.at_start(self.cursor.lanes, config.rank, config.world_size, pass_number))
+        self._go_to(LaneCursor.at_start(self.cursor.lanes, self._config.rank, self._config.world_size, pass_number))
 
     def _go_to(self, cursor: LaneCursor) -> None:
         self._is_fed = self._ended = self._delivered = False
-        self._step, self._taken = cursor.position, None
+        self._step = cursor.position  # the position at which the step begins that was taken last
+        self._taken = None
         self.cursor = cursor if self._config.reads else replace(cursor, at={})  # others know where the lanes are
 
     # -- the state ------------------------------------------------------------------------------------------------
 
+    def planned_counts(self) -> dict[str, int] | None:
+        if self.dataset.bundling is None:
+            return None
+        return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
+
     def state(self, cursor: LaneCursor | None = None) -> State:
-        cursor = cursor or self.cursor
-        ranks = self.dataset.limit_ranks(cursor.ranks)
-        return to_lane_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
+        return self.dataset.state(cursor or self.cursor)
 
     def restore(self, state: State | None) -> None:
-        config, dataset, lanes = self._config, self._unchanged.at(state), self._unchanged.lanes
+        config, dataset = self._config, self._unchanged.at(state)
         if state is None:
-            self.dataset = dataset
-            lanes = default_lanes(config.world_size) if lanes is None else lanes
+            lanes = default_lanes(config.world_size) if dataset.lanes is None else dataset.lanes
             check_topology(lanes, config.world_size)
-            self._go_to(LaneCursor.at_start(lanes, config.rank, config.world_size))
-            return
-        cursor = from_lane_state(
-            state,
-            dataset.identity,
-            rank=config.rank,
-            world_size=config.world_size,
-            lanes=lanes,
-            reads=config.reads,
-        )
-        last = max((at.chunk for at in cursor.at.values()), default=0)
-        check_reach(dataset.plan.order, cursor.pass_number, last * dataset.plan.chunk_size)
-        if not dataset.plan.carries and any(at.tails for at in cursor.at.values()):
-            raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
-        position = min((at.chunk for at in cursor.at.values()), default=0) * dataset.plan.chunk_size
-        if config.reads:
-            check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
+            cursor = LaneCursor.at_start(lanes, config.rank, config.world_size)
+        else:
+            cursor = dataset.cursor(state)
         self.dataset = dataset
         self._go_to(cursor)
 

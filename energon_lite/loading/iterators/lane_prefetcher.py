@@ -6,34 +6,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import lending
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
+from energon_lite.loading.iterators.iterator import ChunkExecutor
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.pipeline import Outcome
 
 __all__ = ["InlineChunks", "LanePrefetcher", "PooledChunks"]
-
-
-class Chunks(Protocol):
-    """Who works on chunks."""
-
-    def submit(self, job: ChunkJob) -> Any:
-        """Take a job; returns a ticket."""
-
-    def open(self, ticket: Any) -> Iterator[Made]:
-        """Its batches. Each ticket is opened once."""
-
-    def cancel(self) -> None:
-        """Forget all tickets that were not opened."""
-
-    def close(self) -> None:
-        """Let go of everything; may be called twice."""
 
 
 class InlineChunks:
@@ -108,7 +93,7 @@ class LanePrefetcher:
     """
 
     def __init__(
-        self, chunks: Chunks, dataset: ChunkedDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
+        self, chunks: ChunkExecutor, dataset: LaneDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
     ):
         self.chunks = chunks
         self._dataset, self._ahead, self._check = dataset, ahead, check
@@ -118,7 +103,7 @@ class LanePrefetcher:
         self._streams: dict[int, _Stream] = {}
         self._barren = 0
 
-    def start(self, dataset: ChunkedDataset, cursor: LaneCursor) -> None:
+    def start(self, dataset: LaneDataset, cursor: LaneCursor) -> None:
         """Begin at a cursor."""
         self.chunks.cancel()
         self._dataset = dataset

@@ -1,78 +1,202 @@
-"""Walking through a sequence of micro-batches that is planned: what comes next for this rank, and keeping it coming."""
+"""Going through micro-batches that are planned: what comes next for this rank, and keeping it coming."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, replace
 
+from energon_lite.batching.oversize import Counts
+from energon_lite.batching.plan import Place
+from energon_lite.errors import UsageError
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.cursor import Cursor, check_reach, from_state, to_state
-from energon_lite.loading.iterators.dataset import PlannedDataset
-from energon_lite.loading.iterators.iterator import PlanIterator, State, no_such_step
-from energon_lite.loading.iterators.rebase_entry import check_rebase
-from energon_lite.loading.makers.pipeline import Address, Job
+from energon_lite.loading.iterators.iterator import Workers
+from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.state import State
+from energon_lite.loading.makers.pipeline import Address, Job, Result
+from energon_lite.loading.makers.report import Report
 
 __all__ = ["PlannedIterator"]
 
-#: Batches whose addresses are looked up at once, and samples in them at most.
-_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES = 64, 1 << 14
+logger = logging.getLogger(__name__)
 
 
-class PlannedIterator(PlanIterator[Cursor]):
-    """The way of one rank through the plan.
+class PlannedIterator:
+    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk.
 
     Args:
         dataset: what is planned.
-        executor: makes the executor, at the first batch.
-        ahead: jobs submitted before their turn.
+        workers: who runs the jobs; started at the first batch.
+        prefetch_factor: jobs of each worker that are submitted before their turn.
+        report: not needed here.
         skip: ``(pass, step)`` of steps that are passed over.
+
+    Attributes:
+        cursor: where this rank is.
     """
+
+    knows_end = True
 
     def __init__(
         self,
         dataset: PlannedDataset,
-        executor: Callable[[], Executor],
+        workers: Workers,
+        prefetch_factor: int,
         *,
-        ahead: int,
+        report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
-        super().__init__(Cursor(), dataset.worker_config, executor, ahead=ahead, skip=skip)
-        self.dataset: PlannedDataset = dataset
+        config = dataset.worker_config
+        self._rank, self._world, self._reads = config.rank, config.world_size, config.reads
+        self._workers, self._ahead, self._skip = workers, prefetch_factor * config.num_workers, frozenset(skip)
+        self._executor: Executor | None = None
+        self._tickets: deque[int] = deque()
+        self._jobs: Iterator[Job] = iter(())  # those behind the tickets
+        self._in_line: Cursor | None = None  # the cursor to which the first ticket belongs
+        self._stepped: tuple[Cursor, Cursor | None] | None = None
+        self._by_tokens, self.counts = dataset.plan.rows is None, Counts()
+        self.dataset, self.cursor = dataset, Cursor(dataset.plan.start)
+        self._counted = (0, 0)  # a pass, and the first of its plan chunks that is not in `counts`
         self._unchanged = dataset
 
+    @property
+    def step(self) -> tuple[int, int]:
+        return self.cursor.pass_number, self.cursor.position
+
+    def start_loop(self) -> None:
+        if self._following() is not None:
+            return
+        at_end = self.cursor
+        if self.dataset.is_endless:
+            self._move(replace(at_end, loop_start=at_end.position))
+        else:
+            self.cursor = Cursor(self.dataset.plan.start, at_end.pass_number + 1)
+
+    def is_over(self) -> bool:
+        if self._skip:
+            self._pass_over()
+        return self._following() is None
+
+    def take(self) -> Result | None:
+        if self._executor is None and self._reads:
+            # Before anything is planned: workers that are forked should not inherit a thread at work.
+            self._executor = self._workers.executor()
+        if self._skip:
+            self._pass_over()
+        cursor, after = self.cursor, self._following()
+        if after is None:
+            return None
+        if self._by_tokens:
+            self._count_left_out(after)
+        executor = self._executor
+        if executor is None:
+            return Result(None)
+        in_line, self._in_line = self._in_line, None  # whatever is raised from here on, the next call begins over
+        if in_line is not cursor:
+            executor.cancel()
+            self._tickets.clear()
+            self._jobs = self._jobs_from(cursor)
+        ahead = executor.ahead(self._ahead)
+        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
+            self._tickets.append(executor.submit(job))
+        result = executor.result(self._tickets.popleft())
+        self._in_line = after
+        return result
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        pass  # each rank knows for itself
+
+    def advance(self) -> None:
+        after = self._after(self.cursor)
+        assert after is not None
+        self.cursor = after
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        near, dataset = self.cursor, self.dataset
+        number = near.pass_number if pass_number is None else pass_number
+        if number != near.pass_number:
+            near = Cursor(dataset.plan.start, number)
+        # After a restore from other ranks, steps may begin between the multiples of the world size.
+        between = 0 if self._after(self.cursor) is None else near.position % self._world
+        if min(number, step) >= 0 and not (dataset.is_endless and number):
+            wanted = step * self._world + between - near.position
+            place, moved = dataset.plan.ahead(number, near.place, wanted)
+            at = replace(near, place=place, position=near.position + moved)
+            if moved == wanted and dataset.step(at) is not None:
+                places = [dataset.place(at, rank) for rank in ranks]
+                return [job.addresses for job in dataset.jobs(number, places)]
+        raise UsageError(
+            f"there is no step {step} in pass {number}",
+            fix="steps are counted from 0 in each pass; an endless stream has pass 0 only",
+        )
+
+    def planned_counts(self) -> dict[str, int] | None:
+        return asdict(self.counts) if self._by_tokens else None
+
     def state(self, cursor: Cursor | None = None) -> State:
-        cursor = cursor or self.cursor
-        ranks = self.dataset.limit_ranks(cursor.ranks)
-        return to_state(cursor, self.dataset.identity, self.dataset.rebase, ranks=ranks)
+        return self.dataset.state(cursor or self.cursor)
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
-        cursor = Cursor() if state is None else from_state(state, dataset.identity)
-        position = cursor.position * dataset.plan.rows
-        check_reach(dataset.plan.order, cursor.pass_number, position)
-        check_rebase(dataset.rebase, leaves=len(dataset.leaves), position=position, ends=not dataset.is_endless)
-        self._go_to(dataset, cursor)
+        cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
+        self.dataset, self.cursor, self._counted = dataset, cursor, (cursor.pass_number, cursor.place[0])
 
-    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
-        cursor, dataset = self.cursor, self.dataset
-        number = cursor.pass_number if pass_number is None else pass_number
-        count = dataset.end(cursor) if number == cursor.pass_number else dataset.count(number)
-        # After a restore from other ranks, steps may begin between the multiples of the world size.
-        running = number == cursor.pass_number and cursor.position != count
-        first = step * self._world + (cursor.position % self._world if running else 0)
-        if min(number, step) < 0 or (first >= count if count is not None else number > 0):
-            raise no_such_step(number, step)
-        return [job.addresses for rank in ranks for job in dataset.jobs(number, [first + rank], count)]
+    def close(self) -> None:
+        executor, self._executor, self._in_line = self._executor, None, None
+        if executor is not None:
+            executor.close()
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
-        dataset, world, rank = self.dataset, self._world, self.dataset.worker_config.rank
-        number, end, stop = cursor.position + rank, dataset.end(cursor), None
-        if end is not None:
-            # The last step begins below the end; ranks that find nothing left there get an empty batch.
-            stop = number + -(-(end - cursor.position) // world) * world
-        at_once = max(1, min(_LOOK_AHEAD_BATCHES, _LOOK_AHEAD_SAMPLES // dataset.plan.rows)) * world
-        while stop is None or number < stop:
-            following = number + at_once if stop is None else min(number + at_once, stop)
-            numbers = range(number, following, world)
-            wanted = [one for one in numbers if not self._is_skipped(cursor.pass_number, one - rank)]
-            yield from dataset.jobs(cursor.pass_number, wanted, end)
-            number = following
+        """The jobs of this rank from a cursor to the end of its pass."""
+        dataset, following = self.dataset, self.dataset.step(cursor)
+        while following is not None:
+            places: list[Place] = []
+            while following is not None and len(places) < dataset.plan.together:
+                if not (self._skip and self._is_skipped(cursor)):
+                    places.append(dataset.place(cursor, self._rank))
+                cursor, following = following, dataset.step(following)
+            yield from dataset.jobs(cursor.pass_number, places)
+
+    def _pass_over(self) -> None:
+        """Go to the next step that is not skipped; or, of a pass, to its end."""
+        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
+            self._move(after)
+
+    def _following(self) -> Cursor | None:
+        """The cursor behind the step that comes; None: the loop is over."""
+        length, cursor = self.dataset.loop_length, self.cursor
+        if length and cursor.position - cursor.loop_start >= length * self._world:
+            return None
+        return self._after(cursor)
+
+    def _after(self, cursor: Cursor) -> Cursor | None:
+        """The cursor behind the step at one; of the last one it is known. None: no step of the pass is left."""
+        if self._stepped is None or self._stepped[0] is not cursor:
+            self._stepped = cursor, self.dataset.step(cursor)
+        return self._stepped[1]
+
+    def _move(self, cursor: Cursor) -> None:
+        """Go to a cursor; what is next in line belongs to it."""
+        in_line = self._in_line is self.cursor
+        self.cursor = cursor
+        self._in_line = cursor if in_line else None
+
+    def _is_skipped(self, cursor: Cursor) -> bool:
+        return (cursor.pass_number, cursor.position // self._world) in self._skip
+
+    def _count_left_out(self, after: Cursor) -> None:
+        """Count what the plan left out in the chunks that a step reaches, each once; have the next one planned.
+
+        Args:
+            after: the cursor behind the step.
+        """
+        pass_number, (chunk, *inside) = after.pass_number, after.place
+        first = self._counted[1] if self._counted[0] == pass_number else 0
+        stop = chunk + any(inside)
+        if stop > first:
+            found = self.dataset.plan.left_out(pass_number, first, stop)
+            if found != Counts() and self.counts == Counts():
+                logger.warning("some samples do not fit into a batch: %s", found)
+            self.counts += found
+            self._counted = (pass_number, stop)

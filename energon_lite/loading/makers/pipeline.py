@@ -53,10 +53,8 @@ from energon_lite.loading.makers.outcomes import (
 from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
-from energon_lite.storage.read.part_columns import PartColumns
-from energon_lite.storage.read.run_reader import fetch_samples
-from energon_lite.storage.read.source import OpenedSource
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
+from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import ErrorHandler
 
@@ -79,7 +77,7 @@ class Leaf:
     """
 
     name: str
-    source: WebdatasetSource | OpenedSource
+    source: AnySource
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
@@ -148,7 +146,7 @@ class Pipeline:
 
     @cached_property
     def _reads_ahead(self) -> bool:
-        return any(leaf.source.run_reader is not None for leaf in self.leaves)
+        return any(leaf.source.read_ahead is not None for leaf in self.leaves)
 
     @cached_property
     def _columns(self) -> ColumnBatches | None:
@@ -215,11 +213,7 @@ class Pipeline:
         """Have the bytes of these samples at hand, where storage is slow: what is missing is requested all at once."""
         if self._reads_ahead:
             leaves = self.leaves
-            fetch_samples(
-                (source, index, leaves[leaf].parts)
-                for leaf, index, _ in addresses
-                if isinstance(source := leaves[leaf].source, WebdatasetSource)
-            )
+            fetch_samples((leaves[leaf].reader, index) for leaf, index, _ in addresses)
 
     def sample(self, address: Address, attempt: int = 0) -> Any:
         """The encoded sample at an address, or the piece of it that was planned.

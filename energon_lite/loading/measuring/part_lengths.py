@@ -32,6 +32,7 @@ from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -136,20 +137,22 @@ class _PartPipeline(MeasuringPipeline):
         encoder = TaskEncoder()
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
         self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
+        assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
+        self._reader = PartColumns(leaf.source, frozenset({part}))
 
     def sample(self, address: Address, attempt: int = 0) -> int:
         leaf = self.leaves[address[0]]
         key = leaf.source.key(address[1])
-        length: int = self._guarded("read", leaf.name, key, None, self._length_of, leaf.source, address[1])
+        length: int = self._guarded("read", leaf.name, key, None, self._length_of, address[1])
         return length
 
-    def _length_of(self, source: WebdatasetSource, index: int) -> int:
+    def _length_of(self, index: int) -> int:
         if not self._steps:
-            head = source.peek(index, self._part, _NPY_HEADER)
+            head = self._reader.peek(index, self._part, _NPY_HEADER)
             if head is None:
                 raise SampleError(f"there is no part {self._part!r}")
             return _first_dimension(head)
-        data = source.read(index, {self._part}).parts.get(self._part)
+        data = self._reader.sample(index).parts.get(self._part)
         if data is None:
             raise SampleError(f"there is no part {self._part!r}")
         value = self._decoder.decode(self._part, data)

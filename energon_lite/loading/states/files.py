@@ -18,9 +18,7 @@ from typing import Any
 import msgpack
 
 from energon_lite.errors import StateError, UsageError, nearest
-from energon_lite.loading.iterators.cursor import FORMAT, checked, kind_of
-from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.iterators.plain_state import is_count
+from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count
 from energon_lite.storage.files.atomic_file import write_bytes
 
 __all__ = ["SUFFIXES", "FoundState", "find_states", "read_state_files", "write_state_file"]
@@ -84,7 +82,7 @@ def find_states(value: Any, name: str) -> list[FoundState]:
             raise StateError(f"more than {_MOST_STATES} loader states are in one file", where=name, fix=_FIX)
         at = "".join(f"[{key!r}]" for key in place)
         try:
-            checked(state, kind_of(state))
+            checked(state)
             _check_identity(state.get("identity"))
         except StateError as error:
             raise type(error)(error.what, where=f"{name}{at}", fix=error.fix) from None

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.loading.iterators.cursor import checked, kind_of
-from energon_lite.loading.iterators.iterator import State
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
+from energon_lite.loading.iterators.state import State, checked, kind_of
 
-__all__ = ["dealt", "merged"]
+__all__ = ["merged", "redistributed"]
 
 
 def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
@@ -39,7 +38,7 @@ def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
     return dict(states[0]) | {"cursors": _all_lanes(states, names)}
 
 
-def dealt(state: State, world_size: int) -> list[State]:
+def redistributed(state: State, world_size: int) -> list[State]:
     """A whole run's state as those of so many ranks.
 
     Raises:
@@ -57,7 +56,7 @@ def dealt(state: State, world_size: int) -> list[State]:
 
 def _check_readable(name: str, state: Any) -> None:
     try:
-        checked(state, kind_of(state) if isinstance(state, Mapping) else "planned")
+        checked(state)
     except StateMismatchError as error:
         raise StateMismatchError(f"{name}: {error.what}", fix=error.fix) from None
     except StateError as error:
@@ -80,18 +79,18 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     runs: list[tuple[dict[str, Any], list[str]]] = []
     for name, state in zip(names, states, strict=True):
         run = {key: value for key, value in state.items() if key != "cursors"}
-        known = next((who for other, who in runs if other == run), None)
-        if known is None:
-            runs.append((run, [name]))
-        else:
-            known.append(name)
+        who = next((who for other, who in runs if other == run), None)
+        if who is None:
+            runs.append((run, who := []))
+        who.append(name)
     if len(runs) == 1:
         return
-    most = max(runs, key=lambda one: len(one[1]))
-    lines = [f"    {_some(most[1])}: fingerprint {_fingerprint(most[0])}"]
-    for run, who in runs:
-        if run is not most[0]:
-            lines.append(f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most[0]))}")
+    most, them = max(runs, key=lambda one: len(one[1]))
+    lines = [f"    {_some(them)}: fingerprint {_fingerprint(most)}"] + [
+        f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
+        for run, who in runs
+        if run is not most
+    ]
     raise StateMismatchError(
         "the ranks' states belong to different data or configurations:\n" + "\n".join(lines),
         fix="build the loader from the same data and with the same arguments on every rank",

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.loading.iterators.chunked_dataset import ChunkedDataset
-from energon_lite.loading.iterators.cursor import from_state, to_state
-from energon_lite.loading.iterators.dataset import PlannedDataset
-from energon_lite.loading.iterators.iterator import State
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, from_lane_state, to_lane_state
-from energon_lite.loading.iterators.savable_dataset import SavableDataset
-from energon_lite.loading.iterators.token_cursor import TokenCursor, from_token_state, to_token_state
-from energon_lite.loading.iterators.token_dataset import TokenDataset
-from energon_lite.loading.makers.chunk_job import START
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.merge import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.rebase import Rebase
@@ -114,10 +104,10 @@ def rebase_state(
     _check_alike(old, new)
     before = old.at(state)
     order = _blend_of(before)
-    moved = _moved(state, before)
+    moved = before.behind_begun(state)
     if moved.given_up and not give_up:
         raise UsageError(
-            f"the chunks of {moved.chunk:,} samples that were begun have {'up to ' if moved.up_to else ''}"
+            f"the chunks of {before.plan.chunk:,} samples that were begun have {'up to ' if moved.up_to else ''}"
             f"{moved.given_up:,} samples that were not delivered yet; the new blend can begin behind them only",
             fix="allow these to be passed over (give_up=True, `--give-up`), or rebase a state that was saved at a "
             "chunk's end",
@@ -126,71 +116,7 @@ def rebase_state(
     starts, leaves = _carried(before, new, shown)
     after = new.rebased(Rebase(moved.first, starts))
     report = RebaseReport(state["position"], moved.first, moved.given_up, moved.up_to, tuple(leaves))
-    return moved.write(after), report
-
-
-@dataclass(frozen=True)
-class _Moved:
-    """A cursor that was moved to where another blend can begin.
-
-    Args:
-        cursor: of the kind that the data set has.
-        first: position, in samples, of what it has to deliver next.
-        given_up: samples before it that were not delivered.
-        up_to: ``given_up`` is an upper bound.
-        chunk: samples in a chunk.
-    """
-
-    cursor: Any
-    first: int
-    given_up: int = 0
-    up_to: bool = False
-    chunk: int = 1
-
-    def write(self, dataset: SavableDataset) -> State:
-        """The state of the cursor in another data set."""
-        to_plain: Any = to_lane_state
-        if isinstance(dataset, PlannedDataset):
-            to_plain = to_state
-        elif isinstance(dataset, TokenDataset):
-            to_plain = to_token_state
-        written: State = to_plain(self.cursor, dataset.identity, dataset.rebase)
-        return written
-
-
-def _moved(state: State, dataset: SavableDataset) -> _Moved:
-    if isinstance(dataset, PlannedDataset):
-        cursor = from_state(state, dataset.identity)
-        return _Moved(cursor, cursor.position * dataset.plan.rows)
-    if isinstance(dataset, TokenDataset):
-        at = from_token_state(state, dataset.identity)
-        dataset.check_place(at)
-        return _moved_tokens(at, dataset)
-    return _moved_lanes(from_lane_state(state, dataset.identity, rank=0, world_size=1, lanes=None), dataset)
-
-
-def _moved_tokens(cursor: TokenCursor, dataset: TokenDataset) -> _Moved:
-    """To the next plan chunk, if something was delivered of this one."""
-    chunk = dataset.plan.chunk
-    if not cursor.batch:
-        return _Moved(cursor, cursor.chunk * chunk, chunk=chunk)
-    batches = dataset.plans.get(0, cursor.chunk).batches
-    left = np.unique(batches.sample[batches.offsets[cursor.batch] :])
-    behind = replace(cursor, chunk=cursor.chunk + 1, batch=0)
-    return _Moved(behind, behind.chunk * chunk, len(left), chunk=chunk)
-
-
-def _moved_lanes(cursor: LaneCursor, dataset: ChunkedDataset) -> _Moved:
-    """Behind the last chunk of which something was delivered. Lanes that are behind pass over those before it."""
-    size, lanes = dataset.plan.chunk_size, cursor.lanes
-    last = [at.chunk if at.place != START else at.chunk - lanes for at in cursor.at.values()]
-    first = max(0, max(last) + 1)
-    given_up, places = 0, {}
-    for lane, (chunk, place, tails) in cursor.at.items():
-        left = len(range(chunk, first, lanes))
-        given_up += left * size - (place.unit if left else 0) + sum(size - tail.place.unit for tail in tails)
-        places[lane] = LanePlace(chunk + left * lanes)
-    return _Moved(replace(cursor, at=places), first * size, given_up, up_to=True, chunk=size)
+    return after.state(moved.cursor), report
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.loading.iterators.cursor import KINDS, kind_of
-from energon_lite.loading.iterators.iterator import State
 from energon_lite.loading.iterators.lane_cursor import read_lanes
-from energon_lite.loading.iterators.rebase_entry import read_rebase
+from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
 
 __all__ = ["summary", "summary_lines"]
 
@@ -46,11 +44,11 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
         "fingerprint": identity.get("fingerprint"),
         "settings": settings,
     }
-    rows = settings.get("batch_size") or 1
-    if kind == "planned" and settings.get("repeat") and isinstance(rows, int):
+    rows, place = settings.get("batch_size") or 1, state.get("place")
+    if kind == "planned" and isinstance(place, (list, tuple)) and len(place) == 2:  # by tokens
+        found |= {"chunk": place[0], "batch": place[1]}
+    elif kind == "planned" and settings.get("repeat") and isinstance(rows, int):
         found["samples_delivered"] = state["position"] * rows
-    if kind == "tokens":
-        found |= {"chunk": state.get("chunk"), "batch": state.get("batch")}
     if kind == "lanes":
         lanes, places = read_lanes(state)
         found |= {

@@ -25,9 +25,12 @@ from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
     "LocalFile",
+    "Range",
     "RangeReader",
     "RemoteFile",
+    "Shard",
     "ShardIdentity",
+    "ShardRange",
     "ShardStore",
     "changed_shard",
     "head_checksum",
@@ -45,21 +48,8 @@ _RETRIES = (0.0, 0.1, 0.5, 2.0)
 #: For so many seconds after the last try failed, no other read is waited for.
 _GIVEN_UP = 30.0
 #: Errors of storage that may pass.
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EAGAIN",
-        "EINTR",
-        "EIO",
-        "EREMOTEIO",
-        "ESTALE",
-        "ETIMEDOUT",
-        "ECONNRESET",
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-    )
-    if hasattr(errno, name)
-)
+_PASSING = ("EAGAIN", "EINTR", "EIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH")
+_PASSING_NUMBERS = frozenset(getattr(errno, name) for name in _PASSING if hasattr(errno, name))
 #: Not the global generator: that one is the user's.
 _jitter = random.SystemRandom()
 
@@ -75,6 +65,20 @@ def head_checksum(block: bytes) -> int:
     """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
     that happen to have the same size."""
     return zlib.crc32(block[:_HEAD])
+
+
+#: Path and identity.
+Shard = tuple[str, ShardIdentity]
+#: Shard, offset and size.
+Range = tuple[Shard, int, int]
+
+
+class ShardRange(NamedTuple):
+    """A :data:`Range`, with names."""
+
+    shard: Shard
+    offset: int
+    size: int
 
 
 class RangeReader(Protocol):
@@ -142,7 +146,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
-        self._files: dict[tuple[str, ShardIdentity], RangeReader] = {}
+        self._files: dict[Shard, RangeReader] = {}
         self._gave_up = -math.inf
 
     def __len__(self) -> int:
@@ -165,10 +169,10 @@ class ShardStore:
         except DatasetError as error:
             return self._read_again(error, path, identity, offset, size)
 
-    def read_each(self, wanted: Iterable[tuple[tuple[str, ShardIdentity], int, int]]) -> list[bytes]:
-        """:meth:`read` for each of these shards, offsets and sizes. Of small samples, many calls would take longer."""
+    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
+        """:meth:`read` for each of these ranges, in order. Of small samples, many calls would take longer."""
         files, found = self._files, []
-        for shard, offset, size in wanted:
+        for shard, offset, size in ranges:
             file = files.pop(shard, None)
             if file is None:
                 data = b""
@@ -187,7 +191,7 @@ class ShardStore:
         for wait in _RETRIES[:1] if given_up else _RETRIES:
             if _number(error) in SHORTAGES:
                 self.close()  # what this process can give back
-            elif _number(error) in _PASSING:
+            elif _number(error) in _PASSING_NUMBERS:
                 self.forget(path, identity)
             else:
                 raise error
@@ -203,15 +207,18 @@ class ShardStore:
 
     def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         file = self.open(path, identity)
+        chunks, have = list[bytes](), 0
         try:
-            data = file.read(min(size, _LARGEST_READ), offset)
-            if len(data) < size:
-                data = self._read_on(file, data, path, identity, offset, size)
-        except FileNotFoundError:
-            raise _missing(path) from None
+            while have < size:  # a very large read takes several
+                data = file.read(min(size - have, _LARGEST_READ), offset + have)
+                if not data:
+                    found = file.size()
+                    raise changed_shard(path, identity.size, offset + have if found is None else found)
+                chunks.append(data)
+                have += len(data)
         except OSError as error:
             raise _storage_error(path, error) from error
-        return data
+        return b"".join(chunks)
 
     def open(self, path: str, identity: ShardIdentity) -> RangeReader:
         """The shard ``path``, open; it stays so as long as it is in use.
@@ -242,8 +249,6 @@ class ShardStore:
             file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(_HEAD, 0))
-        except FileNotFoundError:
-            raise _missing(path) from None
         except OSError as error:
             raise _storage_error(path, error) from error
         if size is not None and size != identity.size:
@@ -259,21 +264,6 @@ class ShardStore:
             with suppress(RuntimeError, StopIteration):  # another thread was faster
                 self._files.pop(next(iter(self._files)), None)
 
-    def _read_on(
-        self, file: RangeReader, data: bytes, path: str, identity: ShardIdentity, offset: int, size: int
-    ) -> bytes:
-        """Continue a read that gave fewer bytes than wanted: it was a very large one, or the file shrank."""
-        chunks = [data]
-        have = len(data)
-        while have < size:
-            data = file.read(min(size - have, _LARGEST_READ), offset + have)
-            if not data:
-                found = file.size()
-                raise changed_shard(path, identity.size, offset + have if found is None else found)
-            chunks.append(data)
-            have += len(data)
-        return b"".join(chunks)
-
 
 def _number(error: DatasetError) -> int | None:
     return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
@@ -288,11 +278,9 @@ def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
     )
 
 
-def _missing(path: str) -> MissingShardError:
-    return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
-
-
 def _storage_error(path: str, error: OSError) -> DatasetError:
+    if isinstance(error, FileNotFoundError):
+        return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
     return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")
 
 

@@ -218,7 +218,7 @@ class FileBody:
     def _verified(self, first: int, stop: int) -> bytes:
         start = first << _SHIFT
         try:
-            (data,) = self._store.read_each([(self._shard, start, min(stop << _SHIFT, self._end) - start)])
+            (data,) = self._store.fetch([(self._shard, start, min(stop << _SHIFT, self._end) - start)])
         except FatalStorageError:
             raise
         except DatasetError as error:

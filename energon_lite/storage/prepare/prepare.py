@@ -41,10 +41,10 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = [
     "PrepareReport",
-    "check_not_prepared",
     "index_again",
     "prepare_dataset",
     "prepare_jsonl",
+    "scan_share",
     "share_report",
     "write_prepared",
 ]
@@ -242,6 +242,35 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(found)
 
 
+def scan_share(
+    root: str,
+    exclude: str | None,
+    force_overwrite: bool,
+    ranks: Ranks,
+    *,
+    workers: int | None,
+    rescan: bool,
+    progress: Progress | None,
+) -> ShardScans:
+    """The first step of a preparation, which all ranks take: find all shards, and scan this rank's.
+
+    Raises:
+        UsageError: the folder is prepared already.
+    """
+    with ranks.together():
+        shards = find_shards(root, exclude)
+        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+            raise UsageError(
+                "the data set has already been prepared",
+                where=os.path.join(root, nv_meta.META_FOLDER),
+                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
+                "replaced",
+            )
+        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        scans.do_share()
+    return scans
+
+
 def share_report(scans: ShardScans) -> PrepareReport:
     """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
     found = [scans.scan(name) for name in scans.job.done]
@@ -250,21 +279,6 @@ def share_report(scans: ShardScans) -> PrepareReport:
         parts.update(dict(zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True)))
     broken = tuple(f"{name}: {error.what}" for name, error in scans.job.errors.items())
     return PrepareReport(scans.root, len(found), sum(scan.samples for scan in found), parts, {}, (), broken)
-
-
-def check_not_prepared(root: str, force_overwrite: bool) -> None:
-    """Refuse to prepare a folder twice by accident.
-
-    Raises:
-        UsageError: the folder is prepared already.
-    """
-    if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-        raise UsageError(
-            "the data set has already been prepared",
-            where=os.path.join(root, nv_meta.META_FOLDER),
-            fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
-            "replaced",
-        )
 
 
 def index_again(
@@ -364,12 +378,7 @@ def prepare_dataset(
     if (split_ratio is None) == (split_parts is None):
         raise UsageError("either split_ratio or split_parts must be given", fix='split_ratio="8,1,1", for example')
     ranks = ranks or Ranks()
-    with ranks.together():
-        shards = find_shards(root, exclude)
-        if not ranks.rank:
-            check_not_prepared(root, force_overwrite)
-        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-        scans.do_share()
+    scans = scan_share(root, exclude, force_overwrite, ranks, workers=workers, rescan=rescan, progress=progress)
     with ranks.together():
         if ranks.rank:
             return share_report(scans)

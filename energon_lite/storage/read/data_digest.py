@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.files.shard_store import ShardStore
-from energon_lite.storage.read.source import OpenedSource
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
+from energon_lite.storage.read.source import AnySource, OpenedSource
 
 __all__ = ["data_digest", "data_digests"]
 
@@ -20,7 +19,7 @@ _PLACES, _BYTES, _SHARDS = 4, 1 << 16, 2
 _TOGETHER = 16
 
 
-def data_digests(sources: Sequence[WebdatasetSource | OpenedSource]) -> list[str]:
+def data_digests(sources: Sequence[AnySource]) -> list[str]:
     """:func:`data_digest` of each; of those in a store, many are asked for at the same time."""
     if not any(is_remote(source.path) for source in sources):
         return [data_digest(source) for source in sources]
@@ -28,7 +27,7 @@ def data_digests(sources: Sequence[WebdatasetSource | OpenedSource]) -> list[str
         return list(pool.map(data_digest, sources))
 
 
-def data_digest(source: WebdatasetSource | OpenedSource) -> str:
+def data_digest(source: AnySource) -> str:
     """Identifies the samples that a source reads, wherever its folder is: a digest of its fingerprint and of some of
     their bytes, all of them where there are few (256 KiB, in a few shards).
 
@@ -40,27 +39,29 @@ def data_digest(source: WebdatasetSource | OpenedSource) -> str:
     """
     if isinstance(source, OpenedSource):  # which says itself what tells it from others
         return hashlib.sha256(source.fingerprint.encode()).hexdigest()
-    digest, store = hashlib.sha256(source.fingerprint.encode()), ShardStore()  # which leaves no file open
+    choice, store = source.choice, ShardStore()  # which leaves no file open
+    digest = hashlib.sha256(source.fingerprint.encode())
     firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
     for number, stop in pairwise([*firsts, len(source)]):
-        left, shards = _BYTES, set[int]()
+        left, shards = _BYTES, set[Shard]()
         while number < stop and left > 0:
-            place, parts = -1, list[tuple[int, int]]()
+            group: list[Range] = []
             while number < stop:  # samples that one read has
-                shard, _, wanted = source.wanted(number, None)
-                if parts and (shard != place or not wanted or not 0 <= wanted[0][0] - parts[0][0] < left):
-                    break
-                if len(shards | {shard}) > _SHARDS:
-                    break
-                shards.add(shard)
-                place, number = shard, number + 1
-                parts += [(offset, size) for offset, size, _ in wanted]
-            if not parts:
+                *_, ranges = choice.wanted(number, None)
+                if ranges:
+                    shard, offset, _ = ranges[0]
+                    if group and (shard != group[0][0] or not 0 <= offset - group[0][1] < left):
+                        break
+                    if len(shards | {shard}) > _SHARDS:
+                        break
+                    shards.add(shard)
+                number, group = number + 1, group + ranges
+            if not group:
                 break
-            start = min(offset for offset, _ in parts)
-            size = min(left, max(offset + size for offset, size in parts) - start)
-            data = store.read(*source.shard(place), start, size)
-            for offset, length in parts:
+            start = min(offset for _, offset, _ in group)
+            size = min(left, max(offset + size for _, offset, size in group) - start)
+            [data] = store.fetch([(group[0][0], start, size)])
+            for _, offset, length in group:
                 digest.update(f"{length}\n".encode() + data[offset - start : offset - start + length])
             left -= max(size, 1)
     return digest.hexdigest()

@@ -22,15 +22,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
-from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, shared_store
+from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
 
-__all__ = ["ByteRange", "RangeCache", "ReadAhead", "shared_range_cache"]
+__all__ = ["RangeCache", "ReadAhead", "shared_range_cache"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,15 +71,6 @@ class ReadAhead:
                 raise UsageError(f"read_ahead: {name} is {getattr(self, name)}", fix="give at least 1")
 
 
-class ByteRange(NamedTuple):
-    """Bytes ``start`` to ``stop`` of a shard."""
-
-    path: str
-    identity: ShardIdentity
-    start: int
-    stop: int
-
-
 class RangeCache:
     """Ranges by their place.
 
@@ -93,16 +83,16 @@ class RangeCache:
         self.settings = settings
         self._store = shared_store() if store is None else store
         #: The range unused for longest stands first.
-        self._kept: dict[ByteRange, memoryview] = {}
+        self._kept: dict[ShardRange, memoryview] = {}
         self._bytes = 0
         #: What the present job needs stays, however little memory is allowed.
-        self._held: dict[ByteRange, memoryview] = {}
+        self._held: dict[ShardRange, memoryview] = {}
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
         self._folder = None if settings.folder is None else _Folder(settings.folder, settings.folder_bytes)
 
-    def load(self, ranges: Iterable[ByteRange]) -> None:
+    def load(self, ranges: Iterable[ShardRange]) -> None:
         """Have these ranges at hand until the next call. What fails is tried again, and raises, in :meth:`get`."""
-        held: dict[ByteRange, memoryview] = {}
+        held: dict[ShardRange, memoryview] = {}
         missing = []
         for one in dict.fromkeys(ranges):
             data = self._held.get(one) or self._kept.get(one)
@@ -118,7 +108,7 @@ class RangeCache:
         for one, data in held.items():
             self._keep(one, data)
 
-    def get(self, one: ByteRange) -> memoryview:
+    def get(self, one: ShardRange) -> memoryview:
         """The bytes of a range.
 
         Raises:
@@ -130,26 +120,26 @@ class RangeCache:
             self._keep(one, data)
         return data
 
-    def _keep(self, one: ByteRange, data: memoryview) -> None:
+    def _keep(self, one: ShardRange, data: memoryview) -> None:
         if self._kept.pop(one, None) is None:
             self._bytes += data.nbytes
         self._kept[one] = data
         while self._bytes > self.settings.memory_bytes and len(self._kept) > 1:
             self._bytes -= self._kept.pop(next(iter(self._kept))).nbytes
 
-    def _fetch_or_none(self, one: ByteRange) -> memoryview | None:
+    def _fetch_or_none(self, one: ShardRange) -> memoryview | None:
         try:
             return self._fetch(one)
         except EnergonLiteError:
             return None
 
-    def _fetch(self, one: ByteRange) -> memoryview:
+    def _fetch(self, one: ShardRange) -> memoryview:
         if self._folder is not None:
             return self._folder.get(one, self._read)
         return memoryview(self._read(one))
 
-    def _read(self, one: ByteRange) -> bytes:
-        return self._store.read(one.path, one.identity, one.start, one.stop - one.start)
+    def _read(self, one: ShardRange) -> bytes:
+        return self._store.read(*one.shard, one.offset, one.size)
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None or self._pool[0] != os.getpid():  # threads do not survive a fork
@@ -177,7 +167,7 @@ class _Folder:
         self._written = limit
         self._told = False
 
-    def get(self, one: ByteRange, read: Callable[[ByteRange], bytes]) -> memoryview:
+    def get(self, one: ShardRange, read: Callable[[ShardRange], bytes]) -> memoryview:
         name = hashlib.sha256(repr(tuple(one)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
         path = os.path.join(self._path, name[:2], name)
         data = self._map(path, one)
@@ -195,7 +185,7 @@ class _Folder:
             self._tell(error)
             return memoryview(read(one))
 
-    def _map(self, path: str, one: ByteRange) -> memoryview | None:
+    def _map(self, path: str, one: ShardRange) -> memoryview | None:
         """A range that is there and as it was written; any other is removed."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -205,7 +195,7 @@ class _Folder:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 return None
-            view = map_file(fd) if status.st_size == _HEADER.size + one.stop - one.start else memoryview(b"")
+            view = map_file(fd) if status.st_size == _HEADER.size + one.size else memoryview(b"")
             data = view[_HEADER.size :]
             if bytes(view[: _HEADER.size]) != _header(path, data):
                 self._drop(path)
@@ -294,4 +284,5 @@ _shared: dict[ReadAhead, RangeCache] = {}
 
 def shared_range_cache(settings: ReadAhead) -> RangeCache:
     """The cache that all data sets of this process with these settings share."""
-    return _shared.setdefault(settings, RangeCache(settings))
+    cache = _shared.get(settings)
+    return _shared.setdefault(settings, RangeCache(settings)) if cache is None else cache

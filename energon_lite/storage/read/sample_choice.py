@@ -1,29 +1,194 @@
-"""Which samples of the chosen shards are read: without those that ``split.yaml`` excludes or a column skips."""
+"""Which samples of a data set are read: those of the chosen shards, without what is excluded or skipped."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+import os
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.shard_store import ShardIdentity
+from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile
-from energon_lite.storage.index.columns import SKIPPED
+from energon_lite.storage.index.columns import SKIPPED, Column, find_column, fingerprint_of, unknown_shards
+from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.kept_samples import DenseExclusion
+from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["choice_fingerprint", "contents_fingerprint", "excluded_positions", "without_skips"]
+__all__ = ["SampleChoice", "excluded_positions"]
 
 _log = logging.getLogger(__name__)
 
 
+class SampleChoice:
+    """The chosen samples of an open index, by number.
+
+    Args:
+        index: the packed index.
+        path: of the data set: its folder, or its URL, or the JSONL file.
+        shard_names: the chosen shards, in order.
+        excluded: ascending positions, among the samples of these shards, of those that ``split.yaml`` leaves out.
+        span: first and last + 1 of the positions that are read; None: all.
+        skips: name of a column by which samples are left out, too; None: none are.
+
+    Attributes:
+        shards: path and identity of each chosen shard.
+        skipped: samples that only the column leaves out.
+        fingerprint: identifies what is read: shards (name, size, number of samples, in order), the span, and what is
+            left out of it, wherever the folder is.
+        contents: identifies the data, too: shards of equal names, sizes and counts differ in their first blocks.
+
+    Raises:
+        DataIndexError: there is no such column, it is older than the data, or does not know these shards.
+    """
+
+    def __init__(
+        self,
+        index: PackedIndex,
+        path: str,
+        shard_names: Sequence[str],
+        excluded: Int64,
+        span: tuple[int, int] | None = None,
+        skips: str | None = None,
+    ):
+        self.index, self.path, self.shard_names = index, path, tuple(shard_names)
+        self.excluded, self.span, self.skips = excluded, span, skips
+        numbers = {name: number for number, name in enumerate(index.shard_names)}
+        self._shards = [numbers[name] for name in shard_names]
+        table, folder = index.shards.tolist(), folder_of_shards(path)
+        rows = [table[number] for number in self._shards]
+        names = zip(shard_names, rows, strict=True)
+        self.shards: list[Shard] = [(os.path.join(folder, name), ShardIdentity(*row[:2])) for name, row in names]
+        #: Where each shard starts in the index, and among the chosen samples; at the end, how many these are.
+        self._first = [row[3] for row in rows]
+        counts = [table[number + 1][3] - table[number][3] for number in self._shards]
+        self._starts = [0, *accumulate(counts)]
+        self._start, stop = span or (0, self._starts[-1])
+        excluded = excluded[(excluded >= self._start) & (excluded < stop)]
+        self._kept: KeptSamples | None = None
+        if len(excluded):
+            self._kept = SparseExclusion(stop - self._start, excluded - self._start)
+        self._length = without_skips = stop - self._start - len(excluded)
+        left = None if skips is None else self._without_skips(skips, stop, excluded)
+        if left is not None:
+            self._kept, self._length = left, len(left)
+        self.skipped = without_skips - self._length
+        starts = np.array(self._starts, dtype=np.int64)
+        self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
+        digest = hashlib.sha256()
+        for name, row, count in zip(shard_names, rows, counts, strict=True):
+            digest.update(f"{name}\0{row[0]}\0{count}\n".encode("utf-8", "surrogateescape"))
+        digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
+        if (self._start, stop) != (0, self._starts[-1]):
+            digest.update(f"\nsubset {self._start} {stop}".encode())
+        if left is not None:
+            digest.update(f"\nkept {left.digest}".encode())
+        self.fingerprint = digest.hexdigest()
+        heads = b"".join(row[1].to_bytes(4, "little") for row in rows)
+        self.contents = hashlib.sha256(self.fingerprint.encode() + heads).hexdigest()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(position among the chosen shards, number of the sample over all shards of the folder)."""
+        if not 0 <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length} in {self.path}")
+        if self._kept is not None:
+            index = self._kept.place(index)
+        index += self._start
+        place = bisect_right(self._starts, index) - 1
+        return place, self._first[place] + index - self._starts[place]
+
+    def locate_many(self, indices: Int64) -> tuple[Int64, Int64]:
+        """:meth:`locate` for many, which have to be there."""
+        if self._kept is not None:
+            indices = self._kept.places(indices)
+        if self._start:
+            indices = indices + self._start
+        starts, shift = self._arrays
+        place = starts.searchsorted(indices, "right") - 1
+        return place, indices + shift[place]
+
+    def stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The samples ``first..stop-1`` as neighbours in a shard: its position among the chosen ones, the number of the
+        first one over all shards of the folder, and how many they are."""
+        place, begin = self.locate(first)
+        other, end = self.locate(stop - 1)
+        if place == other and end - begin == stop - 1 - first:
+            yield place, begin, stop - first
+            return
+        middle = (first + stop) // 2
+        yield from self.stretches(first, middle)
+        yield from self.stretches(middle, stop)
+
+    def wanted(self, index: int, parts: Container[str] | None) -> tuple[str, str, list[str], list[Range]]:
+        """Where a sample is: the name of its shard, its key, and the names and ranges of those of the ``parts`` that it
+        has, in the order of the tar."""
+        place, sample = self.locate(index)
+        key, rows = self.index.key_and_part_rows(sample)
+        part_names, shard = self.index.part_names, self.shards[place]
+        names: list[str] = []
+        ranges: list[Range] = []
+        for row in range(0, len(rows), 3):
+            name = part_names[rows[row + 2]]
+            if parts is None or name in parts:
+                names.append(name)
+                ranges.append((shard, rows[row], rows[row + 1]))
+        return self.shard_names[place], key, names, ranges
+
+    def column(self, name: str) -> Column:
+        """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.
+
+        Raises:
+            DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
+        """
+        file = self._column_file(name)
+        in_order = len(set(self._arrays[1].tolist())) <= 1
+        start = self._first[0] + self._start if in_order and self._kept is None else None
+        fingerprint = fingerprint_of(file, self._shards)
+
+        def numbers(indices: Int64) -> Int64:
+            return self.locate_many(indices)[1]
+
+        return Column(file, self._length, numbers, start=start, fingerprint=fingerprint)
+
+    def _column_file(self, name: str) -> ColumnFile:
+        file = find_column(self.path, self.index, name)
+        error = unknown_shards(file, self.shard_names, self._shards)
+        if error is not None:
+            raise error
+        return file
+
+    def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
+        """What a column of skips leaves; None if it leaves all that are not excluded."""
+        file = self._column_file(name)
+        found = False
+
+        def kept() -> Iterator[NDArray[np.bool_]]:
+            nonlocal found
+            for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
+                low, high = max(begin, self._start), min(end, stop)
+                if low >= high:
+                    continue
+                left = file.values[first + low - begin : first + high - begin] != SKIPPED
+                out = excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low
+                left[out] = True
+                found = found or not left.all()
+                left[out] = False
+                yield left
+
+        many = DenseExclusion(stop - self._start, kept())
+        return many if found else None
+
+
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
-    """Positions, among the samples of ``shards``, of the samples to leave out."""
+    """Positions, among the samples of ``shards``, of the (shard, key) to leave out."""
     wanted: dict[str, set[str]] = {}
     for shard, key in excluded:
         wanted.setdefault(shard, set()).add(key)
@@ -33,83 +198,12 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
     positions: list[int] = []
     start = 0
     for name in shards:
-        first, stop = index.shards[rows[name], 3], index.shards[rows[name] + 1, 3]
+        first, stop = index.shards[rows[name] : rows[name] + 2, 3].tolist()
         keys = wanted.get(name)
         if keys:
-            hits = [number for number, key in enumerate(index.keys(first, stop)) if key in keys]
-            positions += [start + number for number in hits]
-            for key in keys - {index.key(int(first) + number) for number in hits}:
+            found = [(position, key) for position, key in enumerate(index.keys(first, stop), start) if key in keys]
+            positions += [position for position, _ in found]
+            for key in keys - {key for _, key in found}:
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
-        start += int(stop - first)
+        start += stop - first
     return np.array(positions, dtype=np.int64)
-
-
-def without_skips(
-    file: ColumnFile, first: Sequence[int], starts: Sequence[int], span: tuple[int, int], excluded: Int64
-) -> DenseExclusion | None:
-    """What a column of skips leaves of a run of samples; None if it leaves all that are not excluded.
-
-    Args:
-        file: the column.
-        first: where each chosen shard starts in the column.
-        starts: where each starts among the chosen samples, and where the last one ends.
-        span: the run, in positions among the chosen samples.
-        excluded: ascending positions in it that are left out anyway.
-    """
-    found = False
-
-    def kept() -> Iterator[NDArray[np.bool_]]:
-        nonlocal found
-        for start, (begin, end) in zip(first, pairwise(starts), strict=True):
-            low, high = max(begin, span[0]), min(end, span[1])
-            if low >= high:
-                continue
-            left = file.values[start + low - begin : start + high - begin] != SKIPPED
-            out = excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low
-            left[out] = True
-            found = found or not left.all()
-            left[out] = False
-            yield left
-
-    many = DenseExclusion(span[1] - span[0], kept())
-    return many if found else None
-
-
-def choice_fingerprint(
-    names: Sequence[str],
-    identities: Sequence[ShardIdentity],
-    counts: Sequence[int],
-    excluded: Int64,
-    span: tuple[int, int],
-    kept: str,
-) -> str:
-    """Identifies the samples that are read, wherever their folder is.
-
-    Args:
-        names, identities, counts: of the shards, in their order.
-        excluded: positions that ``split.yaml`` leaves out.
-        span: the run of samples that is read.
-        kept: digest of what is left by a column of skips; empty if it leaves all.
-    """
-    digest = hashlib.sha256()
-    for name, identity, count in zip(names, identities, counts, strict=True):
-        digest.update(f"{name}\0{identity.size}\0{count}\n".encode("utf-8", "surrogateescape"))
-    digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
-    if span != (0, sum(counts)):
-        digest.update(f"\nsubset {span[0]} {span[1]}".encode())
-    if kept:
-        digest.update(f"\nkept {kept}".encode())
-    return digest.hexdigest()
-
-
-def contents_fingerprint(choice: str, identities: Sequence[ShardIdentity]) -> str:
-    """Identifies the data themselves: shards that have the same names, sizes and counts differ in their first blocks.
-
-    Args:
-        choice: the :func:`choice_fingerprint`, from which the order is derived.
-        identities: of the shards, in their order.
-    """
-    digest = hashlib.sha256(choice.encode())
-    for identity in identities:
-        digest.update(identity.head.to_bytes(4, "little"))
-    return digest.hexdigest()

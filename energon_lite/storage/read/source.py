@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.read.webdataset import RawSample, SampleRange
+from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 
-__all__ = ["OpenSource", "OpenedSource", "Source", "register_source", "source_opener"]
+__all__ = ["AnySource", "OpenSource", "OpenedSource", "Source", "register_source", "source_opener"]
 
 
 class Source(Protocol):
@@ -81,7 +81,7 @@ class OpenedSource:
         ConfigError: the subset does not fit.
     """
 
-    run_reader = runs = None
+    read_ahead = runs = ahead = None
     part_names: frozenset[str] = frozenset()
     shard_names = ("",)
     skipped, mean_bytes = 0, 0.0
@@ -144,3 +144,7 @@ class OpenedSource:
                 f"the source has no column {name!r}", where=self.path, fix="give it a method column(name)"
             )
         return column(name)[self._start : self._stop]
+
+
+#: What a leaf reads from.
+AnySource = WebdatasetSource | OpenedSource

@@ -220,9 +220,9 @@ def load_checkpoint(
     if optimizer is not None:
         state = dict(_optimizer_tensors(optimizer, mesh))
         # A model that was saved in float32 has no master values beside its own.
-        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or reader.shape(n) is not None}
+        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or n in reader.shapes}
     random_states = _random_states(mesh) if optimizer is not None else {}
-    if content["world_size"] == mesh.world_size and all(reader.shape(name) is not None for name in random_states):
+    if content["world_size"] == mesh.world_size and all(name in reader.shapes for name in random_states):
         tensors |= random_states
     check_shapes(reader, tensors, path)
     load_tensors(tensors, reader, alone=mesh.world_size == 1)
@@ -242,7 +242,7 @@ def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
     """
     for name, tensor in tensors.items():
-        saved = reader.shape(name)
+        saved = reader.shapes.get(name)
         if saved != tuple(tensor.shape):
             has = "nothing" if saved is None else f"shape {list(saved)}"
             raise StateMismatchError(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.files import reading_streams
-from energon_lite.trainer.checkpointing.tensors import load_tensors
+from energon_lite.trainer.parallel.shards import Box
 
 #: What this version writes and reads.
 FORMAT = 2
@@ -22,12 +24,27 @@ JSON_NAME = "state.json"
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """A reader of a path or URL, whose index is read without giving a pickle the power to run code."""
+    """A reader of a path or URL, whose index is read without giving a pickle the power to run code.
+
+    torch loads with it into tensors that are there. It can also be asked for the boxes in which a tensor was saved, one
+    after the other, with no model in memory; then it keeps a file open, and is to be closed.
+
+    Args:
+        place: a checkpoint's folder or URL.
+
+    Example:
+        >>> with CheckpointReader(latest_checkpoint("output/checkpoints")) as saved:
+        ...     for box in saved.boxes("model.norm.weight"):
+        ...         saved.read("model.norm.weight", box)
+    """
 
     def __init__(self, place: str | os.PathLike[str]):
         streams, path = reading_streams(place)
         super().__init__(path)
         self.fs, self.path = streams, path  # type: ignore[assignment]
+        self._open = ""
+        self._stream: Any = None
+        self._stack = ExitStack()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with self.fs.create_stream(self.fs.concat_path(self.path, ".metadata"), "rb") as stream:
@@ -35,16 +52,49 @@ class CheckpointReader(dcp.FileSystemReader):
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Global shape of a saved tensor; None if there is none of that name."""
-        saved = self.read_metadata_once().state_dict_metadata.get(name)
-        size = getattr(saved, "size", None)
-        return None if size is None else tuple(size)
+    @cached_property
+    def index(self) -> Metadata:
+        """What was saved, and where it is."""
+        return self.read_metadata()
 
-    def read_metadata_once(self) -> Metadata:
-        if not hasattr(self, "_metadata"):
-            self._metadata = self.read_metadata()
-        return self._metadata
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Global shapes of all saved tensors by their names, in the order of the index."""
+        saved = self.index.state_dict_metadata.items()
+        return {name: tuple(tensor.size) for name, tensor in saved if isinstance(tensor, TensorStorageMetadata)}
+
+    def dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = self._tensor(name).properties.dtype
+        return dtype
+
+    def boxes(self, name: str) -> list[Box]:
+        """The boxes in which a tensor was saved; together they are the whole."""
+        return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self._tensor(name).chunks]
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """The values of one of :meth:`boxes`."""
+        info = self.index.storage_data[MetadataIndex(name, box.offsets)]
+        if info.relative_path != self._open:
+            self.close()
+            path = self.fs.concat_path(self.path, info.relative_path)
+            self._stream = self._stack.enter_context(self.fs.create_stream(path, "rb"))
+            self._open = info.relative_path
+        part = self._slice_file(self._stream, info)
+        values: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
+        return values
+
+    def close(self) -> None:
+        self._stack.close()
+        self._open = ""
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _tensor(self, name: str) -> Any:
+        return self.index.state_dict_metadata[name]
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -88,13 +138,12 @@ def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict
         StateError: not a checkpoint, or one of another format.
     """
     try:
-        shape = reader.shape(JSON_NAME)
-        if shape is None:
+        if JSON_NAME not in reader.shapes:
             raise StateError("the checkpoint does not say what it is", where=path, fix="use one made by this trainer")
-        tensors = {JSON_NAME: torch.empty(shape, dtype=torch.uint8)}
-        load_tensors(tensors, CheckpointReader(path), alone=True)
-        content: dict[str, Any] = json.loads(bytes(tensors[JSON_NAME].tolist()))
-    except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        with reader:
+            (box,) = reader.boxes(JSON_NAME)
+            content: dict[str, Any] = json.loads(bytes(reader.read(JSON_NAME, box).tolist()))
+    except (OSError, EOFError, pickle.UnpicklingError, ValueError, RuntimeError, LookupError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"not a readable checkpoint: {error}", where=path, fix="use another checkpoint") from error

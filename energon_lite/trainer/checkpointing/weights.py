@@ -5,16 +5,18 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import Place, check_shapes, model_tensors
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.reader import CheckpointReader, read_content
-from energon_lite.trainer.checkpointing.tensors import load_tensors
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
+from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -86,7 +88,7 @@ def load_weights(
     if optimizer is not None:
         optimizer.wait_parameters()
     tensors = dict(model_tensors(model, mesh))
-    saved = set(reader.read_metadata_once().state_dict_metadata)
+    saved = set(reader.shapes)
     for pattern in may_lack:
         fitting = {name for name in tensors if fnmatch.fnmatchcase(name.removeprefix("model."), pattern)}
         if fitting and not fitting & saved:
@@ -98,3 +100,24 @@ def load_weights(
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return found
+
+
+def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Place:
+    """Write a checkpoint of step 0, which has weights only, from one process.
+
+    A :class:`ChunkedTensor` may make the values of a box when they are asked for, and the writer keeps none of them; so
+    a model of any size passes through the memory of its largest box.
+
+    Args:
+        root: folder or URL of the checkpoints.
+        tensors: by their global names, as ``model.norm.weight``.
+        state: what else to keep, as JSON can hold it.
+
+    Returns:
+        The path or URL of the checkpoint.
+    """
+    files = CheckpointFiles(root)
+    writer = CheckpointWriter(files.begin(0))
+    content = json_tensor(step=0, updates=0, world_size=0, order=[], state=dict(state))
+    save_tensors({JSON_NAME: content, **tensors}, writer, alone=True)
+    return files.publish(0, writer.sums)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import torch
@@ -30,21 +29,20 @@ COMPANION = "huggingface"
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 
 
-@dataclass(frozen=True)
-class Division:
-    """How tensors are divided among files.
+class WeightFile(NamedTuple):
+    """What is in a file of weights.
 
     Args:
-        files: for each file its tensors, in the order of their bytes.
-        metadata: for each file the texts of its header.
+        tensors: their names, in the order of their bytes.
+        metadata: the texts of its header.
     """
 
-    files: Mapping[str, tuple[str, ...]]
-    metadata: Mapping[str, Mapping[str, str] | None]
+    tensors: tuple[str, ...]
+    metadata: Mapping[str, str] | None
 
-    def as_json(self) -> str:
-        said = {name: {"tensors": list(self.files[name]), "metadata": self.metadata[name]} for name in self.files}
-        return json.dumps(said, indent=1)
+
+#: How tensors are divided among files.
+Division = dict[str, WeightFile]
 
 
 class HuggingFaceFolder:
@@ -68,10 +66,7 @@ class HuggingFaceFolder:
         self.config = read_json(self.path / CONFIG)
         files = {name: SafetensorsFile(self.path / name) for name in self._names()}
         self.tensors = {name: file for file in files.values() for name in file.entries if not name.endswith(COMPUTED)}
-        self.division = Division(
-            {name: tuple(file.entries) for name, file in files.items()},
-            {name: file.metadata for name, file in files.items()},
-        )
+        self.division = {name: WeightFile(tuple(file.entries), file.metadata) for name, file in files.items()}
         if (self.path / INDEX).is_file():
             self._check_index()
 
@@ -102,8 +97,8 @@ class HuggingFaceFolder:
         """Each tensor must be in one file, and the index must name that."""
         told = _weight_map(self.path / INDEX)
         found: dict[str, str] = {}
-        for file, entries in self.division.files.items():
-            for name in entries:
+        for file, content in self.division.items():
+            for name in content.tensors:
                 found[name] = f"{found[name]} and {file}" if name in found else file
         wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
         if wrong:
@@ -145,7 +140,7 @@ def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str]) -> 
     fs.makedirs(f"{base}/{COMPANION}", exist_ok=True)
     for file in folder.companions():
         fs.pipe_file(f"{base}/{COMPANION}/{file.name}", file.read_bytes())
-    fs.pipe_file(f"{base}/{COMPANION}/{DIVISION}", folder.division.as_json().encode())
+    fs.pipe_file(f"{base}/{COMPANION}/{DIVISION}", _division_json(folder.division))
 
 
 def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
@@ -161,16 +156,17 @@ def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
     return {os.path.basename(path): fs.cat_file(path) for path in paths if not os.path.basename(path).startswith(".")}
 
 
+def _division_json(division: Division) -> bytes:
+    return json.dumps({name: file._asdict() for name, file in division.items()}, indent=1).encode()
+
+
 def division_of(content: bytes, where: str) -> Division:
-    """A division as :meth:`Division.as_json` wrote it."""
+    """A division as it was kept."""
     try:
         said = json.loads(content)
         if any(os.path.basename(name) != name for name in said):
             raise ValueError("it names files of other folders")
-        return Division(
-            {name: tuple(one["tensors"]) for name, one in said.items()},
-            {name: one["metadata"] for name, one in said.items()},
-        )
+        return {name: WeightFile(tuple(one["tensors"]), one["metadata"]) for name, one in said.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"the list of files cannot be read: {error}", where=where, fix="remove it") from error
 
@@ -197,8 +193,7 @@ def divide(tensors: Mapping[str, tuple[torch.dtype, int]], most_bytes: int) -> D
         if len(ordered) == 1
         else [f"model-{number:05d}-of-{len(ordered):05d}.safetensors" for number in range(1, len(ordered) + 1)]
     )
-    files = {name: tuple(group) for name, group in zip(names, ordered, strict=True)}
-    return Division(files, {name: {"format": "pt"} for name in names})
+    return {name: WeightFile(tuple(group), {"format": "pt"}) for name, group in zip(names, ordered, strict=True)}
 
 
 def index_json(where: Mapping[str, str], nbytes: int, parameters: int) -> bytes:

@@ -6,7 +6,6 @@ silently another one is worse than a conversion that stops.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.training.config import DTYPES, ModelConfig, RopeScaling
+from energon_lite.trainer.training.starting_weights import model_changes
 
 #: Keys that are about how a model is used or was trained, not about what it computes.
 _HARMLESS = """
@@ -157,18 +157,7 @@ def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where:
     """True if a ``config.json`` is one of this model, with weights of this type."""
     said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys())
-    # What a checkpoint's own run has set, and what is the same with other words.
-    same = dataclasses.replace(
-        config,
-        vocab_multiple=theirs.vocab_multiple,
-        num_kv_heads=theirs.num_kv_heads if theirs.kv_heads == config.kv_heads else config.num_kv_heads,
-        init_std=theirs.init_std,
-        patch_size=theirs.patch_size,
-        attention=theirs.attention,
-        recompute=theirs.recompute,
-        compile=theirs.compile,
-    )
-    return same == theirs and said == stored
+    return said == stored and not model_changes(theirs, config, ignore=["patch_size"])
 
 
 def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> None:

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.huggingface_folder import Division
+from energon_lite.trainer.conversion.huggingface_folder import WeightFile
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
 
 
@@ -39,11 +39,11 @@ def native_to_file(source: str | os.PathLike[str], target: str | os.PathLike[str
     path.parent.mkdir(parents=True, exist_ok=True)
     step = re.search(r"step-(\d+)$", str(place).rstrip("/"))
     about = {"step": int(step[1]) if step else 0, "model": dataclasses.asdict(model_config_at(place))}
-    with SavedTensors(place) as saved:
+    with CheckpointReader(place) as saved:
         kinds = ("model.", "optimizer.") if optimizer else ("model.",)
-        names = [name for name in saved.names() if name.startswith(kinds)]
-        targets = {n.removeprefix("model."): TargetTensor(n, saved.dtype(n), saved.shape(n)) for n in names}
+        names = [name for name in saved.shapes if name.startswith(kinds)]
+        targets = {n.removeprefix("model."): TargetTensor(n, saved.dtype(n), saved.shapes[n]) for n in names}
         ordered = tuple(sorted(targets, key=lambda name: (-targets[name].dtype.itemsize, name)))
         metadata = {"format": "pt", "energon_lite": json.dumps(about)}
-        write_files(saved, path.parent, Division({path.name: ordered}, {path.name: metadata}), targets)
+        write_files(saved, path.parent, {path.name: WeightFile(ordered, metadata)}, targets)
     return path

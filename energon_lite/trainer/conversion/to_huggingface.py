@@ -14,7 +14,7 @@ from typing import Any
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
-from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
@@ -24,6 +24,7 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     WEIGHTS,
     Division,
     HuggingFaceFolder,
+    WeightFile,
     companions_of,
     divide,
     division_of,
@@ -96,7 +97,7 @@ def native_to_huggingface(
     base = json.loads(others[CONFIG]) if CONFIG in others else None
     if not has_tokenizer(others):
         others = _tokenizer_of_run(place) | others
-    with SavedTensors(place) as saved:
+    with CheckpointReader(place) as saved:
         _check(saved, config, str(place), text_only=text_only)
         targets = _targets(saved, config, dtype)
         stored = Counter(one.dtype for one in targets.values()).most_common(1)[0][0]
@@ -139,15 +140,15 @@ def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
         return {}
 
 
-def _check(saved: SavedTensors, config: ModelConfig, where: str, *, text_only: bool) -> None:
+def _check(saved: CheckpointReader, config: ModelConfig, where: str, *, text_only: bool) -> None:
     """Is all there that the model has, and nothing else?"""
-    found = {n.removeprefix("model."): saved.shape(n) for n in saved.names() if n.startswith("model.")}
+    found = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
     if text_only:
         found = {name: shape for name, shape in found.items() if not name.startswith("vision.")}
     check_tensors(found, native_shapes(config), where)
 
 
-def _targets(saved: SavedTensors, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
+def _targets(saved: CheckpointReader, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
     """The tensors of the new model by their names, in the order of the model."""
     targets = {}
     for name, shape in llama_shapes(config).items():
@@ -166,14 +167,17 @@ def _former_division(
         former = division_of(others[DIVISION], where)
     else:
         return None
-    files = {file: tuple(name for name in names if not name.endswith(COMPUTED)) for file, names in former.files.items()}
-    names = {name for group in files.values() for name in group}
+    files = {
+        file: WeightFile(tuple(name for name in names if not name.endswith(COMPUTED)), metadata)
+        for file, (names, metadata) in former.items()
+    }
+    names = {name for file in files.values() for name in file.tensors}
     if HEAD in names and HEAD not in targets:  # a copy beside tied embeddings
         targets[HEAD] = targets[huggingface_name(EMBEDDING)]
     if names != targets.keys():
         logger.warning("%s has other tensors: its division into files is not taken", where)
         return None
-    return Division(files, former.metadata)
+    return files
 
 
 def _write_texts(
@@ -188,8 +192,8 @@ def _write_texts(
     others.pop(DIVISION, None)
     for name, content in others.items():
         (folder / name).write_bytes(content)
-    if list(division.files) != [WEIGHTS]:
-        where = {name: file for file, names in division.files.items() for name in names}
+    if list(division) != [WEIGHTS]:
+        where = {name: file for file, content in division.items() for name in content.tensors}
         if not index or json.loads(index).get("weight_map") != where:
             parameters = sum(math.prod(target.shape) for target in targets.values())
             index = index_json(where, sum(target.nbytes for target in targets.values()), parameters)

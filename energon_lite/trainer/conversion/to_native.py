@@ -13,7 +13,7 @@ import torch
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.streaming import write_weights
+from energon_lite.trainer.checkpointing.weights import write_weights
 from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
 from energon_lite.trainer.conversion.llama_config import model_config
 from energon_lite.trainer.conversion.llama_tensors import (

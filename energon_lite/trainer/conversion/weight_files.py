@@ -13,7 +13,7 @@ import torch
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
-from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.conversion.huggingface_folder import Division
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
 from energon_lite.trainer.parallel.shards import Box
@@ -39,11 +39,11 @@ class TargetTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_files(saved: SavedTensors, folder: Path, division: Division, targets: Mapping[str, TargetTensor]) -> None:
+def write_files(saved: CheckpointReader, folder: Path, division: Division, targets: Mapping[str, TargetTensor]) -> None:
     """Write each file of a division. In memory is one rectangle at a time."""
-    for file, names in division.files.items():
+    for file, (names, metadata) in division.items():
         tensors = {name: (targets[name].dtype, targets[name].shape) for name in names}
-        with closing(SafetensorsWriter(folder / file, tensors, division.metadata[file])) as writer:
+        with closing(SafetensorsWriter(folder / file, tensors, metadata)) as writer:
             for name in names:
                 target = targets[name]
                 for box in saved.boxes(target.source):

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from energon_lite.trainer.doctor.finding import Finding
-from energon_lite.trainer.doctor.launch import launch
-from energon_lite.trainer.doctor.machine import accelerators, disk, limits, processors, shared_memory, software
+from energon_lite.trainer.doctor.machine import accelerators, disk, launch, limits, processors, shared_memory, software
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

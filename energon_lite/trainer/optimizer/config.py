@@ -8,7 +8,7 @@ from energon_lite.errors import ConfigError, require
 
 __all__ = ["SCHEDULES", "OptimizerConfig"]
 
-#: Courses of the learning rate.
+#: Schedules of the learning rate.
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 _CHOICES = {

@@ -97,8 +97,8 @@ class RankGrid:
 def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:
     """Which layers each pipeline stage has: for each stage, for each of its chunks, their numbers from 0.
 
-    The layers are cut into ``pp * virtual`` runs, which are dealt to the stages in turn. If they do not divide evenly,
-    the middle runs are one longer: the first one also embeds, the last one also makes the loss.
+    The layers are cut into ``pp * virtual`` runs, of which each stage gets every ``pp``-th. If they do not divide
+    evenly, the middle runs are one longer: the first one also embeds, the last one also makes the loss.
 
     Raises:
         TopologyError: there are fewer layers than runs.

@@ -178,15 +178,8 @@ class ModelConfig:
     loss_chunk: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "ffn_size",
-            "vocab_size",
-            "vocab_multiple",
-            "patch_size",
-        ):
+        sizes = ("hidden_size", "num_layers", "num_heads", "ffn_size", "vocab_size", "vocab_multiple", "patch_size")
+        for name in sizes:
             require(getattr(self, name) >= 1, f"{name} is below 1", f"model.{name}", "give a whole number >= 1")
         require(
             self.hidden_size % (2 * self.num_heads) == 0,

@@ -80,19 +80,20 @@ class Wire:
         # What is on its way must neither be changed nor freed.
         self._sending = [(work, kept) for work, kept in self._sending if work is not None and not work.is_completed()]
         tensor = tensor.contiguous()
-        stage = self.mesh.rank("pp")
-        group = self._channel(step, wraps=not 0 <= stage + step < self.mesh.pp)
-        self._sending.append((dist.isend(tensor, self.mesh.stage_rank(stage + step), group=group), tensor))
+        peer, group = self._way(step, step)
+        self._sending.append((dist.isend(tensor, peer, group=group), tensor))
 
     def _receive(self, shape: Sequence[int], dtype: torch.dtype, step: int) -> torch.Tensor:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.mesh.device)
-        stage = self.mesh.rank("pp")
-        group = self._channel(-step, wraps=not 0 <= stage + step < self.mesh.pp)
-        dist.recv(tensor, self.mesh.stage_rank(stage + step), group=group)
+        peer, group = self._way(step, -step)
+        dist.recv(tensor, peer, group=group)
         return tensor
 
-    def _channel(self, direction: int, *, wraps: bool) -> dist.ProcessGroup:
-        return self.mesh.extra_groups[("down" if direction > 0 else "up") + ("_wrap" if wraps else "")]
+    def _way(self, step: int, direction: int) -> tuple[int, dist.ProcessGroup]:
+        """The rank of a neighbouring stage, and the group for messages in one direction between the two."""
+        other = self.mesh.rank("pp") + step
+        street = ("down" if direction > 0 else "up") + ("" if 0 <= other < self.mesh.pp else "_wrap")
+        return self.mesh.stage_rank(other), self.mesh.extra_groups[street]
 
 
 def run_pipeline(

@@ -103,7 +103,7 @@ def test_killed_at_any_moment(leaf_of: Any, groups: list[int], seed: int) -> Non
         for number, batch in zip(range(400), two, strict=False):
             found.append(batch.__key__)
             if number % 40 == 7:
-                victim = draw.choice(two._crew.executor()._workers)  # type: ignore[attr-defined]
+                victim = draw.choice(two._workers.executor()._workers)  # type: ignore[attr-defined]
                 time.sleep(draw.uniform(0, 0.003))
                 os.kill(victim.process.pid, signal.SIGKILL)
         assert found == expected and two.stats()["worker_deaths"] >= 3

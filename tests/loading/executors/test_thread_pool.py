@@ -116,6 +116,7 @@ class Hangs(TaskEncoder):
         return sample
 
 
+@pytest.mark.slow
 def test_a_slow_batch_is_reported_with_its_stack(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2) as loader:

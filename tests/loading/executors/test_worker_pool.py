@@ -77,6 +77,7 @@ def test_no_further_than_memory_allows(leaf_of: Any) -> None:
             assert loader.stats()["queue"]["bytes_in_flight"] <= 8 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 20_000])
 def test_a_stopped_worker_is_replaced_also_where_a_job_does_not_fit_into_its_pipe(
     leaf_of: Any, batch_size: int, caplog: pytest.LogCaptureFixture
@@ -113,6 +114,7 @@ def _gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: Any, tmp_path: Path, method: Any) -> None:
     def train() -> None:
@@ -130,6 +132,7 @@ def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: An
     assert _until(lambda: all(map(_gone, workers)), 5)
 
 
+@pytest.mark.slow
 def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
     with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
         next(iter(loader))
@@ -145,6 +148,7 @@ def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
     assert child.exitcode == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_fork_server_of_a_forked_process_takes_nothing_with_it(leaf_of: Any, killed: bool) -> None:
     """Both processes would keep their sockets in the same folder."""

@@ -212,7 +212,7 @@ def test_deaths_survive_the_close(leaf_of: Any) -> None:
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)
-        os.kill(loader._crew.executor()._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(loader._workers.executor()._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         for _ in range(5):
             next(iterator)
         loader.close()

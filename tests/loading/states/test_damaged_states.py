@@ -33,7 +33,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.rebase import rebase_state
 from energon_lite.loading.states.summary import summary, summary_lines
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -128,7 +128,7 @@ def test_a_damaged_state_is_refused_or_a_place_in_the_run(
     loader, state = _state(kind, leaf_of)
     changed = copy.deepcopy(state)
     for _ in range(data.draw(st.integers(1, 2))):
-        more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "chunk", "new"]))
+        more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "place", "new"]))
         place = (more,) if more else data.draw(st.sampled_from(list(_places(changed))))
         inner = changed
         for step in place[:-1]:
@@ -172,7 +172,7 @@ def test_what_reads_states_says_what_is_wrong(
         torch.save(state, path)
     for work in (
         lambda: [summary_lines(summary(one.state)) for one in read_state_files([path])],
-        lambda: dealt(merged([state, state]), 3),
+        lambda: redistributed(merged([state, state]), 3),
         lambda: rebase_state(state, dataset, dataset, give_up=True),
     ):
         try:
@@ -187,7 +187,7 @@ def test_the_number_of_lanes_takes_no_memory(leaf_of: Callable[..., Path], lanes
     bad = state | {"lanes": lanes}
     tracemalloc.start()
     try:
-        for work in (loader.restore_state_rank, summary, lambda one: merged([one]), lambda one: dealt(one, 1)):
+        for work in (loader.restore_state_rank, summary, lambda one: merged([one]), lambda one: redistributed(one, 1)):
             with pytest.raises(StateError, match="damaged: lanes is"):
                 work(bad)
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
@@ -236,10 +236,11 @@ def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> N
     loader, state = _state("tokens", leaf_of)
     dataset = _tokens(leaf_of(20, "a"))
     for batch in (50, 1 << 39):
-        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
-            loader.restore_state_rank(state | {"batch": batch})
-        with pytest.raises(StateError, match=f"damaged: batch is {batch}"):
-            rebase_state(state | {"batch": batch}, dataset, dataset)
+        place = [state["place"][0], batch]
+        with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
+            loader.restore_state_rank(state | {"place": place})
+        with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
+            rebase_state(state | {"place": place}, dataset, dataset)
     assert loader.save_state_rank() == state
 
 

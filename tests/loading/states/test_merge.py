@@ -20,8 +20,9 @@ from energon_lite import (
     rebase_state,
 )
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.loading.iterators.cursor import header
-from energon_lite.loading.states.merge import dealt, merged
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.state import Numbers, make_state
+from energon_lite.loading.states.merge import merged, redistributed
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}
 
@@ -29,7 +30,8 @@ IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leav
 def planned(**entries: Any) -> dict[str, Any]:
     settings = IDENTITY["settings"] | entries.pop("settings", {})  # type: ignore[operator]
     identity = IDENTITY | {"settings": settings} | entries.pop("identity", {})
-    return {**header("planned"), "pass_number": 0, "position": 8, "loop_start": 0, "identity": identity, **entries}
+    state = make_state("planned", Numbers(position=8), {}, Identity({}), None, None)
+    return {**state, "identity": identity, **entries}
 
 
 def test_equal_states_are_one() -> None:
@@ -82,21 +84,21 @@ def test_damaged_states_are_named() -> None:
         merged([planned(position=-1)], ["rank 7"])
     with pytest.raises(StateMismatchError, match="state 0: the state was saved under order version 0"):
         merged([planned(order_version=0)])
-    lanes = planned(**header("lanes"), lanes=2, cursors=[[0]])
+    lanes = planned(kind="lanes", lanes=2, cursors=[[0]])
     with pytest.raises(StateError, match="state 0: the state is damaged: a lane is"):
         merged([lanes])
 
 
 @given(lanes=st.integers(1, 24), position=st.integers(0, 99), data=st.data())
 def test_dealt_and_merged_again(lanes: int, position: int, data: st.DataObject) -> None:
-    rows = [[lane, lane + lanes * data.draw(st.integers(0, 5)), 3] for lane in range(lanes)]
-    whole = planned(**header("lanes"), lanes=lanes, cursors=rows) | {"position": position}
+    rows = [[lane, lane + lanes * data.draw(st.integers(0, 5)), [3]] for lane in range(lanes)]
+    whole = planned(kind="lanes", lanes=lanes, cursors=rows) | {"position": position}
     for world in range(1, lanes + 1):
         if world not in worlds_for(lanes):
             with pytest.raises(TopologyError, match="cannot be divided"):
-                dealt(whole, world)
+                redistributed(whole, world)
             continue
-        own = dealt(whole, world)
+        own = redistributed(whole, world)
         assert len(own) == world and merged(own) == whole
         if world > 1:
             with pytest.raises(StateMismatchError, match="lanes are in none of"):

@@ -18,7 +18,7 @@ from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing import files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
-from energon_lite.trainer.checkpointing.streaming import SavedTensors
+from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.llama_config import model_config
 from energon_lite.trainer.conversion.llama_tensors import native_shapes
@@ -141,7 +141,7 @@ def test_files_of_a_checkpoint_end_at_a_size(
     assert len(sizes) > 5 and max(sizes) < 20_000
     native_to_huggingface(place, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tmp_path / "hf")
-    with SavedTensors(place) as saved:
+    with CheckpointReader(place) as saved:
         assert len(saved.boxes("model.embed_tokens.weight")) == 4
 
 

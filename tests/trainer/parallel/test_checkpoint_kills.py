@@ -134,6 +134,7 @@ def check(run_ranks: RunRanks, root: str, log: Path, trials: int, seed: int) -> 
     assert run_ranks(1, last)[0] in (known, known + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.usefixtures("quick_disk")
 def test_a_rank_killed_at_every_step_of_saving_loses_no_whole_checkpoint(
@@ -170,6 +171,7 @@ def root_of(kind: str, tmp_path: Path) -> str:
     return str(tmp_path / "run") if kind == "disk" else f"{CopyingStore.protocol}://{tmp_path}/run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["disk", "store"])
 def test_a_kill_at_any_moment_loses_no_whole_checkpoint(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
     check(run_ranks, root_of(kind, tmp_path), tmp_path / "log", trials=15 if kind == "disk" else 6, seed=1)

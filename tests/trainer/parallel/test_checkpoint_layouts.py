@@ -93,6 +93,7 @@ class Part:
         return gathered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", LAYOUTS, ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
     # Itself and two others: with all eight, each is read and written in three ways, and the neighbours differ.

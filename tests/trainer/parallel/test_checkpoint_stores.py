@@ -69,6 +69,7 @@ def make_bucket(root: str) -> None:
         files.fs.mkdir(bucket)
 
 
+@pytest.mark.slow
 def test_ranks_save_there_and_others_load(run_ranks: RunRanks, root: str) -> None:
     def save(rank: int) -> tuple[dict[str, torch.Tensor], list[str]]:
         part = Part(Layout(dp=2))

@@ -231,6 +231,7 @@ def test_the_segments_of_documents_cover_the_queries_once() -> None:
     assert document_segments(documents, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, sp=True)], ids=str)
 def test_compiled_blocks_make_the_same_run(
     run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout

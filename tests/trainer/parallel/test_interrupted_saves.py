@@ -188,6 +188,7 @@ print("end of the script")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "timeout"), [(0.5, 100.0), (100.0, 0.5)], ids=["done", "given up"])
 def test_a_process_that_forgets_to_finish_ends(tmp_path: Path, seconds: float, timeout: float) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(seconds), str(timeout)]
@@ -228,6 +229,7 @@ def test_a_save_that_is_late_is_told_of(
     assert "waiting for the checkpoint of step 1" in said
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_asks_for_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file, not a folder")
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), "0", "100"]

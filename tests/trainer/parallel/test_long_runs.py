@@ -99,6 +99,7 @@ def known() -> dict[Known, PlainRun]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_many_steps_are_those_of_one_process(run_ranks: RunRanks, layout: Layout, known: dict[Known, PlainRun]) -> None:
     first, second = CASES[LAYOUTS.index(layout) % len(CASES)]

@@ -40,6 +40,7 @@ def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, redu
         assert all(torch.equal(weight, late.weights[name]) for name, weight in now.weights.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(pp=2, virtual=2, dp=2), Layout(tp=2, cp=2, pp=2, sp=True)], ids=str)
 @pytest.mark.parametrize("settings", [LAST, EVERY], ids=["last", "every"])
 def test_pipelines_do_not_depend_on_when_collectives_run(

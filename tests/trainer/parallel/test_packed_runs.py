@@ -140,6 +140,7 @@ def token_config(path: Path, output: Path, batching: dict[str, Any], **more: Any
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world", "mesh", "share"),
     [
@@ -172,6 +173,7 @@ def test_each_layout_makes_the_run_of_one_process(
             assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
 
 
+@pytest.mark.slow
 def test_a_packed_run_moves_between_layouts(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
     straight = token_config(measured, tmp_path / "straight", BATCHING["best_fit"], save_every=0)
     assert run_ranks(1, lambda rank: train(straight)) == [6]

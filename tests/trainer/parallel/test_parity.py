@@ -339,6 +339,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(**sizes, sp=draw(st.booleans()), virtual=virtual)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(24),
     deadline=None,

@@ -53,6 +53,7 @@ print(died)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux' scheduling classes")
 def test_an_interpreter_ends_well_after_late_threads(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -44,6 +44,7 @@ def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool =
     return dataclasses.replace(config, model=model, data=data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "mesh", "packed"),
     [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)],
@@ -94,6 +95,7 @@ def interrupted(run_ranks: RunRanks, path: Path, folder: Path, *, stops: int, se
     assert one[-1]["loss"] < one[0]["loss"] - 0.5, "a curve that stays where it is proves little"
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_random_steps_follows_the_curve(
     run_ranks: RunRanks,
     measured: Path,  # noqa: F811
@@ -113,6 +115,7 @@ def test_a_run_stopped_ten_times_follows_the_curve(
     interrupted(run_ranks, measured, tmp_path, stops=10, seed=seed, packed=seed % 2 == 1)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_killed_run_again_where_it_was(
     run_ranks: RunRanks,
     blend: Path,  # noqa: F811

@@ -146,6 +146,7 @@ def straight(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> list[dict[str,
     return lines
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert metrics(tmp_path / "killed") == straight
 
 
+@pytest.mark.slow
 def test_a_terminated_run_saves_and_goes_on_in_other_layouts(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
 ) -> None:
@@ -339,6 +341,7 @@ def test_a_model_learns_to_read(
     assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blend: Path, tmp_path: Path) -> None:
     found = []
     for script in ("train", "swap_layers"):

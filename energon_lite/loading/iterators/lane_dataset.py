@@ -1,0 +1,174 @@
+"""A data set whose content decides how many batches there are: it is worked on in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from energon_lite.batching.chunks import ChunkPlan, default_lanes
+from energon_lite.batching.strategy import describe
+from energon_lite.errors import SampleError, StateError, UnknownLengthError
+from energon_lite.hooks import Hooks, hooks_of
+from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, read_cursor
+from energon_lite.loading.iterators.state import State, damaged, make_state
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
+from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.token_chunks import TokenBundling, TokenChunkPipeline
+
+__all__ = ["LaneDataset"]
+
+#: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
+#: worked on at the same time; each of them adds a place to the state.
+_HANDED_ON = 4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LaneDataset(SavableDataset):
+    """What ``get_train_dataset`` and ``get_val_dataset`` return where hooks decide how many samples there are.
+
+    Args:
+        plan: which samples make up which chunk.
+        lanes: among so many lanes chunks are divided; None: see
+            :func:`~energon_lite.batching.chunks.default_lanes`, for the ranks with which the run begins.
+        bundling: batches are made by the lengths of encoded samples, in this way.
+    """
+
+    plan: ChunkPlan
+    lanes: int | None = None
+    bundling: TokenBundling | None = None
+
+    def pipeline(self) -> ChunkPipeline:
+        """What runs this data set's jobs."""
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "batch_size": self.plan.batch_size,
+            "packing_buffer_size": self.plan.packing_buffer_size,
+            "keep_remainder": self.plan.keep_remainder,
+            "error_handler": self.worker_config.global_error_handler,
+        }
+        if self.bundling is not None:
+            return TokenChunkPipeline(self.leaves, self.task_encoder, bundling=self.bundling, **settings)
+        return ChunkPipeline(self.leaves, self.task_encoder, **settings)
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        """The hooks that are in force."""
+        packing, batched = self.plan.packing_buffer_size is not None, self.plan.batch_size is not None
+        return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
+
+    def stride(self, lanes: int) -> int:
+        """How many chunks further on the items are used that do not fill a batch at a chunk's end; 0: nowhere."""
+        return lanes * _HANDED_ON if self.plan.carries else 0
+
+    def job(
+        self,
+        pass_number: int,
+        number: int,
+        first: Place = START,
+        *,
+        empty: bool = False,
+        stride: int = 0,
+        carried: Carried | ChunkJob | None = None,
+    ) -> ChunkJob:
+        """The job that makes the batches of a chunk from ``first`` on, or an empty one in the likeness of its first.
+
+        Args:
+            stride, carried: see :class:`~energon_lite.loading.makers.chunk_job.ChunkJob`.
+        """
+        offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
+        samples = self.plan.addresses(number, pass_number, offset)
+        is_last = count is not None and number + stride >= count
+        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried)
+
+    def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
+        """The cursor of this rank from a state that has (at least) its lanes.
+
+        Args:
+            whole: that of a single rank instead, with all lanes.
+
+        Raises:
+            StateError: not a state, or a damaged one.
+            StateMismatchError: another run's, or without the lanes of this rank.
+            TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
+        """
+        config = self.worker_config
+        rank, world = (0, 1) if whole else (config.rank, config.world_size)
+        lanes = None if whole else self.lanes
+        reads = whole or config.reads
+        cursor = read_cursor(state, self.identity, rank=rank, world_size=world, lanes=lanes, reads=reads)
+        chunks = [at.chunk for at in cursor.at.values()]
+        if not self.plan.reaches(cursor.pass_number, max(chunks, default=0)):
+            raise damaged("cursors", f"in chunk {max(chunks)} of pass {cursor.pass_number}")
+        if not self.plan.carries and any(at.tails for at in cursor.at.values()):
+            raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
+        if reads:
+            self.check_rebase(min(chunks, default=0) * self.plan.chunk)
+        return cursor
+
+    def state(self, cursor: LaneCursor) -> State:
+        """A place in the run as plain data."""
+        ranks = self.limit_ranks(cursor.ranks)
+        return make_state("lanes", cursor, cursor.to_plain(), self.identity, self.rebase, ranks)
+
+    def behind_begun(self, state: State) -> Moved:
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the
+        chunks before that place."""
+        cursor, size = self.cursor(state, whole=True), self.plan.chunk
+        begun = [at.chunk if at.place != START else at.chunk - cursor.lanes for at in cursor.at.values()]
+        first, given_up, places = max(0, max(begun) + 1), 0, {}
+        for lane, (chunk, place, tails) in cursor.at.items():
+            left = len(range(chunk, first, cursor.lanes))
+            given_up += left * size - (place.unit if left else 0) + sum(size - tail.place.unit for tail in tails)
+            places[lane] = LanePlace(chunk + left * cursor.lanes)
+        return Moved(replace(cursor, at=places), first * size, given_up, up_to=True)
+
+    def _restored(self, key: tuple[Any, ...], pipeline: ChunkPipeline) -> list[Any]:
+        match key:
+            case ("chunk", pass_number, number, *place) if 0 <= len(place) - len(Place._fields) <= 1:
+                return [self._batch_at(pass_number, number, place, pipeline)]
+            case ("sample", leaf, index, epoch, 0, *sub) if len(sub) <= 1 and self.has(leaf, index):
+                return [pipeline.restore((leaf, index, epoch), 0, *sub)]
+            case ("empty",):
+                for number in range(self.plan.count(0) or 1):
+                    for made in pipeline.run(self.job(0, number, empty=True)).batch:
+                        return [made.batch]
+        return []
+
+    def _batch_at(self, pass_number: int, number: int, numbers: list[int], pipeline: ChunkPipeline) -> Any:
+        """The batch that begins at a place of a chunk. One that goes on in another chunk has the way to it in its
+        key."""
+        place, stride = Place(*numbers[: len(Place._fields)]), sum(numbers[len(Place._fields) :])
+        count = self.plan.count(pass_number)
+        chunk, first, carried = number, place, None
+        while count is None or chunk < count:
+            job = self.job(pass_number, chunk, first, stride=stride, carried=carried)
+            made = next((one for one in pipeline.batches(job) if one.is_batch or one.carried), None)
+            if made is None:
+                break
+            if made.is_batch:
+                return made.batch
+            chunk, first, carried = chunk + stride, START, made.carried
+        raise SampleError(
+            f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
+            fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",
+        )
+
+    def __len__(self) -> int:
+        """Micro-batches per rank in one ``for`` loop.
+
+        Raises:
+            UnknownLengthError: without ``virtual_epoch_length`` nobody knows.
+        """
+        if self.loop_length:
+            return self.loop_length
+        raise UnknownLengthError(
+            "how many batches there are is not known before the hooks have run",
+            fix="give virtual_epoch_length; or count while you iterate",
+        )
+
+    def __str__(self) -> str:
+        lanes = self.lanes or default_lanes(self.worker_config.world_size)
+        by = "" if self.bundling is None else f"batches by {describe(self.bundling.strategy)}, "
+        return self.describe(f"{by}chunks of {self.plan.chunk} samples, {lanes} lanes")

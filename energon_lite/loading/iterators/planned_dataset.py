@@ -1,0 +1,169 @@
+"""A data set whose micro-batches are planned ahead: by a number of samples, or by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_lite.batching.plan import Place, Plan
+from energon_lite.errors import UnknownLengthError
+from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.state import State, checked, damaged, is_count, make_state
+from energon_lite.loading.makers.pipeline import Job, Pipeline
+
+__all__ = ["Cursor", "PlannedDataset"]
+
+#: A number in a place from which on a state is damaged.
+_MOST = 1 << 60
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the run, the same on all ranks: so a state may be restored on any number of them. It moves as a whole,
+    so that whatever interrupts a loader finds one place or the next.
+
+    Args:
+        place: of the next micro-batch in the plan of its pass.
+        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`.
+    """
+
+    place: Place
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+    ranks: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedDataset(SavableDataset):
+    """What ``get_train_dataset`` and ``get_val_dataset`` return where batches can be planned ahead.
+
+    Args:
+        plan: which samples make up which micro-batch.
+        batched: call the batch hooks; else a micro-batch is a single sample.
+        refill: replace samples that fail; else their places stay empty.
+    """
+
+    plan: Plan
+    batched: bool = True
+    refill: bool = False
+
+    def pipeline(self) -> Pipeline:
+        """What runs this data set's jobs."""
+        return Pipeline(
+            self.leaves,
+            self.task_encoder,
+            seed=self.seed,
+            refill=self.refill,
+            batched=self.batched,
+            error_handler=self.worker_config.global_error_handler,
+        )
+
+    def step(self, cursor: Cursor) -> Cursor | None:
+        """The cursor after one more micro-batch on every rank; None: no step of its pass is left."""
+        world = wanted = self.worker_config.world_size
+        if self.limit is not None:
+            wanted = max(0, min(world, self.limit * (cursor.ranks or world) - cursor.position))
+        place, moved = self.plan.ahead(cursor.pass_number, cursor.place, wanted)
+        if moved < (world if self.drop_last else 1):  # all ranks or none
+            return None
+        return Cursor(place, cursor.pass_number, cursor.position + moved, cursor.loop_start, cursor.ranks)
+
+    def place(self, cursor: Cursor, rank: int) -> Place:
+        """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""
+        slot = self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size)
+        stop = self.stop(cursor.ranks)
+        if stop is not None and cursor.position + slot >= stop:
+            return self.plan.end(cursor.pass_number)
+        return self.plan.ahead(cursor.pass_number, cursor.place, slot)[0]
+
+    def jobs(self, pass_number: int, places: Sequence[Place]) -> list[Job]:
+        """The jobs that make the micro-batches at some places of a pass."""
+        return [
+            Job(pass_number, _number(place), addresses, ("batch", pass_number, *place))
+            for place, addresses in zip(places, self.plan.batches(places, pass_number), strict=True)
+        ]
+
+    def state(self, cursor: Cursor) -> State:
+        """A place in the run as plain data."""
+        # With micro-batches of a fixed size, the position says it all.
+        place = {"place": list(cursor.place)} if self.plan.rows is None else {}
+        ranks = self.limit_ranks(cursor.ranks)
+        return make_state("planned", cursor, place, self._identity_at(cursor.place), self.rebase, ranks)
+
+    def cursor(self, state: State) -> Cursor:
+        """The cursor of a saved state, after checking that it belongs to this very run.
+
+        Raises:
+            StateError: not a state, a damaged one, or one of a format that this version does not know.
+            StateMismatchError: a state of other data, another configuration or another order; says what differs.
+        """
+        numbers = checked(state, "planned")
+        given = state.get("place", [numbers.position])
+        if not isinstance(given, (list, tuple)) or not given or not all(is_count(number, _MOST) for number in given):
+            raise damaged("place", given)
+        place = tuple(given)
+        self._identity_at(place).check(state.get("identity"))
+        if not self.plan.has(numbers.pass_number, place):
+            raise damaged("place", given)
+        if self.plan.rows is not None and numbers.position != place[0]:
+            raise damaged("position", numbers.position)
+        self.check_rebase(place[0] * self.plan.chunk)
+        return Cursor(place, *numbers)
+
+    def _identity_at(self, place: Place) -> Identity:
+        """What counts at a place: what its samples, and those before it in their plan chunks, depend on."""
+        return self.identity.at((place[0] + any(place[1:])) * self.plan.chunk)
+
+    def behind_begun(self, state: State) -> Moved:
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
+        cursor = self.cursor(state)
+        chunk, *inside = cursor.place
+        if not any(inside):
+            return Moved(cursor, chunk * self.plan.chunk)
+        behind = replace(cursor, place=(chunk + 1, 0))
+        return Moved(behind, (chunk + 1) * self.plan.chunk, self.plan.undelivered(cursor.pass_number, cursor.place))
+
+    def _restored(self, key: tuple[Any, ...], pipeline: Pipeline) -> list[Any]:
+        match key:
+            case ("batch", pass_number, *place) if self.plan.has(pass_number, tuple(place)):
+                return [pipeline.run(job).batch for job in self.jobs(pass_number, [tuple(place)])]
+            case ("sample", leaf, index, epoch, attempt) if self.has(leaf, index) and (self.refill or not attempt):
+                return [pipeline.restore((leaf, index, epoch), attempt)]
+        return []
+
+    def __len__(self) -> int:
+        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or
+        as an epoch of a blend by repetitions has.
+
+        Raises:
+            UnknownLengthError: they are planned by tokens, and there is no ``virtual_epoch_length``.
+        """
+        world = self.worker_config.world_size
+        if self.loop_length:
+            return self.loop_length
+        if self.plan.rows is None:
+            raise UnknownLengthError(
+                "how many batches there are is not known before all of them are planned",
+                fix="give virtual_epoch_length; `energon-lite plan` tells the number of steps",
+            )
+        count = self.plan.count(0)
+        if count is None:
+            repetitions = self.repetitions or (1.0,) * len(self.leaves)
+            samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
+            return -(-samples // (self.plan.rows * world))
+        steps = count // world if self.drop_last else -(-count // world)
+        return steps if self.limit is None else min(steps, self.limit)
+
+    def __str__(self) -> str:
+        return self.describe(self.plan.describe())
+
+
+def _number(place: Place) -> int:
+    """One number for a place in a pass. They grow along the pass."""
+    number = 0
+    for part in place:
+        number = (number << 40) + part
+    return number

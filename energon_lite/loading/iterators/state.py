@@ -1,0 +1,204 @@
+"""What a state is made of, and what is refused: plain integers, strings, lists and dicts, of this very run.
+
+JSON, msgpack and ``torch.load(weights_only=True)`` take a state. It counts micro-batches *delivered to the user*, over
+all ranks together. Prefetching, workers and their number do not show in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.order import ORDER_VERSION
+from energon_lite.order.permutation import MAX_LENGTH
+from energon_lite.order.rebase import Rebase
+
+__all__ = [
+    "FORMAT",
+    "KINDS",
+    "Numbers",
+    "State",
+    "checked",
+    "damaged",
+    "is_count",
+    "kind_of",
+    "make_state",
+    "read_rebase",
+]
+
+#: Plain data: dicts, lists, strings and integers.
+State = dict[str, Any]
+
+#: What a state has under ``format``.
+FORMAT = "energon_lite.loader"
+#: Raised when the meaning of a state changes.
+_VERSION = 4
+#: What a state can be about, in words.
+KINDS = {
+    "planned": "of batches that are planned ahead",
+    "lanes": "of batches whose content decides how many there are",
+}
+#: A number from which on a state is damaged: no run gets so far, and sums of such numbers are still 64-bit ones.
+_MOST_PASSES, _MOST_BATCHES, _MOST_RANKS = 1 << 40, 1 << 60, 1 << 32
+#: Values in a state at most, how deep they are, and bits of a number. Those with a million lanes have some millions.
+_MOST_VALUES, _DEPTH, _BITS = 1 << 24, 16, 256
+
+
+class Numbers(NamedTuple):
+    """What all cursors have.
+
+    Attributes:
+        pass_number: finished passes over a finite stream.
+        position: micro-batches of this pass that were delivered, over all ranks.
+        loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream).
+        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
+    """
+
+    pass_number: int = 0
+    position: int = 0
+    loop_start: int = 0
+    ranks: int | None = None
+
+
+def make_state(
+    kind: str, cursor: Any, place: Mapping[str, Any], identity: Identity, rebase: Rebase | None, limit_ranks: int | None
+) -> State:
+    """The state of a cursor.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        cursor: has what :class:`Numbers` has.
+        place: entries that only this kind has.
+        identity: the data and configuration, as far as they count at this place.
+        rebase: the blend begins in the middle of the run.
+        limit_ranks: with a limit, which is one for each rank: on so many the pass began. So it has as many batches in
+            all if it goes on on others.
+    """
+    return {
+        "format": FORMAT,
+        "version": _VERSION,
+        "order_version": ORDER_VERSION,
+        "kind": kind,
+        "pass_number": cursor.pass_number,
+        "position": cursor.position,
+        "loop_start": cursor.loop_start,
+        **({} if limit_ranks is None else {"ranks": limit_ranks}),
+        **place,
+        **({} if rebase is None else {"rebase": {"position": rebase.position, "starts": list(rebase.starts)}}),
+        "identity": identity.to_plain(),
+    }
+
+
+def kind_of(state: Any) -> Any:
+    """What a state says it is about; see :data:`KINDS`."""
+    return state.get("kind") if isinstance(state, Mapping) else None
+
+
+def checked(state: Any, kind: str | None = None) -> Numbers:
+    """Check a state, but not what it belongs to nor the entries that only its kind has.
+
+    Args:
+        state: perhaps by way of JSON.
+        kind: what it has to be about; None: anything.
+
+    Raises:
+        StateError: not a state, a damaged one, or one of a format that this version does not know.
+        StateMismatchError: of another order or kind; says what differs.
+    """
+    name = state.get("format") if isinstance(state, Mapping) else None
+    if not isinstance(name, str) or name != FORMAT:
+        raise StateError(
+            f"this is not a loader state: a {type(state).__name__}, {_shown(state, 60)}",
+            fix="give what save_state_rank or save_state_global returned",
+        )
+    _check_plain(state)
+    version = state.get("version")
+    if version != _VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > _VERSION
+        raise StateError(
+            f"the state has format version {version!r}, this energon_lite reads version {_VERSION}",
+            fix="upgrade energon_lite" if newer else "save the state again",
+        )
+    if state.get("order_version") != ORDER_VERSION:
+        raise StateMismatchError(
+            f"the state was saved under order version {state.get('order_version')!r}, this energon_lite has "
+            f"{ORDER_VERSION}: the same positions would be other samples",
+            fix="resume with the release that saved it, or start afresh",
+        )
+    found, ranks = kind_of(state), state.get("ranks")
+    if not isinstance(found, str) or found not in KINDS:
+        raise damaged("kind", found)
+    numbers = Numbers(*(state.get(name) for name in Numbers._fields[:3]))
+    for name, value, most in zip(Numbers._fields, numbers, (_MOST_PASSES, _MOST_BATCHES, _MOST_BATCHES), strict=False):
+        if not is_count(value, most):
+            raise damaged(name, value)
+    if numbers.loop_start > numbers.position:
+        raise damaged("loop_start", numbers.loop_start)
+    if ranks is not None and not (is_count(ranks, _MOST_RANKS) and ranks):
+        raise damaged("ranks", ranks)
+    if kind not in (None, found):
+        raise StateMismatchError(
+            f"the state is one {KINDS[found]}, and this loader one {KINDS[kind or found]}",
+            fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
+        )
+    return numbers._replace(ranks=ranks if numbers.position else None)
+
+
+def read_rebase(state: Any) -> Rebase | None:
+    """What a state says about a blend that was changed on the way; None: it was not, or it is no state.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    entry = state.get("rebase") if isinstance(state, Mapping) else None
+    if entry is None:
+        return None
+    position = entry.get("position") if isinstance(entry, Mapping) else None
+    starts = entry.get("starts") if isinstance(entry, Mapping) else None
+    if not isinstance(starts, Sequence) or not all(is_count(place, MAX_LENGTH) for place in (position, *starts)):
+        raise damaged("rebase", entry)
+    return Rebase(position, tuple(starts))  # type: ignore[arg-type]  # it is a place
+
+
+def is_count(value: Any, limit: int) -> bool:
+    """Whether it is a whole number from 0 on, below ``limit``."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+
+def damaged(name: str, value: Any) -> StateError:
+    """The error for an entry of a state that cannot be right."""
+    return StateError(f"the state is damaged: {name} is {_shown(value, 80)}", fix="use another checkpoint")
+
+
+def _check_plain(state: Mapping[str, Any]) -> None:
+    """Refuse what no state has in it: other values than plain data, or without end."""
+    waiting: list[tuple[str, Any, int]] = [("it", state, 0)]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return
+        at, value, depth = waiting.pop()
+        if isinstance(value, Mapping):
+            if depth > _DEPTH or not all(isinstance(key, str) for key in value):
+                break
+            waiting += [(key, inner, depth + 1) for key, inner in value.items()]
+        elif isinstance(value, (list, tuple)):
+            if depth > _DEPTH:
+                break
+            waiting += [(at, inner, depth + 1) for inner in value]
+        elif isinstance(value, int):
+            if value.bit_length() > _BITS:
+                raise damaged(at, value)
+        elif not (value is None or isinstance(value, (float, str))):
+            raise damaged(at, value)
+    raise StateError("the state is damaged: it is nested too deeply, or is no plain data", fix="use another checkpoint")
+
+
+def _shown(value: Any, most: int) -> str:
+    """A value in at most so many characters, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # there is a number of thousands of digits in it, which Python does not write
+        text = f"a {type(value).__name__} that is too long to be shown"
+    return text if len(text) <= most else f"{text[:most]}..."
