@@ -37,6 +37,14 @@ def _runs_of(count: int, batch_size: int) -> Ints:
     return np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
 
 
+def _padded(
+    pieces: Pieces, entries: Ints, offsets: Ints, *, is_sorted: bool, order: PlanOrder, seed: int
+) -> MicroBatches:
+    """Padded micro-batches of any length, of pieces in an order of their own or in that of the stream."""
+    late = len(entries) if is_sorted or order != "none" else 0
+    return arrange(pieces, entries, offsets, packed=False, limit=None, lateness_bound=late, order=order, seed=seed)
+
+
 @dataclass(frozen=True)
 class Fixed:
     """``batch_size`` samples in each micro-batch, padded to the longest of them; the last one has what is left.
@@ -65,16 +73,10 @@ class Fixed:
         lengths = checked_lengths(lengths)
         count = len(lengths)
         everything = np.arange(count, dtype=np.int64)
-        return arrange(
-            Pieces(everything, np.zeros_like(everything), lengths),
-            np.argsort(lengths, kind="stable") if self.sort else everything,
-            _runs_of(count, self.batch_size),
-            packed=False,
-            limit=None,
-            lateness_bound=count if self.sort or self.order != "none" else 0,
-            order=self.order,
-            seed=seed,
-        )
+        pieces = Pieces(everything, np.zeros_like(everything), lengths)
+        entries = np.argsort(lengths, kind="stable") if self.sort else everything
+        runs = _runs_of(count, self.batch_size)
+        return _padded(pieces, entries, runs, is_sorted=self.sort, order=self.order, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,8 @@ class LengthDifference:
         offsets = [0]
         while offsets[-1] < len(lengths):
             offsets.append(min(offsets[-1] + self.batch_size, ends[offsets[-1]]))
-        return arrange(
-            Pieces(np.arange(len(lengths), dtype=np.int64), np.zeros_like(lengths), lengths),
-            entries,
-            np.array(offsets, dtype=np.int64),
-            packed=False,
-            limit=None,
-            lateness_bound=len(lengths),
-            order=self.order,
-            seed=seed,
-        )
+        pieces = Pieces(np.arange(len(lengths), dtype=np.int64), np.zeros_like(lengths), lengths)
+        return _padded(pieces, entries, np.array(offsets), is_sorted=True, order=self.order, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -178,13 +172,6 @@ class MaxLength:
         else:
             sort_key = pieces.length
         count = len(pieces.sample)
-        return arrange(
-            pieces,
-            np.argsort(sort_key, kind="stable") if self.sort else np.arange(count, dtype=np.int64),
-            _runs_of(count, self.batch_size),
-            packed=False,
-            limit=None,
-            lateness_bound=count if self.sort or self.order != "none" else 0,
-            order=self.order,
-            seed=seed,
-        )
+        entries = np.argsort(sort_key, kind="stable") if self.sort else np.arange(count, dtype=np.int64)
+        runs = _runs_of(count, self.batch_size)
+        return _padded(pieces, entries, runs, is_sorted=self.sort, order=self.order, seed=seed)
