@@ -15,7 +15,7 @@ from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.loading.stages import find_stages
-from energon_lite.order.stages import Stage, StagedBlend
+from energon_lite.order.stages import StagedBlend, WeightStage
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
@@ -73,7 +73,7 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
 
 
 def _staged_facts(
-    specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int, stages: Sequence[Stage]
+    specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int, stages: Sequence[WeightStage]
 ) -> list[LeafFacts]:
     ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
     shown = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
@@ -161,7 +161,7 @@ def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
     return columns
 
 
-def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, stages: Sequence[Stage]) -> None:
+def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, stages: Sequence[WeightStage]) -> None:
     """The second table: a column, or a pair of them, for each stage."""
     columns: list[_Column] = []
     for number, stage in enumerate(stages[:_SHOWN_STAGES]):

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from energon_lite.extras import order_arrays as arrays
-from energon_lite.order import Stage
+from energon_lite.order import WeightStage
 
 __all__ = ["build_blend_index"]
 
 
 def build_blend_index(
-    weights: Sequence[float] | Sequence[Stage],
+    weights: Sequence[float] | Sequence[WeightStage],
     n: int,
     path: str | os.PathLike[str],
     *,

@@ -29,7 +29,7 @@ from energon_lite.errors import UsageError, WorkerError
 from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.block_counts import BLOCK, BlockCounts
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
-from energon_lite.order.stages import Stage, StagedBlend, check_stages
+from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
 from energon_lite.storage.files.atomic_file import flush_files
 
 __all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
@@ -49,7 +49,7 @@ Recipe = dict[str, Any]
 
 
 def build_blend_index(
-    weights: Sequence[float] | Sequence[Stage],
+    weights: Sequence[float] | Sequence[WeightStage],
     n: int,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -155,9 +155,9 @@ def shuffle_ahead(
 # -- what is computed -----------------------------------------------------------------------------------------------
 
 
-def _recipe(weights: Sequence[float] | Sequence[Stage], n: int) -> Recipe:
-    stages = [stage for stage in weights if isinstance(stage, Stage)]
-    numbers = [weight for weight in weights if not isinstance(weight, Stage)]
+def _recipe(weights: Sequence[float] | Sequence[WeightStage], n: int) -> Recipe:
+    stages = [stage for stage in weights if isinstance(stage, WeightStage)]
+    numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
     if stages and numbers:
         raise UsageError("stages and numbers among the weights", fix="give stages only, or numbers only")
     leaves = len(stages[0].weights) if stages else len(numbers)
@@ -183,7 +183,7 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
     """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
     blend = recipe.get("stages") and StagedBlend(
-        [Stage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
+        [WeightStage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
     )
     layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):

@@ -18,7 +18,7 @@ from energon_lite.config.weight_schedule import shared_segments
 from energon_lite.errors import StateMismatchError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.stages import Stage, last_piece
+from energon_lite.order.stages import WeightStage, last_position
 
 __all__ = ["StagedIdentity", "find_stages"]
 
@@ -29,9 +29,9 @@ _ALL = 1 << 62
 _PREFIX = "weights from position "
 
 
-def find_stages(specs: Sequence[LeafSpec]) -> tuple[Stage, ...]:
+def find_stages(specs: Sequence[LeafSpec]) -> tuple[WeightStage, ...]:
     """The stages of a blend by weight; a single one if its weights never change."""
-    return tuple(Stage(*segment) for segment in shared_segments([spec.share for spec in specs]))
+    return tuple(WeightStage(*segment) for segment in shared_segments([spec.share for spec in specs]))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StagedIdentity(Identity):
         first: the position at which the blend begins; from there its blocks are counted.
     """
 
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[WeightStage, ...] = ()
     first: int = 0
     _known: dict[Any, Identity] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -55,7 +55,7 @@ class StagedIdentity(Identity):
         # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
         leaving = () if end is None else _leaving(self.stages[begun])
         cut = None
-        if end is not None and samples > self.first + last_piece(end - self.first):
+        if end is not None and samples > self.first + last_position(end - self.first):
             cut = end if (end - self.first) % BLOCK or leaving else None
         known = self._known.get((begun, cut))
         if known is None:
@@ -94,7 +94,7 @@ class StagedIdentity(Identity):
             settings[place] = f"{settings.get(place, 'constant')}, up to {cut}{without}"
         return _Consumed(settings, tuple(self.leaves[leaf] for leaf in used), begun=stages[-1].start)
 
-    def _used(self, stages: Sequence[Stage]) -> list[int]:
+    def _used(self, stages: Sequence[WeightStage]) -> list[int]:
         """The leaves that some stage uses. One whose data another one reads, too, counts as well: of two with the same
         data, the first has its own key."""
         used: list[int] = []
@@ -130,7 +130,7 @@ class _Consumed(Identity):
             ) from None
 
 
-def _leaving(stage: Stage) -> tuple[int, ...]:
+def _leaving(stage: WeightStage) -> tuple[int, ...]:
     """The leaves that have no share in a stage."""
     return tuple(
         leaf

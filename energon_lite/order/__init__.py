@@ -6,7 +6,7 @@ if that ever has to change, ``ORDER_VERSION`` changes with it, and states saved 
 """
 
 from energon_lite.order.orders import Addresses, BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.order.stages import Stage
+from energon_lite.order.stages import WeightStage
 
 __all__ = [
     "ORDER_VERSION",
@@ -15,7 +15,7 @@ __all__ = [
     "ConcatOrder",
     "EpochBlendOrder",
     "Order",
-    "Stage",
+    "WeightStage",
 ]
 
 #: Written into every saved state.

@@ -20,7 +20,7 @@ from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.rebase import Rebase, stages_from
 from energon_lite.order.shuffle import LeafOrder, Leaves
-from energon_lite.order.stages import Stage, StagedBlend, check_stages
+from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
 
 __all__ = ["Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order"]
 
@@ -213,7 +213,7 @@ class BlendOrder(_MixedOrder):
     def __init__(
         self,
         leaves: Sequence[LeafOrder],
-        weights: Sequence[float] | Sequence[Stage],
+        weights: Sequence[float] | Sequence[WeightStage],
         key: int,
         *,
         run: int | None = None,
@@ -239,7 +239,7 @@ class BlendOrder(_MixedOrder):
     def rebased(self, rebase: Rebase) -> BlendOrder:
         """This blend, beginning in the middle of a run whose blend was another one before. Stages stay where they are
         in the run; those before have no part in it."""
-        stages = [stage for stage in self._weights if isinstance(stage, Stage)]
+        stages = [stage for stage in self._weights if isinstance(stage, WeightStage)]
         return BlendOrder(
             self.leaves.leaves,
             stages_from(stages, rebase.position) if stages else self._weights,
@@ -251,10 +251,10 @@ class BlendOrder(_MixedOrder):
         )
 
 
-def _blend(weights: Sequence[float] | Sequence[Stage], leaves: int, key: int) -> Blend | StagedBlend | None:
+def _blend(weights: Sequence[float] | Sequence[WeightStage], leaves: int, key: int) -> Blend | StagedBlend | None:
     """None for a single leaf, which needs no mixing."""
-    stages = [stage for stage in weights if isinstance(stage, Stage)]
-    numbers = [weight for weight in weights if not isinstance(weight, Stage)]
+    stages = [stage for stage in weights if isinstance(stage, WeightStage)]
+    numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
     if stages and numbers:
         raise UsageError("stages and numbers among the weights of a blend", fix="give stages only, or numbers only")
     if stages:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from energon_lite.order.stages import Stage
+from energon_lite.order.stages import WeightStage
 
 __all__ = ["Rebase", "stages_from"]
 
@@ -32,12 +32,13 @@ class Rebase:
     starts: tuple[int, ...]
 
 
-def stages_from(stages: Sequence[Stage], position: int) -> list[Stage]:
+def stages_from(stages: Sequence[WeightStage], position: int) -> list[WeightStage]:
     """What of some stages lies from a position on, which becomes position 0.
 
     Example:
-        >>> stages_from([Stage(0, (0.0, 1.0), last=(1.0, 0.0)), Stage(100, (1.0, 0.0))], 25)
-        [Stage(start=0, weights=(0.25, 0.75), last=(1.0, 0.0)), Stage(start=75, weights=(1.0, 0.0), last=None)]
+        >>> ramp = [WeightStage(0, (0.0, 1.0), last=(1.0, 0.0)), WeightStage(100, (1.0, 0.0))]
+        >>> [(stage.start, stage.weights) for stage in stages_from(ramp, 25)]
+        [(0, (0.25, 0.75)), (75, (1.0, 0.0))]
     """
     begun = max(number for number, stage in enumerate(stages) if stage.start <= position)
     here = stages[begun]
@@ -47,7 +48,7 @@ def stages_from(stages: Sequence[Stage], position: int) -> list[Stage]:
         ends = zip(_shares(here.weights), _shares(here.last), strict=True)
         weights = tuple(float(first + (last - first) * way) for first, last in ends)
     ahead = [replace(stage, start=stage.start - position) for stage in stages[begun + 1 :]]
-    return [Stage(0, weights, here.last), *ahead]
+    return [WeightStage(0, weights, here.last), *ahead]
 
 
 def _shares(weights: Sequence[float]) -> list[Fraction]:

@@ -29,14 +29,14 @@ from energon_lite.order.block_counts import BLOCK, BlockCounts, CountRange, larg
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.share_integral import Ideal, ShareIntegral, begin
 
-__all__ = ["Stage", "StagedBlend", "check_stages", "last_piece"]
+__all__ = ["StagedBlend", "WeightStage", "check_stages", "last_position"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Stage:
+class WeightStage:
     """The weights from one position on, up to the next stage.
 
     Args:
@@ -46,7 +46,7 @@ class Stage:
             a straight line. None: weights stay as they are.
 
     Example:
-        >>> ramp = [Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(1_000_000, (0.1, 0.9))]
+        >>> ramp = [WeightStage(0, (0.9, 0.1), last=(0.1, 0.9)), WeightStage(1_000_000, (0.1, 0.9))]
     """
 
     start: int
@@ -54,7 +54,7 @@ class Stage:
     last: tuple[float, ...] | None = None
 
 
-def check_stages(stages: Sequence[Stage], leaves: int) -> None:
+def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:
     """Refuse what cannot be blended.
 
     Raises:
@@ -94,7 +94,7 @@ def check_stages(stages: Sequence[Stage], leaves: int) -> None:
                 )
 
 
-def last_piece(end: int) -> int:
+def last_position(end: int) -> int:
     """The first of the positions whose samples depend on where their stage ends, if it ends at ``end``."""
     return (end - 1) // BLOCK * BLOCK
 
@@ -114,13 +114,13 @@ class StagedBlend:
         UsageError: see :func:`check_stages`.
 
     Example:
-        >>> blend = StagedBlend([Stage(0, (1, 0)), Stage(4096, (1, 3))], key=0)
+        >>> blend = StagedBlend([WeightStage(0, (1, 0)), WeightStage(4096, (1, 3))], key=0)
         >>> leaf, position = blend.lookup(np.arange(8192))
         >>> np.bincount(leaf).tolist()
         [5120, 3072]
     """
 
-    def __init__(self, stages: Sequence[Stage], key: int, length: int = MAX_LENGTH):
+    def __init__(self, stages: Sequence[WeightStage], key: int, length: int = MAX_LENGTH):
         check_stages(stages, len(stages[0].weights) if stages else 0)
         self._stages, self._key, self._length = tuple(stages), key, length
         self._starts = np.array([stage.start for stage in stages])
@@ -181,7 +181,7 @@ class StagedBlend:
         return StageCounts(integral, before, stop, _idle(following))
 
 
-def _idle(stage: Stage) -> Flags | None:
+def _idle(stage: WeightStage) -> Flags | None:
     """The leaves that have no share in a stage; None: there are none."""
     idle = np.array(stage.weights) == 0
     if stage.last is not None:
@@ -209,7 +209,7 @@ class StageCounts(BlockCounts):
         self._last: CountRange | None = None
 
     def block(self, number: int) -> CountRange:
-        if number == last_piece(self._end) // BLOCK and (self._end % BLOCK or self._leaving is not None):
+        if number == last_position(self._end) // BLOCK and (self._end % BLOCK or self._leaving is not None):
             if self._last is None:
                 self._last = self._cut(super().block(number))
             return self._last
@@ -217,7 +217,7 @@ class StageCounts(BlockCounts):
 
     def at_end(self) -> tuple[Ints, Ideal]:
         """Samples of each leaf before the end, and what they should be."""
-        last = self.block(last_piece(self._end) // BLOCK)
+        last = self.block(last_position(self._end) // BLOCK)
         return last.before + last.inside, self.integral.before(self._end)
 
     def _both_halves(self, range_: CountRange) -> tuple[CountRange, CountRange]:

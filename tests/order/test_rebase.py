@@ -14,7 +14,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.rebase import Rebase, stages_from
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.stages import Stage
+from energon_lite.order.stages import WeightStage
 
 LENGTHS = (7, 50, 1000, 3, 4097)
 weights = st.floats(0.01, 10).map(lambda weight: round(weight, 3))
@@ -39,7 +39,7 @@ def recipes(draw: st.DrawFn) -> tuple[list[int], BlendOrder | EpochBlendOrder]:
         case _:
             first, second, third = (tuple(draw(one_each)) for _ in range(3))
             begin = draw(st.integers(1, 9000))
-            stages = [Stage(0, first, last=second), Stage(begin, second), Stage(begin + 4096, third)]
+            stages = [WeightStage(0, first, last=second), WeightStage(begin, second), WeightStage(begin + 4096, third)]
             return leaves, BlendOrder(orders, stages, key=1)
 
 
@@ -83,12 +83,12 @@ def test_shares_are_those_of_the_new_blend() -> None:
 
 
 def test_a_stage_keeps_its_place_in_the_run() -> None:
-    stages = [Stage(0, (1, 0)), Stage(4096, (0, 1))]
+    stages = [WeightStage(0, (1, 0)), WeightStage(4096, (0, 1))]
     order = BlendOrder([leaf_order(2), leaf_order(4)], stages, key=1).rebased(Rebase(4000, (4000, 0)))
     assert order.lookup(np.arange(4000, 5000)).leaf.tolist() == [0] * 96 + [1] * 904
-    slope = [Stage(0, (2.0, 0.0), last=(0.0, 4.0)), Stage(8, (0.0, 1.0))]
-    assert stages_from(slope, 2) == [Stage(0, (0.75, 0.25), last=(0.0, 4.0)), Stage(6, (0.0, 1.0))]
-    assert stages_from(slope, 8) == stages_from(slope, 99) == [Stage(0, (0.0, 1.0))]
+    slope = [WeightStage(0, (2.0, 0.0), last=(0.0, 4.0)), WeightStage(8, (0.0, 1.0))]
+    assert stages_from(slope, 2) == [WeightStage(0, (0.75, 0.25), last=(0.0, 4.0)), WeightStage(6, (0.0, 1.0))]
+    assert stages_from(slope, 8) == stages_from(slope, 99) == [WeightStage(0, (0.0, 1.0))]
 
 
 def test_positions_before_are_refused() -> None:

@@ -14,7 +14,8 @@ from energon_lite.errors import UsageError
 from energon_lite.order import BlendOrder
 from energon_lite.order.blend import BLOCK, Blend
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.stages import Stage, StagedBlend, last_piece
+from energon_lite.order.stages import StagedBlend, last_position
+from energon_lite.order.stages import WeightStage as Stage
 
 RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))
 
@@ -173,7 +174,7 @@ def test_the_future_does_not_change_the_past(
     ]
     tail = [s if any(s.weights) and any(s.last or [1]) else Stage(s.start, (1.0,) * leaves) for s in tail]
     tail[-1] = Stage(tail[-1].start, tail[-1].weights)
-    same = np.arange(last_piece(cut))
+    same = np.arange(last_position(cut))
     for one, other in zip(
         StagedBlend(stages, key=6).lookup(same), StagedBlend((*stages[:keep], *tail), key=6).lookup(same), strict=True
     ):

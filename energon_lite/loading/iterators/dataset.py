@@ -17,7 +17,7 @@ from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.pipeline import Pipeline
 from energon_lite.order.rebase import Rebase
-from energon_lite.order.stages import Stage
+from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Moved", "SavableDataset"]
@@ -69,7 +69,7 @@ class SavableDataset:
     seed: int
     loop_length: int = 0
     repetitions: tuple[float, ...] | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[WeightStage, ...] = ()
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
