@@ -13,6 +13,7 @@ from energon_lite.hooks.hooks import (
     hooks_of,
     is_overridden,
     own_hooks,
+    returns_its_argument,
     seeded_hooks,
 )
 from energon_lite.hooks.stateless import stateless
@@ -34,6 +35,7 @@ __all__ = [
     "is_overridden",
     "lending",
     "own_hooks",
+    "returns_its_argument",
     "running_context",
     "seeded_hooks",
     "stateless",

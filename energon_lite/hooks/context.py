@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from functools import lru_cache
+
+from typing_extensions import Self
 
 from energon_lite.errors import UsageError
-from energon_lite.hooks.global_generators import lend
+from energon_lite.hooks.global_generators import LendingScope, lend
 from energon_lite.hooks.randomness import HookGenerator
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import hash_ints, mix64
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
+
+#: What the origins of many samples begin with is hashed once.
+_hash_of_beginning = lru_cache(maxsize=256)(hash_ints)
 
 
 class HookContext:
     """What a running hook can ask about where it is: indices and its own randomness.
+
+    Hooks run while it is entered. It goes with the work: :meth:`move` takes it from one sample (or batch) to the next.
 
     Args:
         origin: integers that tell this sample (or batch) from all others: the seed of the run, the leaf, the epoch,
@@ -22,21 +32,39 @@ class HookContext:
         batch_index: number of the micro-batch in its pass, counted over all ranks.
     """
 
-    __slots__ = ("_loan", "_origin", "_rng", "_seed", "batch_index", "sample_index")
+    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_token", "batch_index", "sample_index")
 
     def __init__(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None):
+        self._lent: LendingScope | None = None
+        self.move(*origin, sample_index=sample_index, batch_index=batch_index)
+
+    def move(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None) -> Self:
+        """Be at another sample (or batch) from now on."""
+        if self._lent is not None:
+            lent, self._lent = self._lent, None
+            lent.take_back()
         self._origin = origin
-        self.sample_index = sample_index
-        self.batch_index = batch_index
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
-        self._loan: lend | None = None
+        self.sample_index, self.batch_index = sample_index, batch_index
+        return self
+
+    def __enter__(self) -> Self:
+        self._token: Token[HookContext | None] = _context.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _context.reset(self._token)
+        if self._lent is not None:
+            lent, self._lent = self._lent, None
+            lent.take_back()
 
     @property
     def seed(self) -> int:
         """64 bits."""
         if self._seed is None:
-            self._seed = hash_ints(*self._origin)
+            *beginning, last = self._origin
+            self._seed = mix64(_hash_of_beginning(*beginning) ^ mix64(last))  # hash_ints(*self._origin)
         return self._seed
 
     @property
@@ -48,45 +76,27 @@ class HookContext:
 
     def seed_globals(self) -> None:
         """Seed Python's, numpy's and torch's global generators, once; they go on from there, as ``rng`` does."""
-        if self._loan is None:
-            self._loan = lend(self.seed)
-
-    def end(self) -> None:
-        """Put back the global generators, if they were seeded."""
-        if self._loan is not None:
-            loan, self._loan = self._loan, None
-            loan.end()
+        if self._lent is None:
+            self._lent = lend(self.seed)
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
 
 
-class hook_context:
-    """Run hooks as the loader does; tests of task encoders may use it too.
+@contextmanager
+def hook_context(context: HookContext) -> Iterator[HookContext]:
+    """Run hooks as the loader does, in tests of task encoders.
 
     Args:
-        context: where they are.
-        seeds: seed the global generators at once; else whoever runs the hooks does so before the first that may draw.
+        context: where they are. The global generators are seeded at once.
 
     Example:
         >>> with hook_context(HookContext(1)):
         ...     encoded = encoder.encode_sample(sample)
     """
-
-    __slots__ = ("_context", "_seeds", "_token")
-
-    def __init__(self, context: HookContext, *, seeds: bool = True):
-        self._context, self._seeds = context, seeds
-
-    def __enter__(self) -> HookContext:
-        self._token = _context.set(self._context)
-        if self._seeds:
-            self._context.seed_globals()
-        return self._context
-
-    def __exit__(self, *_: object) -> None:
-        _context.reset(self._token)
-        self._context.end()
+    with context:
+        context.seed_globals()
+        yield context
 
 
 def current_context(what: str) -> HookContext:
@@ -104,6 +114,5 @@ def current_context(what: str) -> HookContext:
     return context
 
 
-def running_context() -> HookContext | None:
-    """The running hook's context, or None outside of a loader."""
-    return _context.get()
+#: The running hook's context, or None outside of a loader.
+running_context = _context.get

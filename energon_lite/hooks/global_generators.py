@@ -15,10 +15,14 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 __all__ = ["LendingScope", "lend", "lending"]
 
 T = TypeVar("T")
+
+#: ``numpy.random``, whose types do not know that bits can be exchanged.
+_numpys: Any = np.random
 
 
 class LendingScope:
@@ -32,10 +36,10 @@ class LendingScope:
         ...         pipeline.run(job)  # each hook draws numbers of its own, whose states nobody needs
     """
 
-    __slots__ = ("_lock", "_saved", "_token", "busy")
+    __slots__ = ("_lock", "_of_one_hook", "_saved", "_token", "busy")
 
-    def __init__(self) -> None:
-        self.busy = False  # a hook has them now
+    def __init__(self, *, of_one_hook: bool = False) -> None:
+        self.busy = self._of_one_hook = of_one_hook  # busy: a hook has them now
         self._lock: Any = None
         self._saved: tuple[Any, Any, Any] | None = None
 
@@ -73,7 +77,18 @@ class LendingScope:
                 if held:
                     self._lock.release()
                 raise
-        _seed(seed)
+            _numpys.set_bit_generator(_spare_bits.pop() if _spare_bits else np.random.MT19937(0))
+        random.seed(seed)
+        # Each takes 32 bits, and of equal ones numpy and torch would make the same numbers.
+        np.random.seed(seed >> 32)
+        # Not torch.manual_seed: that would also touch the generators of the GPUs.
+        torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
+
+    def take_back(self) -> None:
+        """The hook that they were lent to is done."""
+        self.busy = False
+        if self._of_one_hook:
+            self.__exit__()
 
 
 def lending(values: Iterator[T]) -> Iterator[T]:
@@ -100,51 +115,45 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class lend:
-    """Have the global generators seeded from now on; :meth:`end` puts back what was there.
+def lend(seed: int) -> LendingScope:
+    """Seed the global generators for a hook; :meth:`LendingScope.take_back` of what is returned ends that.
 
     Args:
         seed: 64 bits.
     """
+    scope = _scope.get()
+    if scope is None or scope.busy:  # a hook of the scope may run a loader of its own: it is a caller, too
+        scope = LendingScope(of_one_hook=True).__enter__()
+    scope.busy = True
+    try:
+        scope.seed(seed)
+    except BaseException:
+        scope.take_back()
+        raise
+    return scope
 
-    __slots__ = ("_own", "_scope")
 
-    def __init__(self, seed: int):
-        scope = _scope.get()
-        self._own = scope is None or scope.busy  # a hook of the scope may run a loader of its own: it is a caller, too
-        self._scope = LendingScope().__enter__() if scope is None or scope.busy else scope
-        self._scope.busy = True
-        try:
-            self._scope.seed(seed)
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        self._scope.busy = False
-        if self._own:
-            self._scope.__exit__()
+#: For hooks to draw from through ``numpy.random``: to change places with the caller's takes less time than to copy it.
+_spare_bits: list[np.random.MT19937] = []
 
 
 def _states() -> tuple[Any, Any, Any]:
-    import torch
-
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # Half a pair of normal numbers may be left, which does not belong to the bits.
+    numpys = np.random.get_state(legacy=False)
+    return (
+        random.getstate(),
+        (_numpys.get_bit_generator(), numpys["has_gauss"], numpys["gauss"]),
+        torch.get_rng_state(),
+    )
 
 
 def _restore(states: tuple[Any, Any, Any]) -> None:
-    import torch
-
     random.setstate(states[0])
-    np.random.set_state(states[1])
+    bits, has_gauss, gauss = states[1]
+    lent = _numpys.get_bit_generator()
+    _numpys.set_bit_generator(bits)
+    if lent is not bits and type(lent) is np.random.MT19937 and not _spare_bits:
+        _spare_bits.append(lent)
+    if has_gauss:
+        np.random.set_state(np.random.get_state(legacy=False) | {"has_gauss": has_gauss, "gauss": gauss})
     torch.set_rng_state(states[2])
-
-
-def _seed(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    # Each takes 32 bits, and of equal ones numpy and torch would make the same numbers.
-    np.random.seed(seed >> 32)
-    # Not torch.manual_seed: that would also touch the generators of the GPUs.
-    torch.default_generator.manual_seed(seed & 0xFFFFFFFF)

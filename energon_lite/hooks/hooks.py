@@ -19,6 +19,7 @@ __all__ = [
     "is_generator",
     "is_overridden",
     "own_hooks",
+    "returns_its_argument",
     "seeded_hooks",
 ]
 
@@ -105,6 +106,12 @@ def is_overridden(encoder: TaskEncoder, name: str) -> bool:
     """Whether a hook is the user's own."""
     own = getattr(type(encoder), name, None)
     return own not in (getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None))
+
+
+def returns_its_argument(encoder: TaskEncoder, name: str) -> bool:
+    """Whether a hook is the default ``encode_sample`` or ``encode_batch``, and leaves what it gets as it is."""
+    made = {"encode_sample": "encoded_sample_type", "encode_batch": "batch_type"}.get(name)
+    return made is not None and not is_overridden(encoder, name) and getattr(encoder, made, None) is None
 
 
 def own_hooks(encoder: TaskEncoder) -> frozenset[str]:

@@ -13,7 +13,7 @@ from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.iterators.lane_prefetcher import InlineChunks, PooledChunks
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.pipeline import Pipeline
-from energon_lite.loading.makers.stage_timer import time_stages
+from energon_lite.loading.makers.stage_timer import StageTimer
 
 __all__ = ["ExecutorHandle"]
 
@@ -30,12 +30,12 @@ class ExecutorHandle:
         UsageError: threads cannot do what the hooks ask for.
     """
 
-    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions):
+    def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
         self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
         if not num_workers and options.trace:
-            time_stages(pipeline)
+            pipeline.samples.observers += (StageTimer(pipeline.samples.leaves),)
         self._watchdog = OwnWatchdog(options)
         #: Entered while a batch is waited for: somebody has to watch this process where it does the work itself.
         self.watching: AbstractContextManager[Any] = nullcontext() if num_workers else self._watchdog

@@ -24,7 +24,7 @@ from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
-from energon_lite.loading.makers.pipeline import Pipeline, Result
+from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.trace_file import TraceFile
@@ -108,7 +108,7 @@ class DataLoader:
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
-        self._pipeline: Pipeline = dataset.pipeline()
+        self._pipeline = dataset.pipeline()
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )

@@ -33,7 +33,7 @@ from energon_lite import (
 from energon_lite.cli.main import main
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import index_places
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -240,7 +240,7 @@ def test_commands_on_crude_data_with_bad_samples(crude: Path, monkeypatch: pytes
 def test_reading_twice_gives_the_same_thing(crude: Path) -> None:
     """11. What was taken out of a cache a second time came back in another form."""
     source = WebdatasetSource.open(crude, store=ShardStore(capacity=1))
-    first, second = PartColumns(source).sample(3), PartColumns(source).sample(3)
+    first, second = SampleReader(source).sample(3), SampleReader(source).sample(3)
     assert type(first) is type(second) and first == second
     assert list(first.parts) == ["txt", "json"]
     loader = _loader(crude, Cooks())

@@ -91,14 +91,14 @@ def test_other_names_for_the_configuration(shards: Path, prepare: Prepare, tools
 
 def test_raw_bytes(shards: Path, prepare: Prepare, tools: Any) -> None:
     prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    from energon_lite.storage.read.part_columns import PartColumns
+    from energon_lite.storage.read.sample_reader import SampleReader
     from energon_lite.storage.read.webdataset import WebdatasetSource
 
     source = WebdatasetSource.open(shards)
     theirs = tools.energon_samples(shards, "train", decode=False)
     assert len(source) == len(theirs)
     for number, sample in enumerate(theirs):
-        raw = PartColumns(source).sample(number)
+        raw = SampleReader(source).sample(number)
         assert raw.parts == {name: value for name, value in sample.items() if not name.startswith("__")}
         assert (raw.source.shard_name, raw.source.file_names) == sample["__sources__"][0]
 

@@ -18,6 +18,7 @@ from energon_lite.storage.index.columns import Column, column_folders, stored_co
 from energon_lite.storage.index.index_cache import find_or_make_index
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 VALUES = np.arange(10, dtype=np.int32) * 11
@@ -91,16 +92,9 @@ class TestReading:
         for skips in (None, "skip"):
             left = [n for n in chosen[start:stop] if n not in excluded and not (skips and n in skipped)]
             index, path = find_or_make_index(str(ten), read_info(str(ten)))
-            source = WebdatasetSource(
-                index,
-                path=str(ten),
-                index_path=path,
-                shards=order[:count],
-                excluded=np.array([place for place, n in enumerate(chosen) if n in excluded], dtype=np.int64),
-                split_part="",
-                span=(start, stop),
-                skips=skips,
-            )
+            out = np.array([place for place, n in enumerate(chosen) if n in excluded], dtype=np.int64)
+            choice = SampleChoice(index, str(ten), order[:count], out, (start, stop), skips)
+            source = WebdatasetSource(choice, index_path=path)
             assert [int(source.key(number)) for number in range(len(source))] == left
             column = source.column("length")
             assert [value // 11 for value in column] == left

@@ -14,7 +14,7 @@ from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatEr
 from energon_lite.storage.index import index_cache
 from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -32,7 +32,7 @@ def foreign(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def last_key(path: Path) -> str:
     source = WebdatasetSource.open(path)
-    return PartColumns(source).sample(len(source) - 1).key
+    return SampleReader(source).sample(len(source) - 1).key
 
 
 def test_is_made_beside_the_data_once(foreign: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

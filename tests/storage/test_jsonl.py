@@ -19,7 +19,7 @@ from energon_lite.storage.index import jsonl
 from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.index.jsonl import scan_jsonl, write_line_index
 from energon_lite.storage.prepare.prepare import prepare_jsonl
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 objects = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=40), max_size=3)
@@ -75,7 +75,7 @@ def test_the_index_is_the_one_that_energon_writes(tmp_path: Path, file: tuple[by
 def test_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}')
     source = WebdatasetSource.open(tmp_path / "x.jsonl")
-    assert [PartColumns(source).sample(number).parts for number in range(2)] == [
+    assert [SampleReader(source).sample(number).parts for number in range(2)] == [
         {"json": b'{"a": 1}'},
         {"json": b'{"a": 2}'},
     ]
@@ -93,12 +93,12 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def texts_of(path: Path) -> list[str]:
     source = WebdatasetSource.open(path)
-    return [json.loads(PartColumns(source).sample(number).parts["json"])["text"] for number in range(len(source))]
+    return [json.loads(SampleReader(source).sample(number).parts["json"])["text"] for number in range(len(source))]
 
 
 def test_opened_as_it_is(chats: Path) -> None:
     assert texts_of(chats) == [f"text {number}" for number in range(30)]
-    sample = PartColumns(WebdatasetSource.open(chats)).sample(7)
+    sample = SampleReader(WebdatasetSource.open(chats)).sample(7)
     assert sample.key == "7" and astuple(sample.source) == (str(chats), 7, "chats.jsonl", ("7.json",))
     assert sorted(os.listdir(chats.parent)) == ["chats.jsonl", "chats.jsonl.energon_lite.idx"]
 
@@ -123,7 +123,7 @@ def test_a_file_that_changes_while_it_is_in_use(chats: Path) -> None:
     source = WebdatasetSource.open(chats)
     chats.write_text('{"text": "short"}\n')
     with pytest.raises(ShardChangedError, match="changed since it was indexed"):
-        PartColumns(source).sample(29)
+        SampleReader(source).sample(29)
 
 
 def test_a_folder_that_cannot_be_written(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

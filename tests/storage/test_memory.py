@@ -19,8 +19,8 @@ from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import column_path
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.sample_choice import SampleChoice
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
 
@@ -45,7 +45,7 @@ def test_four_workers_read_everything(
     source = WebdatasetSource.open(tmp_path / "d", excluded_samples=excluded)
 
     def read() -> bool:
-        reader = PartColumns(source)
+        reader = SampleReader(source)
         return all(len(reader.sample(number).parts) == 1 for number in range(len(source)))
 
     assert len(source) == 999 * shards

@@ -26,7 +26,7 @@ from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare import prepare
 from energon_lite.storage.prepare.dataset_scan import find_shards
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
 
@@ -237,7 +237,7 @@ class TestWarnings:
         assert "no index.sqlite: key '0' appears twice, in a.tar and b.tar" in report.warnings[-1]
         assert "index.sqlite" not in meta(tmp_path / "d")
         source = WebdatasetSource.open(tmp_path / "d")
-        assert [PartColumns(source).sample(i).parts["txt"] for i in (0, 2)] == [b"in a", b"in b"]
+        assert [SampleReader(source).sample(i).parts["txt"] for i in (0, 2)] == [b"in a", b"in b"]
 
     def test_parts_that_do_not_stand_together(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
         make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])

@@ -23,7 +23,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import shard_scans
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.prepare.shard_scans import scan_files
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
@@ -175,7 +175,7 @@ class TestWhatIsKnown:
         scanned.clear()
         prepare(ten)
         assert scanned == ["b.tar"]
-        assert PartColumns(WebdatasetSource.open(ten)).sample(4).key == keys[0]
+        assert SampleReader(WebdatasetSource.open(ten)).sample(4).key == keys[0]
 
     @pytest.mark.parametrize(
         "damage",

@@ -26,8 +26,8 @@ from energon_lite.storage.files import remote_files
 from energon_lite.storage.files.remote_files import is_remote, read_range
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.remote import local_meta, shard_sizes
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 URL = "memory://bucket/ten"
@@ -59,10 +59,10 @@ def test_the_samples_are_those_of_the_local_folder(upload: object, ten: Path) ->
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL)
     assert there.fingerprint == local.fingerprint
     for index in range(10):
-        one, other = PartColumns(there).sample(index), PartColumns(local).sample(index)
+        one, other = SampleReader(there).sample(index), SampleReader(local).sample(index)
         assert (one.key, one.parts) == (other.key, other.parts)
         assert one.source.dataset_path == URL and one.source.shard_name == other.source.shard_name
-    assert PartColumns(pickle.loads(pickle.dumps(there))).sample(3).parts == PartColumns(local).sample(3).parts
+    assert SampleReader(pickle.loads(pickle.dumps(there))).sample(3).parts == SampleReader(local).sample(3).parts
 
 
 def test_small_files_are_copied_when_they_change(
@@ -100,7 +100,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
     data = memory.cat_file("/bucket/ten/b.tar")
     memory.pipe_file("/bucket/ten/b.tar", b"x" + data[1:])
     with pytest.raises(ShardChangedError, match="same size, other contents"):
-        PartColumns(source).sample(4)
+        SampleReader(source).sample(4)
     memory.pipe_file("/bucket/ten/b.tar", data[:-1])
     with pytest.raises(ShardChangedError, match=f"{len(data) - 1} bytes instead of {len(data)}"):
         WebdatasetSource.open(URL)
@@ -108,7 +108,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
     with pytest.raises(MissingShardError, match=r"b\.tar"):
         WebdatasetSource.open(URL)
     with pytest.raises(MissingShardError, match=r"b\.tar"):
-        PartColumns(source).sample(5)
+        SampleReader(source).sample(5)
 
 
 def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_store_that_answers_with_other_bytes(
     refused = 0
     for index in range(10):
         try:
-            assert PartColumns(there).sample(index).parts == PartColumns(local).sample(index).parts
+            assert SampleReader(there).sample(index).parts == SampleReader(local).sample(index).parts
         except DatasetError as error:
             refused += 1
             assert "bytes were answered instead of the " in str(error)
@@ -235,13 +235,13 @@ def serve(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(serve(Ranges), shards=["a.tar", "b.tar"])
-    assert [PartColumns(there).sample(n).parts for n in range(7)] == [
-        PartColumns(local).sample(n).parts for n in range(7)
+    assert [SampleReader(there).sample(n).parts for n in range(7)] == [
+        SampleReader(local).sample(n).parts for n in range(7)
     ]
     (ten / "b.tar").unlink()
     there.store.close()
     with pytest.raises(MissingShardError, match=r"b\.tar"):
-        PartColumns(there).sample(5)
+        SampleReader(there).sample(5)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
 def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], handler: type, reason: str) -> None:
     source = WebdatasetSource.open(serve(handler), shards=["a.tar"], store=ShardStore())
     with pytest.raises(FatalStorageError, match=reason) as caught:
-        PartColumns(source).sample(0)
+        SampleReader(source).sample(0)
     assert "a.tar" in str(caught.value) and "nginx" in str(caught.value)
 
 

@@ -17,10 +17,10 @@ from energon_lite.errors import ShardChangedError, UsageError
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import range_cache, run_reader
-from energon_lite.storage.read.part_columns import PartColumns, fetch_samples
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.run_reader import RunReader, read_in_runs
+from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -46,10 +46,10 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def test_a_run_is_one_request(source: WebdatasetSource, requests: list[tuple[str, int, int]]) -> None:
-    plain = [PartColumns(source).sample(index).parts for index in range(10)]
+    plain = [SampleReader(source).sample(index).parts for index in range(10)]
     requests.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
-    reader = PartColumns(source)
+    reader = SampleReader(source)
     assert [reader.sample(index).parts for index in (2, 0, 3, 1)] == [plain[index] for index in (2, 0, 3, 1)]
     # From the first payload (512) to the end of the last (each sample: two members of 1,024 bytes).
     assert requests == [("a.tar", 512, 7 * 1024 + 1)]
@@ -69,11 +69,11 @@ def test_only_wanted_parts_are_fetched(
     source = WebdatasetSource.open(tmp_path / "d")
     read_in_runs([source], ReadAhead(), run=2, window=2)
     requests.clear()
-    assert [PartColumns(source, frozenset(["json", "txt"])).sample(index).parts for index in (1, 0)] == [
+    assert [SampleReader(source, frozenset(["json", "txt"])).sample(index).parts for index in (1, 0)] == [
         {"json": b"{}", "txt": b""}
     ] * 2
     assert [size for _, _, size in requests] == [2, 2]
-    assert PartColumns(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
+    assert SampleReader(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
 
 
 @settings(max_examples=examples(30))
@@ -98,12 +98,12 @@ def test_the_same_bytes(
     by_columns: bool,
 ) -> None:
     source.read_ahead = source.runs = None
-    plain = [PartColumns(source).sample(index) for index in range(10)]
+    plain = [SampleReader(source).sample(index) for index in range(10)]
     place = None if folder is None else str(tmp_path / f"cache-{folder}")
     old, run_reader._LARGEST = run_reader._LARGEST, largest
     try:
         source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
-        reader = PartColumns(source)
+        reader = SampleReader(source)
         for start in range(0, len(order), jobs):
             job = order[start : start + jobs]
             fetch_samples((reader, index) for index in job)
@@ -129,7 +129,7 @@ def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, m
     monkeypatch.setattr(ShardStore, "read", waiting)
     monkeypatch.setattr(range_cache, "_shared", {})
     source.read_ahead = ReadAhead(requests=3)
-    reader = PartColumns(source)
+    reader = SampleReader(source)
     fetch_samples((reader, index) for index in (0, 5, 9))  # hangs if they came one after the other
     assert [reader.sample(index).parts["txt"] for index in (0, 5, 9)] == [b"text 0", b"text 5", b"text 9"]
 
@@ -206,11 +206,11 @@ def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource
     range_cache._shared.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
     again = pickle.loads(pickle.dumps(source))
-    assert again.runs == Runs(4) and PartColumns(again).sample(9).parts == PartColumns(source).sample(9).parts
+    assert again.runs == Runs(4) and SampleReader(again).sample(9).parts == SampleReader(source).sample(9).parts
     source.store.close()
     path = ten / "a.tar"
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    fetch_samples((PartColumns(source), index) for index in (0, 5))
-    assert PartColumns(source).sample(5).parts["cls"] == b"5"
+    fetch_samples((SampleReader(source), index) for index in (0, 5))
+    assert SampleReader(source).sample(5).parts["cls"] == b"5"
     with pytest.raises(ShardChangedError, match=r"a\.tar"):
-        PartColumns(source).sample(0)
+        SampleReader(source).sample(0)

@@ -26,7 +26,7 @@ from energon_lite.errors import (
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -37,35 +37,35 @@ def data(ten: Path) -> Path:
 
 
 def keys(source: WebdatasetSource) -> str:
-    return "".join(PartColumns(source).sample(i).key for i in range(len(source)))
+    return "".join(SampleReader(source).sample(i).key for i in range(len(source)))
 
 
 def test_samples_by_number(data: Path) -> None:
     source = WebdatasetSource.open(data)
     assert keys(source) == "0123456789" == "".join(source.key(i) for i in range(10))
-    raw = PartColumns(source).sample(4)
+    raw = SampleReader(source).sample(4)
     assert raw.parts == {"txt": b"text 4", "cls": b"4"}
     assert raw.source.shard_name == "b.tar" and raw.source.file_names == ("4.txt", "4.cls")
     assert raw.source.index == 4 and raw.source.dataset_path == str(data)
     for wrong in (-1, 10):
         with pytest.raises(IndexError, match=f"{wrong} of 10"):
-            PartColumns(source).sample(wrong)
+            SampleReader(source).sample(wrong)
 
 
 def test_only_wanted_parts(data: Path) -> None:
     source = WebdatasetSource.open(data)
-    assert PartColumns(source, frozenset({"cls", "jpg"})).sample(4).parts == {"cls": b"4"}
-    assert PartColumns(source, frozenset({"cls"})).sample(4).source.file_names == ("4.cls",)
-    assert PartColumns(source, frozenset()).sample(4) == ("4", {}, PartColumns(source, frozenset()).sample(4).source)
+    assert SampleReader(source, frozenset({"cls", "jpg"})).sample(4).parts == {"cls": b"4"}
+    assert SampleReader(source, frozenset({"cls"})).sample(4).source.file_names == ("4.cls",)
+    assert SampleReader(source, frozenset()).sample(4) == ("4", {}, SampleReader(source, frozenset()).sample(4).source)
 
 
 def test_one_positioned_read_per_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = WebdatasetSource.open(data)
-    PartColumns(source).sample(0)
+    SampleReader(source).sample(0)
     reads = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: reads.append((offset, size)) or pread(fd, size, offset))
-    PartColumns(source).sample(1)
+    SampleReader(source).sample(1)
     assert reads == [(2048 + 512, 1024 + 1)]  # from the first payload to the end of the second, 1024 bytes later
 
 
@@ -75,7 +75,7 @@ def test_a_large_unwanted_part_is_not_read(
     make_tar("d/a.tar", [("0.json", b"{}"), ("0.mp4", b"v" * (3 << 20)), ("0.txt", b"end")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     source = WebdatasetSource.open(tmp_path / "d")
-    two, every = PartColumns(source, frozenset({"json", "txt"})), PartColumns(source)
+    two, every = SampleReader(source, frozenset({"json", "txt"})), SampleReader(source)
     assert every.sample(0).parts["mp4"] == b"v" * (3 << 20)
     sizes: list[int] = []
     pread = os.pread
@@ -88,7 +88,7 @@ def test_a_large_unwanted_part_is_not_read(
 def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("d/a.tar", [("0.txt", b"first"), ("0.txt", b"second")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-    assert PartColumns(WebdatasetSource.open(tmp_path / "d")).sample(0).parts == {"txt": b"second"}
+    assert SampleReader(WebdatasetSource.open(tmp_path / "d")).sample(0).parts == {"txt": b"second"}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_subset_counts_excluded_samples(ten: Path, excluded: set[int], order: 
     assert source.fingerprint == pickle.loads(pickle.dumps(source)).fingerprint
     for outside in (-1, len(expected)):
         with pytest.raises(IndexError):
-            PartColumns(source).sample(outside)
+            SampleReader(source).sample(outside)
 
 
 def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -245,9 +245,9 @@ class TestOpening:
     ) -> None:
         make_tar("ten/b.tar", [("other.txt", b"surprise")])
         source = WebdatasetSource.open(data)
-        assert PartColumns(source).sample(0).key == "0"
+        assert SampleReader(source).sample(0).key == "0"
         with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
-            PartColumns(source).sample(5)
+            SampleReader(source).sample(5)
 
     def test_an_unknown_shard(self, data: Path) -> None:
         with pytest.raises(
@@ -267,7 +267,7 @@ class TestOpening:
 class TestPickling:
     def test_is_small_and_shares_nothing_that_is_open(self, data: Path) -> None:
         source = WebdatasetSource.open(data)
-        PartColumns(source).sample(3)
+        SampleReader(source).sample(3)
         assert len(pickle.dumps(source)) < 768
 
     def test_in_another_process(self, data: Path, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ class TestPickling:
         (tmp_path / "source.pkl").write_bytes(pickle.dumps(source))
         program = (
             "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); "
-            "from energon_lite.storage.read.part_columns import PartColumns; r = PartColumns(s); "
+            "from energon_lite.storage.read.sample_reader import SampleReader; r = SampleReader(s); "
             "print(''.join(r.sample(i).key for i in range(len(s))), s.fingerprint)"
         )
         output = subprocess.run(
@@ -333,5 +333,5 @@ def test_ten_thousand_shards_open_fast(tmp_path: Path, make_tar: Callable[..., P
     source = WebdatasetSource.open(tmp_path / "d")
     assert len(source) == 80_000
     assert time.process_time() - start < 1.0  # about 0.1 s of work; waiting for other processes does not count
-    last = PartColumns(source).sample(79_999)
+    last = SampleReader(source).sample(79_999)
     assert last.key == "7" and last.source.shard_name == "09999.tar"

@@ -18,7 +18,8 @@ _numbers = itertools.count()
 
 
 def run_hooks(seeds: bool) -> None:
-    with hook_context(HookContext(1, 11, 99, 3, next(_numbers)), seeds=seeds):
+    context = HookContext(1, 11, 99, 3, next(_numbers))
+    with hook_context(context) if seeds else context:
         pass
 
 

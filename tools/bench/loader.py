@@ -5,6 +5,8 @@ tokens (npy, lengths lognormal, 16 to 2,048). mosaicml-streaming and litdata get
 is a fresh process that shuffles, makes batches of 32 and counts for some seconds; the libraries take turns. "raw" hands
 out bytes, "decoded" calls the same decoder in all of them (:mod:`loader_libraries`), "user" is raw with an
 ``encode_sample`` of the user's, "pure" with one that says it draws no random numbers, "fast" decodes with simplejpeg.
+"batch" is raw with a ``batch`` of the user's, "both" with an ``encode_sample`` and a ``batch``, "decoded-batch" decodes
+in ``batch`` (and "decoded" in ``encode_sample``); LitData does the same work in its own loop.
 
 "bound" is what one core can do: raw, a loop over slices of mapped shards in a random order; decoded, decoding and
 collating samples that are in memory. PSS is the memory of all processes, shared pages divided, when counting ends.
@@ -37,15 +39,21 @@ from typing import Any
 import numpy as np
 from common import machine, spread, table, write_shards
 
-CASES = ("image-raw", "image-user", "image-pure", "image-decoded", "image-fast", "tokens-raw", "tokens-decoded")
+CASES = (
+    *("image-raw", "image-user", "image-pure", "image-batch", "image-both"),
+    *("image-decoded", "image-decoded-batch", "image-fast"),
+    *("tokens-raw", "tokens-batch", "tokens-both", "tokens-decoded", "tokens-decoded-batch"),
+)
 OURS = ("bound", "energon_lite", "megatron_energon")
 PEERS = ("streaming", "litdata", "torchdata")
 #: Seconds for one figure, or for making the peers' formats.
 LIMIT = 300
-#: With whose bound a case is compared, if not with its own.
-BOUND = {"image-user": "image-raw", "image-pure": "image-raw", "image-fast": "image-decoded"}
 #: What only some of them do.
 ONLY = {
+    **dict.fromkeys(
+        (f"{data}-{form}" for data in ("image", "tokens") for form in ("batch", "both", "decoded-batch")),
+        ("energon_lite", "litdata"),
+    ),
     "image-user": ("energon_lite", "megatron_energon"),
     "image-pure": ("energon_lite", "megatron_energon"),
     "image-fast": ("energon_lite",),
@@ -80,12 +88,7 @@ def compare(case: str, folder: str, peers: str | None, runs: int, seconds: float
     found: dict[tuple[str, int], list[dict[str, float]]] = {setting: [] for setting in settings}
     for _ in range(runs):
         for name, workers in settings:
-            shown = (
-                case.replace("user", "raw").replace("pure", "raw").replace("fast", "decoded")
-                if name == "bound"
-                else case
-            )
-            what = {"library": name, "folder": folder, "case": shown, "workers": workers, "seconds": seconds}
+            what = {"library": name, "folder": folder, "case": case, "workers": workers, "seconds": seconds}
             interpreter = peers if peers and name in PEERS else sys.executable
             found[name, workers].append(ask(interpreter, what))
     bound = statistics.median(run["rate"] for run in found["bound", 0])

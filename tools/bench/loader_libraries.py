@@ -46,13 +46,17 @@ def decode_tokens(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.load(io.BytesIO(data)))
 
 
+def is_decoded(case: str) -> bool:
+    """Whether samples are decoded; else their bytes are handed out."""
+    return "decoded" in case or "fast" in case
+
+
 def finish(case: str, sample: dict[str, Any]) -> Any:
     """A sample as its batch needs it. (LitData hands out memoryviews, which workers could not send.)"""
-    if case == "image-raw":
-        return bytes(sample["jpg"]), bytes(sample["txt"])
-    if case == "image-decoded":
-        return decode_image(sample["jpg"]), bytes(sample["txt"])
-    return bytes(sample["npy"]) if case == "tokens-raw" else decode_tokens(sample["npy"])
+    decoded = is_decoded(case)
+    if case.startswith("image"):
+        return decode_image(sample["jpg"]) if decoded else bytes(sample["jpg"]), bytes(sample["txt"])
+    return decode_tokens(sample["npy"]) if decoded else bytes(sample["npy"])
 
 
 class Collate:
@@ -60,11 +64,11 @@ class Collate:
         self.case = case
 
     def __call__(self, samples: list[Any]) -> Any:
-        if self.case == "tokens-decoded":
+        if not is_decoded(self.case):
+            return samples
+        if self.case.startswith("tokens"):
             return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
-        if self.case == "image-decoded":
-            return torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]
-        return samples
+        return torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]
 
 
 class Finish:
@@ -107,6 +111,24 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
+    collate = Collate(case)
+
+    def finished(sample: Any) -> Any:
+        """What the peers do to a sample."""
+        parts = {"jpg": sample.image, "txt": sample.caption} if data == "image" else {"npy": sample.text}
+        return finish(case, parts)
+
+    class InBatch(Raw):
+        def batch(self, samples: list[Any]) -> Any:
+            return collate([finished(sample) for sample in samples])
+
+    class InBoth(Raw):
+        def encode_sample(self, sample: Any) -> Any:
+            return finished(sample)
+
+        def batch(self, samples: list[Any]) -> Any:
+            return collate(samples)
+
     class Images(Raw):
         def encode_sample(self, sample: Any) -> Any:
             decode = decode_image_quickly if form == "fast" else decode_image
@@ -129,6 +151,9 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         "raw": Raw,
         "user": User,
         "pure": Pure,
+        "batch": InBatch,
+        "both": InBoth,
+        "decoded-batch": InBatch,
         "fast": Images,
         "decoded": Images if data == "image" else Tokens,
     }
@@ -194,21 +219,21 @@ def bound(folder: Path, case: str, workers: int) -> Iterator[Any]:
     import mmap
     import random
 
-    data, _, form = case.partition("-")
+    data = case.partition("-")[0]
     maps, places = [], []
     for path in sorted((folder / data).glob("*.tar")):
         with path.open("rb") as file:
             maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         places += [(len(maps) - 1, *place) for place in json.loads(path.with_suffix(".places").read_text())]
     random.Random(0).shuffle(places)
-    names = ("jpg", "txt") if data == "image" else ("npy",)
+    names, raw = ("jpg", "txt") if data == "image" else ("npy",), not is_decoded(case)
     collate, keep = Collate(case), 1 << 62
-    if form != "raw":
+    if not raw:
         places, keep = places[:2000], 2000
-    ready = [] if form == "raw" else [_slices(maps, place, names) for place in places]
+    ready = [] if raw else [_slices(maps, place, names) for place in places]
     while True:
         for start in range(0, min(len(places), keep) - BATCH, BATCH):
-            if form == "raw":
+            if raw:
                 yield [_slices_raw(maps[shard], rest) for shard, *rest in places[start : start + BATCH]]
             else:
                 yield collate([finish(case, sample) for sample in ready[start : start + BATCH]])

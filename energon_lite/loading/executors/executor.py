@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from energon_lite.hooks import LendingScope
-from energon_lite.loading.makers.pipeline import Job, Pipeline, Result
+from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.makers.sample_maker import SampleMaker
 
-__all__ = ["Executor", "InlineExecutor", "Load"]
+__all__ = ["Executor", "InlineExecutor", "JobRunner", "Load"]
+
+
+class JobRunner(Protocol):
+    """What makes something of a job: a batch, the batches of a chunk, or lengths.
+
+    Attributes:
+        samples: makes the samples.
+    """
+
+    samples: SampleMaker
+
+    def run(self, job: Any) -> Result:
+        """The result of a job; pure, so that it can be run by anybody, and again."""
 
 
 class Load(NamedTuple):
@@ -49,7 +64,7 @@ class Executor(Protocol):
 class InlineExecutor:
     """Runs each job in this process, when its result is asked for."""
 
-    def __init__(self, pipeline: Pipeline):
+    def __init__(self, pipeline: JobRunner):
         self._pipeline = pipeline
         self._jobs: dict[int, Job] = {}
         self._tickets = 0

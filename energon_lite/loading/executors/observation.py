@@ -14,13 +14,12 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Sequence
 
 from energon_lite.loading.executors.segments import MemoryFiles
-from energon_lite.loading.makers.pipeline import Pipeline
+from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["Notes", "observed"]
+__all__ = ["Notes"]
 
 #: Seconds that a worker has to write its stack, and between two looks at whether it has.
 _PATIENCE, _LOOK = 1.0, 0.01
@@ -29,7 +28,12 @@ _NOTE, _STACK = 512, 16 << 10
 
 
 class Notes:
-    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` there is none, and no notes."""
+    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` there is none, and no notes.
+
+    As an observer of a pipeline it notes each step, sample by sample.
+    """
+
+    sees_samples = True
 
     def __init__(self) -> None:
         self._memory = MemoryFiles(2)
@@ -46,7 +50,7 @@ class Notes:
 
     # -- in the worker --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def install(self) -> None:
         """From now on a SIGUSR1 has the stacks of all threads written down."""
         if self._descriptors is None:
             return
@@ -54,8 +58,16 @@ class Notes:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
         os.pwrite(steps, struct.pack("<d", time.monotonic()), _NOTE)
 
-    def note(self, step: str) -> None:
-        """This is about to be done."""
+    def begin(self) -> None:
+        self._note("")
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        self._note(f"{stage} of {key}" + ("" if leaf == "*" else f" of {leaf}"))
+
+    def end(self, addresses: Sequence[Address | None]) -> None:
+        pass
+
+    def _note(self, step: str) -> None:
         if self._descriptors is not None:
             os.pwrite(self._descriptors[1], step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
 
@@ -93,28 +105,3 @@ class Notes:
             if size and size == before:
                 return os.pread(stacks, _STACK, 0).decode("utf-8", "replace").rstrip()
         return "(it does not answer: it is stopped, or waits for the system)"
-
-
-@contextlib.contextmanager
-def observed(pipeline: Pipeline, notes: Notes, wanted: bool) -> Iterator[None]:
-    """Have each step of a pipeline noted before it is taken, sample by sample; nothing at all if not ``wanted``."""
-    if not wanted:
-        yield
-        return
-    guarded: Callable[..., Any] = pipeline._guarded
-
-    def noting(stage: str, leaf: str, key: str, *rest: Any) -> Any:
-        notes.note(f"{stage} of {key}" + ("" if leaf == "*" else f" of {leaf}"))
-        return guarded(stage, leaf, key, *rest)
-
-    before: dict[str, Any] = {
-        name: pipeline.__dict__[name] for name in ("_guarded", "_columns") if name in pipeline.__dict__
-    }
-    pipeline.__dict__.update({"_guarded": noting, "_columns": None})
-    notes.note("")
-    try:
-        yield
-    finally:
-        for name in ("_guarded", "_columns"):
-            del pipeline.__dict__[name]
-        pipeline.__dict__.update(before)

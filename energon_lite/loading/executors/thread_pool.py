@@ -17,31 +17,32 @@ from dataclasses import replace
 from typing import Any
 
 from energon_lite.errors import UsageError, WorkerError
-from energon_lite.loading.executors.executor import Load
+from energon_lite.loading.executors.executor import JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
-from energon_lite.loading.makers.pipeline import Job, Pipeline, Result
-from energon_lite.loading.makers.stage_timer import time_stages
+from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.makers.stage_timer import StageTimer
 
 __all__ = ["ThreadPool", "check_threads"]
 
 logger = logging.getLogger(__name__)
 
 
-def check_threads(pipeline: Pipeline) -> None:
+def check_threads(pipeline: JobRunner) -> None:
     """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
 
     Raises:
         UsageError: they cannot.
     """
-    if pipeline.seeded_hooks:
+    if pipeline.samples.seeded_hooks:
         logger.warning(
             "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
             "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
             "that do not draw from them @stateless(restore_seeds=False), or use processes.",
-            ", ".join(sorted(pipeline.seeded_hooks)),
-            type(pipeline.encoder).__name__,
+            ", ".join(sorted(pipeline.samples.seeded_hooks)),
+            type(pipeline.samples.encoder).__name__,
         )
-    if any(leaf.source.read_ahead is not None for leaf in pipeline.leaves):
+    if any(leaf.source.read_ahead is not None for leaf in pipeline.samples.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
 
 
@@ -54,7 +55,7 @@ class ThreadPool:
         options: how they are watched and bounded.
     """
 
-    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions):
+    def __init__(self, pipeline: JobRunner, num_workers: int, options: PoolOptions):
         self._options = options
         self._changed = threading.Condition()
         self._tickets = 0
@@ -131,10 +132,10 @@ class ThreadPool:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _work(self, pipeline: Pipeline) -> None:
+    def _work(self, pipeline: JobRunner) -> None:
         """The body of a thread."""
         if self._options.trace:
-            time_stages(pipeline)
+            pipeline.samples.observers = (StageTimer(pipeline.samples.leaves),)
         while True:
             with self._changed:
                 while not self._closed and not (self._waiting and self._has_room(self._waiting[0][0])):
@@ -175,11 +176,11 @@ class ThreadPool:
         logger.warning("%s; still waiting%s", what, stack)
 
 
-def _own(pipeline: Pipeline) -> Pipeline:
+def _own(pipeline: JobRunner) -> JobRunner:
     """A pipeline for one thread: open files, and what is planned per leaf, are not shared."""
     own = copy.copy(pipeline)
-    own.__dict__.pop("_columns", None)
-    own.leaves = tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in pipeline.leaves)
+    own.samples = copy.copy(pipeline.samples)
+    own.samples.leaves = tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in pipeline.samples.leaves)
     return own
 
 

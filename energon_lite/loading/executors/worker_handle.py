@@ -17,12 +17,12 @@ from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import fork_server
+from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.parent_watch import can_kernel_watch
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_process import STOP_SIGNALS, serve
-from energon_lite.loading.makers.pipeline import Pipeline
 
 __all__ = ["WorkerHandle", "end_workers"]
 
@@ -54,7 +54,7 @@ class WorkerHandle:
         since: when it began the oldest of them, or later.
     """
 
-    def __init__(self, context: BaseContext, number: int, pipeline: Pipeline, *, segments: int, trace: bool):
+    def __init__(self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool):
         self.number, self.notes = number, Notes()
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)

@@ -17,11 +17,12 @@ from collections import deque
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError
-from energon_lite.loading.executors.executor import Load
+from energon_lite.loading.executors.executor import JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
 from energon_lite.loading.executors.transport import pack
 from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers
-from energon_lite.loading.makers.pipeline import Job, Pipeline, Result
+from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import note_transfer
 
 __all__ = ["WorkerPool"]
@@ -55,7 +56,7 @@ class WorkerPool:
         options: how they are started, watched and bounded; None: the defaults.
     """
 
-    def __init__(self, pipeline: Pipeline, num_workers: int, options: PoolOptions | None = None):
+    def __init__(self, pipeline: JobRunner, num_workers: int, options: PoolOptions | None = None):
         self._pipeline, self._options = pipeline, options or PoolOptions()
         self._sizes: dict[int, int] = {}  # of results that wait for their turn
         self._largest = 0
@@ -298,7 +299,7 @@ class WorkerPool:
         self._start(worker.number)
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
-        names = [f"{self._pipeline.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
+        names = [f"{self._pipeline.samples.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         step = worker.notes.last_step()
         return WorkerError(

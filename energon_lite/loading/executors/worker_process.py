@@ -13,22 +13,23 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
 from energon_lite.hooks import LendingScope
+from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.forked_streams import renew_streams
-from energon_lite.loading.executors.observation import Notes, observed
+from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.parent_watch import end_with_trainer
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, pack, receive, send
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
-from energon_lite.loading.makers.pipeline import Job, Pipeline
-from energon_lite.loading.makers.stage_timer import time_stages
+from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.makers.stage_timer import StageTimer
 
-__all__ = ["STOP_SIGNALS", "Request", "serve"]
+__all__ = ["STOP_SIGNALS", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +37,6 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds that answers wait for each other, at most.
 _TOGETHER = 1e-3
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the trainer sends.
-
-    Args:
-        jobs: to be run, each with its ticket.
-        released: segments that the trainer has no more use for.
-        observe: note each step before it is taken; a worker died, or hung, in this job before.
-    """
-
-    jobs: Sequence[tuple[int, Job]]
-    released: Sequence[int]
-    observe: bool = False
 
 
 #: A ticket, whether all went well, and what the result is made of, or the error.
@@ -61,7 +47,7 @@ def serve(
     connection: Connection,
     segments: Segments,
     notes: Notes,
-    pipeline: Pipeline,
+    pipeline: JobRunner,
     trainer: int,
     by_kernel: bool,
     inherited: Sequence[Channel | Connection],
@@ -87,22 +73,22 @@ def serve(
     for end in inherited:
         end.close()
     end_with_trainer(trainer, by_kernel=by_kernel)
-    notes.begin()
+    notes.install()
     import torch
 
     torch.set_num_threads(1)
-    if trace:
-        time_stages(pipeline)
+    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves),) if trace else ()
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
         while True:
-            fields, _ = receive(connection)
-            request = Request(*fields)
-            writer.release(request.released)
-            with observed(pipeline, notes, request.observe):
-                for message in _run(pipeline, request.jobs):
-                    send(connection, message, writer)
+            # Jobs with their tickets; segments that the trainer has no more use for; whether a worker died, or hung, in
+            # this job before: then each step is noted before it is taken.
+            (jobs, released, observe), _ = receive(connection)
+            writer.release(released)
+            pipeline.samples.observers = (*observers, notes) if observe else observers
+            for message in _run(pipeline, jobs):
+                send(connection, message, writer)
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or is gone
     except Exception:
@@ -114,7 +100,7 @@ def serve(
     os._exit(code)
 
 
-def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:
+def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:
     """Answers as they come; those that take next to no time together, since the trainer wakes up for each message."""
     answers: list[Answer] = []
     began = time.monotonic()
@@ -126,7 +112,7 @@ def _run(pipeline: Pipeline, jobs: Sequence[tuple[int, Job]]) -> Iterator[Messag
             answers, began = [], time.monotonic()
 
 
-def _answer(pipeline: Pipeline, ticket: int, job: Job) -> Answer:
+def _answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
     try:
         result = pipeline.run(job)
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)

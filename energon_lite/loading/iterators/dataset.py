@@ -13,7 +13,9 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import State, damaged, read_rebase
-from energon_lite.loading.makers.pipeline import Leaf, Pipeline
+from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.pipeline import Pipeline
 from energon_lite.order.rebase import Rebase
 from energon_lite.order.stages import Stage
 from energon_lite.worker_config import WorkerConfig
@@ -77,7 +79,7 @@ class SavableDataset:
         """Whether there is only one pass, which does not end."""
         return self.plan.order.bounds(0) is None
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline | ChunkPipeline:
         """What runs this data set's jobs."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, re
 from energon_lite.loading.iterators.state import State, damaged, make_state
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.token_chunks import TokenBundling, TokenChunkPipeline
+from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
 
 __all__ = ["LaneDataset"]
 
@@ -41,16 +41,16 @@ class LaneDataset(SavableDataset):
 
     def pipeline(self) -> ChunkPipeline:
         """What runs this data set's jobs."""
-        settings: dict[str, Any] = {
-            "seed": self.seed,
-            "batch_size": self.plan.batch_size,
-            "packing_buffer_size": self.plan.packing_buffer_size,
-            "keep_remainder": self.plan.keep_remainder,
-            "error_handler": self.worker_config.global_error_handler,
-        }
-        if self.bundling is not None:
-            return TokenChunkPipeline(self.leaves, self.task_encoder, bundling=self.bundling, **settings)
-        return ChunkPipeline(self.leaves, self.task_encoder, **settings)
+        return ChunkPipeline(
+            self.leaves,
+            self.task_encoder,
+            seed=self.seed,
+            batch_size=self.plan.batch_size,
+            packing_buffer_size=self.plan.packing_buffer_size,
+            keep_remainder=self.plan.keep_remainder,
+            error_handler=self.worker_config.global_error_handler,
+            bundler=None if self.bundling is None else BundlesByTokens(self.bundling, self.task_encoder),
+        )
 
     @cached_property
     def hooks(self) -> Hooks:

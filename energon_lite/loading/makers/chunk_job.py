@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.loading.makers.chunk_log import Origins, Reading
-from energon_lite.loading.makers.pipeline import Address, Outcome
+from energon_lite.loading.makers.outcomes import Address, Outcome
 from energon_lite.order.orders import Addresses
 
-__all__ = ["START", "Carried", "ChunkJob", "Item", "Made", "Place", "Tail"]
+__all__ = ["START", "Carried", "ChunkJob", "Item", "Made", "Origins", "Place", "Reading", "Tail"]
+
+#: Addresses of samples, as far as they are known.
+Origins = Sequence[Address | None]
+#: What has been read of a chunk: the first four numbers of a :class:`Place`.
+Reading = tuple[int, int, int, int]
 
 
 class Place(NamedTuple):
@@ -33,7 +37,7 @@ class Place(NamedTuple):
     sub: int = 0
 
     @property
-    def reading(self) -> tuple[int, int, int, int]:
+    def reading(self) -> Reading:
         """The part that tells what has been read."""
         return self[:4]
 
@@ -128,6 +132,11 @@ class ChunkJob:
     def addresses(self) -> Sequence[Address]:
         """``(leaf, index, epoch)`` of the samples."""
         return self.samples.rows()
+
+    @property
+    def carried_items(self) -> list[Item]:
+        """What it was handed."""
+        return [*self.carried.items] if isinstance(self.carried, Carried) else []
 
     @property
     def end(self) -> Reading:

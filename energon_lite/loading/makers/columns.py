@@ -1,188 +1,221 @@
-"""A whole micro-batch by columns, where no hook asks to see its samples one by one.
+"""The samples that one read brought: each becomes an object when it is asked for; or all of them become a batch, field
+by field, where no hook asks to see them one by one.
 
-What the per-sample path does sample by sample (read, decode, map to fields, collate) is done here field by field. The
-batch is the same. Anything out of the ordinary (a sample that fails, parts that differ from sample to sample) is
-answered with None, and the job takes the per-sample path, which knows how to tell, count and replace.
+Either way the values are the same. Anything out of the ordinary (a part that cannot be decoded, parts that differ from
+sample to sample) is answered with None, or left to :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`,
+which says what is wrong with which sample.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.collate import Padding, collate_entry
-from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
-from energon_lite.samples import BASE_FIELDS, Sample
-from energon_lite.storage.read.part_columns import Columns, PartColumns
+from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
+from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo
+from energon_lite.storage.read.sample_reader import Columns
+from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.source_list import SourceList
 
-__all__ = ["ColumnBatches", "LeafColumns", "columns_of", "has_default_hooks"]
+if TYPE_CHECKING:
+    from energon_lite.loading.makers.leaf import Leaf
+
+__all__ = ["LeafFields", "Rows", "batch_of_rows", "columns_of", "has_default_hooks"]
 
 
-class LeafColumns:
-    """The fields of many samples of one leaf. Make one with :meth:`plan`.
+class LeafFields:
+    """How the parts of a leaf's samples become their fields. Make one with :meth:`plan`.
 
     Attributes:
-        sample_type: what the samples would be.
-        path: of the data set.
-        labels: its subflavors.
-        absent: fields of the sample type that are left to their defaults.
-        reader: brings the bytes.
+        kind: what the samples are.
+        labels: subflavors, of which each sample has a copy.
+        parts: those that are needed.
+        steps: by part, what is done with its bytes (None: nothing), and the fields that it gives, with the accesses
+            into what it becomes (None: the whole).
+        absent: fields of a sample that are left to their defaults.
+        can_collate: a batch of such samples is just their fields, collated.
     """
 
-    def __init__(self, reader: PartColumns, loader: SampleLoader, fields: Sequence[tuple[str, Access]]):
-        assert loader.sample_type is not None
-        self.reader, self.sample_type = reader, loader.sample_type
-        self.path, self.labels = reader.source.path, dict(loader.subflavors)
-        given = {name for name, _ in fields} | set(BASE_FIELDS)
-        self.absent = [one for one in dataclasses.fields(self.sample_type) if one.name not in given]
-        self._parts = len({access.part for _, access in fields})
-        self._decoder, self._fields = loader.decoder, tuple(fields)
+    def __init__(self, kind: type[Sample], loader: SampleLoader, fields: Mapping[str, Access]):
+        self.kind, self.labels = kind, dict(loader.subflavors)
+        self.parts = frozenset(access.part for access in fields.values())
+        self.steps: dict[str, tuple[Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = {
+            part: (None if loader.decoder is None else loader.decoder.function(part), []) for part in self.parts
+        }
+        for name, access in fields.items():
+            self.steps[access.part][1].append((name, access if access.steps else None))
+        there = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        given = fields.keys() | set(BASE_FIELDS)
+        self.absent = [field for name, field in there.items() if name not in given]
+        is_plain = not hasattr(kind, "from_samples") and not hasattr(kind, "__post_init__")
+        self.can_collate = is_plain and given <= there.keys() and not any(map(_has_no_default, self.absent))
 
     @classmethod
-    def plan(cls, reader: PartColumns, loader: SampleLoader) -> LeafColumns | None:
-        """How a leaf's samples are read by columns; None: they have to be made one by one."""
+    def plan(cls, loader: SampleLoader) -> LeafFields | None:
+        """How it is done for a loader; None: code of the user's has a say in it, or it depends on the sample."""
         kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
-        if kind is None or field_map is None or loader.sample_loader is not None or not _is_plain(kind):
+        if kind is None or field_map is None or loader.sample_loader is not None:
             return None
         if decoder is not None and (type(decoder) is not SampleDecoder or decoder.handlers):
-            return None  # code of the user's, which may want to know which sample it works on
+            return None
         if any(len(accesses) != 1 for _, accesses in field_map.fields):
             return None
-        there = {field.name: field for field in dataclasses.fields(kind) if field.init}
-        given = {name for name, _ in field_map.fields} | set(BASE_FIELDS)
-        required = {name for name, field in there.items() if _has_no_default(field)}
-        if not given <= there.keys() or not required <= given:
-            return None
-        return cls(reader, loader, [(name, accesses[0]) for name, accesses in field_map.fields])
-
-    def read(self, indices: Sequence[int]) -> tuple[Columns, dict[str, list[Any]]] | None:
-        """Samples, and their fields; None: they are not alike."""
-        found = self.reader.read(indices)
-        if found is None or len(found.names) < self._parts:
-            return None
-        parts: dict[str, list[Any]] = dict(found.parts)
-        if self._decoder is not None:
-            for name, values in found.parts.items():
-                decode = self._decoder.function(name)
-                if decode is not None:
-                    parts[name] = [decode(value) for value in values]
-        fields = {}
-        for name, access in self._fields:
-            column = parts[access.part]
-            if access.steps:
-                column = [access.follow({access.part: value}) for value in column]
-            fields[name] = column
-        return found, fields
-
-    def subflavors(self) -> dict[str, Any]:
-        """A sample's own copy of the labels of its data set."""
-        return dict(self.labels)
+        return cls(kind, loader, {name: accesses[0] for name, accesses in field_map.fields})
 
 
-class ColumnBatches:
-    """Micro-batches of leaves that can all be read by columns.
+class Rows:
+    """Samples of one leaf, read together if that is possible.
 
     Args:
-        leaves: one per leaf of the data set; None for leaves that cannot.
-        padding: of the task encoder.
+        leaf: the data set.
+        indices: which of its samples.
     """
 
-    def __init__(self, leaves: Sequence[LeafColumns | None], padding: Padding = None):
-        self.leaves, self.padding = leaves, padding
+    def __init__(self, leaf: Leaf, indices: Sequence[int]):
+        self.leaf, self.indices = leaf, indices
+        self.columns: Columns | None = None
+        self._path = leaf.source.path
+        self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
 
-    def batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
-        """The batch of the samples at ``addresses``, as the default hooks make it; None: it cannot be made this way.
-
-        Args:
-            addresses: ``(leaf, index, epoch)``, at least one.
-            restore_key: of the batch.
-        """
+    def read(self) -> None:
+        """Read them, unless they are not alike, or something is wrong with any of them."""
         try:
-            return self._batch(addresses, restore_key)
+            self.columns = found = self.leaf.reader.read(self.indices)
         except Exception:
-            return None  # whatever it is, the per-sample path finds it again and says which sample it was
+            return  # it is found again where each sample is read by itself, and is told there
+        fields = self.leaf.fields
+        if fields is not None and found is not None and fields.parts.issubset(found.names):
+            self._steps = [(found.parts[part], *step) for part, step in fields.steps.items()]
 
-    def _batch(self, addresses: Sequence[tuple[int, ...]], restore_key: tuple[Any, ...]) -> Any | None:
-        numbers, indices = columns_of(addresses)
-        first = self.leaves[numbers[0]]
-        if first is None:
+    def raw(self, at: int) -> RawSample:
+        """One of them, as it is in its shard.
+
+        Raises:
+            DatasetError: it could not be read with the others, and neither by itself.
+        """
+        found = self.columns
+        if found is None:
+            return self.leaf.reader.sample(self.indices[at])
+        parts = {name: column[at] for name, column in found.parts.items()}
+        return RawSample(found.keys[at], parts, self._source(at, found))
+
+    def sample(self, at: int, restore_key: tuple[Any, ...]) -> Any | None:
+        """One of them as an object, decoded now; None: that takes a sample loader."""
+        if not self._steps:
             return None
-        if numbers.count(numbers[0]) == len(numbers):
-            found = first.read(indices)
-            if found is None:
-                return None
-            columns, fields = found
-            keys, sources = columns.keys, SourceList(first.path, indices, columns.shards, columns.keys, columns.names)
-            subflavors = [first.subflavors() for _ in keys] if first.labels else [{} for _ in keys]
-        else:
-            merged = self._merged(first.sample_type, numbers, indices)
-            if merged is None:
-                return None
-            keys, sources, fields, subflavors = merged
-        kind: Any = first.sample_type  # its fields hold columns here
-        entries = {name: collate_entry(name, column, self.padding) for name, column in fields.items()}
-        for field in first.absent:
-            entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], self.padding)
-        return kind(
-            __key__=keys,
-            __restore_key__=restore_key,
-            __subflavors__=subflavors,
-            __sources__=sources,
-            **entries,
+        fields, columns = self.leaf.fields, self.columns
+        assert fields is not None and columns is not None
+        given: dict[str, Any] = {
+            "__key__": columns.keys[at],
+            "__restore_key__": restore_key,
+            "__subflavors__": fields.labels.copy(),
+            "__sources__": (self._source(at, columns),),
+        }
+        try:
+            for column, decode, named in self._steps:
+                value = column[at] if decode is None else decode(column[at])
+                for name, access in named:
+                    given[name] = value if access is None else access.follow({access.part: value})
+            return fields.kind(**given)
+        except Exception:
+            return None  # the sample loader finds it again, and says what it is
+
+    def fields(self) -> dict[str, list[Any]]:
+        """Their fields, by name; none: they cannot be had this way."""
+        found: dict[str, list[Any]] = {}
+        for column, decode, named in self._steps:
+            values = column if decode is None else [decode(value) for value in column]
+            for name, access in named:
+                found[name] = values if access is None else [access.follow({access.part: value}) for value in values]
+        return found
+
+    def _source(self, at: int, found: Columns) -> SourceInfo:
+        key, names = found.keys[at], found.names
+        files = (f"{key}.{names[0]}",) if len(names) == 1 else tuple([f"{key}.{name}" for name in names])
+        return SourceInfo(
+            dataset_path=self._path, index=self.indices[at], shard_name=found.shards[at], file_names=files
         )
 
-    def _merged(
-        self, kind: type[Sample], numbers: Sequence[int], indices: Sequence[int]
-    ) -> tuple[list[str], SourceList, dict[str, list[Any]], list[dict[str, Any]]] | None:
-        """The samples of several leaves in the order of the batch."""
-        places: dict[int, list[int]] = {}
-        for place, number in enumerate(numbers):
-            places.setdefault(number, []).append(place)
-        order: list[int] = []  # where in the batch the samples go, leaf by leaf
-        keys, paths, shards, names = list[str](), list[str](), list[str](), list[tuple[str, ...]]()
-        fields: dict[str, list[Any]] = {}
-        subflavors: list[dict[str, Any]] = []
-        for number, mine in places.items():
-            leaf = self.leaves[number]
-            if leaf is None or leaf.sample_type is not kind:
-                return None
-            found = leaf.read([indices[place] for place in mine])
-            if found is None or (fields and found[1].keys() != fields.keys()):
-                return None
-            columns, values = found
-            order += mine
-            keys += columns.keys
-            shards += columns.shards
-            paths += [leaf.path] * len(mine)
-            names += [columns.names] * len(mine)
-            subflavors += [leaf.subflavors() for _ in mine]
-            for name, column in values.items():
-                fields.setdefault(name, []).extend(column)
-        back = sorted(range(len(order)), key=order.__getitem__)
-        keys = [keys[at] for at in back]
-        sources = SourceList(
-            [paths[at] for at in back], indices, [shards[at] for at in back], keys, [names[at] for at in back]
-        )
-        return keys, sources, {n: [c[at] for at in back] for n, c in fields.items()}, [subflavors[at] for at in back]
+
+def batch_of_rows(
+    rows: Mapping[int, Rows],
+    fields: Mapping[int, dict[str, list[Any]]],
+    places: Mapping[int, Sequence[int]],
+    restore_key: tuple[Any, ...],
+    padding: Padding,
+) -> Any | None:
+    """The batch of samples as the default hooks make it; None: it cannot be made field by field.
+
+    Args:
+        rows: the samples, by leaf.
+        fields: theirs, by leaf.
+        places: where in the batch each of them goes, by leaf.
+        restore_key: of the batch.
+        padding: of the task encoder.
+    """
+    plans = [None if those.leaf.cooker else those.leaf.fields for those in rows.values()]
+    first, columns = plans[0], next(iter(fields.values()))
+    if first is None or any(one is None or one.kind is not first.kind or not one.can_collate for one in plans):
+        return None
+    if not columns or any(one.keys() != columns.keys() for one in fields.values()):
+        return None
+    if len(rows) == 1:
+        ((those, found),) = _found(rows)
+        keys, subflavors = found.keys, [first.labels.copy() for _ in found.keys]
+        sources = SourceList(those.leaf.source.path, those.indices, found.shards, keys, found.names)
+    else:
+        keys, sources, subflavors = _merged(rows, places)
+        columns = {name: _in_order([one[name] for one in fields.values()], places) for name in columns}
+    entries = {name: collate_entry(name, column, padding) for name, column in columns.items()}
+    for field in first.absent:
+        entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], padding)
+    kind: Any = first.kind  # its fields hold columns here
+    return kind(__key__=keys, __restore_key__=restore_key, __subflavors__=subflavors, __sources__=sources, **entries)
+
+
+def _merged(
+    rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]
+) -> tuple[list[str], SourceList, list[dict[str, Any]]]:
+    """Keys, sources and subflavors of the samples of several leaves, in the order of the batch."""
+    of_leaves = _found(rows)
+    keys = _in_order([found.keys for _, found in of_leaves], places)
+    sources = SourceList(
+        _in_order([[those.leaf.source.path] * len(found.keys) for those, found in of_leaves], places),
+        _in_order([those.indices for those, _ in of_leaves], places),
+        _in_order([found.shards for _, found in of_leaves], places),
+        keys,
+        _in_order([[found.names] * len(found.keys) for _, found in of_leaves], places),
+    )
+    labels = [those.leaf.loader.subflavors for those, _ in of_leaves]
+    copies = [[dict(one) for _ in mine] for one, mine in zip(labels, places.values(), strict=True)]
+    return keys, sources, _in_order(copies, places)
+
+
+def _found(rows: Mapping[int, Rows]) -> list[tuple[Rows, Columns]]:
+    return [(those, those.columns) for those in rows.values() if those.columns is not None]
+
+
+def _in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[int]]) -> list[Any]:
+    """One list of the values of all leaves, each at its place."""
+    found: list[Any] = [None] * sum(map(len, of_leaves))
+    for values, mine in zip(of_leaves, places.values(), strict=True):
+        for value, place in zip(values, mine, strict=True):
+            found[place] = value
+    return found
 
 
 def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Sequence[int]]:
     """The leaves and the indices of addresses."""
     if isinstance(addresses, AddressList):
         return addresses.leaves, addresses.indices
-    leaf, index, _ = zip(*addresses, strict=True)
+    leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
-
-
-def _is_plain(kind: type[Sample]) -> bool:
-    """Whether a batch of such samples is just their fields, collated."""
-    return not hasattr(kind, "from_samples") and not hasattr(kind, "__post_init__")
 
 
 def _has_no_default(field: dataclasses.Field[Any]) -> bool:
@@ -195,8 +228,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def has_default_hooks(encoder: TaskEncoder) -> bool:
     """Whether an encoder leaves samples as they are, and collates them as the base class does."""
-    cls, own = type(encoder), (TaskEncoder, DefaultTaskEncoder)
-    names = ("encode_sample", "batch", "encode_batch", "_batch")
-    plain = all(any(getattr(cls, name) is getattr(one, name) for one in own) for name in names)
-    types = ("encoded_sample_type", "raw_batch_type", "batch_type")
-    return plain and all(getattr(encoder, name, None) is None for name in types)
+    if not (returns_its_argument(encoder, "encode_sample") and returns_its_argument(encoder, "encode_batch")):
+        return False
+    own = any(is_overridden(encoder, name) for name in ("batch", "_batch", "preencode_sample", "postencode_sample"))
+    return not own and getattr(encoder, "raw_batch_type", None) is None

@@ -15,7 +15,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from energon_lite.loading.makers.pipeline import Failure, Leaf
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.files.file_lock import lock, unlock
 

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from energon_lite.loading.makers.pipeline import Leaf, Result
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.outcomes import Result
 
 __all__ = ["TraceFile"]
 

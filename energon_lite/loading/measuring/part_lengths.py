@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
-from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.makers.pipeline import Address, Leaf
+from energon_lite.hooks import HookContext, TaskEncoder
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
@@ -32,7 +33,7 @@ from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import write_column_file
 from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -138,13 +139,16 @@ class _PartPipeline(MeasuringPipeline):
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
         self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
         assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
-        self._reader = PartColumns(leaf.source, frozenset({part}))
+        self._reader = SampleReader(leaf.source, frozenset({part}))
 
-    def sample(self, address: Address, attempt: int = 0) -> int:
-        leaf = self.leaves[address[0]]
-        key = leaf.source.key(address[1])
-        length: int = self._guarded("read", leaf.name, key, None, self._length_of, address[1])
-        return length
+    def _lengths(self, addresses: Sequence[Address], context: HookContext) -> Iterator[int | Rejected]:
+        (leaf,) = self.leaves
+        for _, index, _ in addresses:
+            key = leaf.source.key(index)
+            try:
+                yield self.samples.guarded("read", leaf.name, key, None, self._length_of, index)
+            except Rejected as rejected:
+                yield rejected
 
     def _length_of(self, index: int) -> int:
         if not self._steps:

@@ -103,7 +103,7 @@ def write_line_index(path: str, scan: ShardScan) -> str:
 
 
 def _buffers(file: BinaryIO) -> Iterator[tuple[bytes, Int64]]:
-    """The file in pieces of whole lines, with the place of each line's end in the piece."""
+    """The file in buffers of whole lines, with the place of each line's end in the buffer."""
     rest = b""
     while chunk := file.read(max(_CHUNK, len(rest))):
         buffer = rest + chunk
@@ -117,7 +117,7 @@ def _buffers(file: BinaryIO) -> Iterator[tuple[bytes, Int64]]:
 
 
 class _Lines:
-    """Where the samples are, collected piece by piece."""
+    """Where the samples are, collected buffer by buffer."""
 
     def __init__(self) -> None:
         self._starts: list[Int64] = []
@@ -127,7 +127,7 @@ class _Lines:
         self._odd = (0, 0)
 
     def add(self, buffer: bytes, stops: Int64) -> None:
-        """The next piece of the file."""
+        """The next buffer of the file."""
         data = np.frombuffer(buffer, np.uint8)
         starts = np.concatenate([[0], stops[:-1] + 1])
         texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)

@@ -187,18 +187,18 @@ def collapse_names(names: Sequence[str]) -> list[str]:
     """
     patterns: list[str] = []
     start = 0
-    pieces = [_NUMBER.split(name) for name in names]
+    words = [_NUMBER.split(name) for name in names]
     while start < len(names):
         place, stop = None, start + 1
         while stop < len(names):
-            changed = _counted_up(pieces[stop - 1], pieces[stop])
+            changed = _counted_up(words[stop - 1], words[stop])
             if changed is None or (place is not None and changed != place):
                 break
             place, stop = changed, stop + 1
         if place is None:
             patterns.append(names[start])
         else:
-            first, last = pieces[start], pieces[stop - 1]
+            first, last = words[start], words[stop - 1]
             run = f"{{{first[place]}..{last[place]}}}"
             patterns.append("".join([*first[:place], run, *first[place + 1 :]]))
         start = stop

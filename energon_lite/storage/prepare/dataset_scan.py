@@ -15,8 +15,8 @@ import numpy as np
 from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.shard_scans import ShardScans
-from energon_lite.storage.read.part_columns import PartColumns
 from energon_lite.storage.read.sample_choice import SampleChoice
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
 
@@ -59,7 +59,7 @@ class DatasetScan:
     def read(self, indices: Sequence[int]) -> list[RawSample]:
         """Read some samples."""
         nothing = np.zeros(0, dtype=np.int64)
-        reader = PartColumns(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
+        reader = SampleReader(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
         return [reader.sample(index) for index in indices]
 
 

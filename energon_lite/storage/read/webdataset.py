@@ -51,7 +51,7 @@ class SampleRange(Protocol):
 
 class WebdatasetSource:
     """The samples of some shards of a prepared folder, by number. Make one with :meth:`open`; a
-    :class:`~energon_lite.storage.read.part_columns.PartColumns` reads them.
+    :class:`~energon_lite.storage.read.sample_reader.SampleReader` reads them.
 
     The object can be pickled (small: no samples, no file handles, no index) and used after a fork; copies share the
     memory of the index and, in one process, the open files. An unpickled one opens the index when it is first asked

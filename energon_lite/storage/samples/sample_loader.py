@@ -30,7 +30,7 @@ class SampleLoader:
 
     Example:
         >>> loader = SampleLoader(CaptioningSample, compile_field_map({"image": "png", "caption": "txt"}))
-        >>> sample = loader.load(PartColumns(source, loader.parts).sample(0), ("sample", 0))
+        >>> sample = loader.load(SampleReader(source, loader.parts).sample(0), ("sample", 0))
     """
 
     sample_type: type[Sample] | None = None

@@ -92,15 +92,12 @@ class ShardedJob(Generic[U, R]):
         """
         waiting = {unit for unit in self.units if unit not in self.done and unit not in self.errors}
         self._take(self._find(waiting))
-        failed: list[U] = []
+        waiting -= self.done.keys()
 
         def all_came() -> bool:
-            nonlocal waiting
-            waiting = {unit for unit in waiting if unit not in self.done}
-            new = self.files.find(waiting)
-            self._take({unit: table for unit, table in new.items() if table is not None})
-            failed.extend(unit for unit, table in new.items() if table is None)
-            waiting -= new.keys()
+            found = self.files.find(waiting)
+            self._take({unit: table for unit, table in found.items() if table is not None})
+            waiting.difference_update(found)
             return not waiting
 
         if not self.ranks.grouped and not self.ranks.wait(all_came, lambda: len(waiting)):

@@ -291,7 +291,7 @@ def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: py
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(worker_process, "observed", full)
+    monkeypatch.setattr(worker_process, "_run", full)
     logger, handler = logging.getLogger("energon_lite"), logging.FileHandler(tmp_path / "log")
     logger.addHandler(handler)
     try:

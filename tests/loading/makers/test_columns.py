@@ -28,6 +28,7 @@ from energon_lite import (
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.pipeline import Failure, Job, Pipeline
+from energon_lite.loading.makers.sample_maker import SampleMaker
 
 Same = Callable[[Any, Any], bool]
 
@@ -98,7 +99,7 @@ def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[Pipelin
     dataset = get_train_dataset(
         path, worker_config=WorkerConfig(rank=0, world_size=1), task_encoder=encoder, **arguments
     )
-    return dataset.pipeline(), dataset.jobs(0, range(25))
+    return dataset.pipeline(), dataset.jobs(0, [(number,) for number in range(25)])
 
 
 class OneByOne(DefaultTaskEncoder):
@@ -200,7 +201,7 @@ def test_it_is_taken_where_samples_are_alike(
     def refuse(*_: Any) -> None:
         raise AssertionError("sample by sample")
 
-    monkeypatch.setattr(Pipeline, "sample", refuse)
+    monkeypatch.setattr(SampleMaker, "make", refuse)
     made, jobs = pipeline(
         blend(folder, ("one", "two")),
         TaskEncoder(),
@@ -266,4 +267,4 @@ def test_only_plain_hooks_count(folder: Path) -> None:
     assert not has_default_hooks(DefaultTaskEncoder(batch_type=dict))
     with_code = DefaultTaskEncoder()
     with_code.decoder = SampleDecoder(handlers={"npy": torch.tensor})
-    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0]._columns.leaves == [None]  # type: ignore[union-attr]
+    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0].samples.leaves[0].fields is None

@@ -26,7 +26,7 @@ from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
 
@@ -76,7 +76,7 @@ def run(data: Path, encoder: TaskEncoder | None = None, maker: Maker = MAKER, **
 
 def texts_of(data: Path) -> np.ndarray:
     source = WebdatasetSource.open(data)
-    return np.array([int(PartColumns(source).sample(number).parts["txt"]) for number in range(len(source))])
+    return np.array([int(SampleReader(source).sample(number).parts["txt"]) for number in range(len(source))])
 
 
 def check(data: Path, name: str = "") -> None:

@@ -61,7 +61,7 @@ class Part:
     def train(self, first: int, last: int) -> list[tuple[float, float]]:
         """Losses and gradient norms of steps ``first..last-1``."""
         results = []
-        for micro_batches in make_steps(steps=4)[first:last]:
+        for micro_batches in make_steps()[first:last]:
             mine = own(micro_batches, self.mesh)
             results.append(train_step(self.model, self.optimizer, mine, self.mesh, lr=1e-2))
         return [(result.loss, result.grad_norm) for result in results]
@@ -116,7 +116,7 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
         part = Part(saved, **shape)
         part.train(0, 2)
         part.save(tmp_path / "run", 2)
-        return part.content(), part.train(2, 4)
+        return part.content(), part.train(2, 5)
 
     content, losses = run_ranks(saved.world, save)[0]
     path = latest_checkpoint(tmp_path / "run")
@@ -126,7 +126,7 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
         def load(rank: int, layout: Layout = layout) -> tuple[Any, ...]:
             part = Part(layout, seed=99, **shape)
             got = part.load(path)
-            return got, part.optimizer.updates, part.content(), part.train(2, 4)
+            return got, part.optimizer.updates, part.content(), part.train(2, 5)
 
         for got, updates, loaded, continued in run_ranks(layout.world, load):
             assert (got, updates) == ((2, STATE), 2)
@@ -141,16 +141,16 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
 def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path, layout: Layout) -> None:
     def straight(rank: int) -> list[tuple[float, float]]:
         part = Part(layout, dtype="float32")
-        losses = part.train(0, 2)
-        part.save(tmp_path, 2)
-        return losses + part.train(2, 4)
+        losses = part.train(0, 3)
+        part.save(tmp_path, 3)
+        return losses + part.train(3, 5)
 
     def resumed(rank: int) -> list[tuple[float, float]]:
         part = Part(layout, dtype="float32", seed=99)
-        part.load(tmp_path / "step-00000002")
-        return part.train(2, 4)
+        part.load(tmp_path / "step-00000003")
+        return part.train(3, 5)
 
-    assert run_ranks(4, straight)[0][2:] == run_ranks(4, resumed)[0]
+    assert run_ranks(4, straight)[0][3:] == run_ranks(4, resumed)[0]
 
 
 def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_path: Path) -> None:
@@ -373,12 +373,12 @@ def test_both_optimizers_read_what_the_other_saved(
         part = Part(Layout(dp=2), kind=kinds[0])
         part.train(0, 2)
         part.save(tmp_path, 2)
-        return part.train(2, 4)
+        return part.train(2, 5)
 
     def load(rank: int) -> list[tuple[float, float]]:
         part = Part(other, seed=99, kind=kinds[1])
         part.load(tmp_path / "step-00000002")
-        return part.train(2, 4)
+        return part.train(2, 5)
 
     straight = run_ranks(2, save)[0]
     torch.testing.assert_close(run_ranks(2, load)[0], straight, rtol=1e-10, atol=1e-10)
@@ -390,20 +390,20 @@ def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path, kind:
 
     def straight(rank: int) -> tuple[list[tuple[float, float]], bool]:
         part = Part(Layout(dp=2), dtype="bfloat16", kind=kind)
-        losses = part.train(0, 2)
-        path = part.save(tmp_path, 2)
+        losses = part.train(0, 3)
+        path = part.save(tmp_path, 3)
         names = checkpoint.CheckpointReader(path).read_metadata().state_dict_metadata
-        return losses + part.train(2, 4), "optimizer.norm.weight.master" in names
+        return losses + part.train(3, 5), "optimizer.norm.weight.master" in names
 
     def resumed(rank: int) -> list[tuple[float, float]]:
         part = Part(Layout(dp=2), dtype="bfloat16", seed=99, kind=kind)
-        part.load(tmp_path / "step-00000002")
-        return part.train(2, 4)
+        part.load(tmp_path / "step-00000003")
+        return part.train(3, 5)
 
     def masters(layout: Layout, kind: str) -> dict[str, torch.Tensor]:
         def job(rank: int) -> dict[str, torch.Tensor]:
             part = Part(layout, dtype="bfloat16", seed=99, kind=kind)
-            part.load(tmp_path / "step-00000002")
+            part.load(tmp_path / "step-00000003")
             return {name: value for name, value in part.content().items() if name.endswith(".master")}
 
         return run_ranks(layout.world, job)[0]
@@ -414,4 +414,4 @@ def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path, kind:
         found = masters(layout, other)
         assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
         assert all(value.dtype == torch.float32 for value in found.values())
-    assert has_masters and losses[2:] == run_ranks(2, resumed)[0]
+    assert has_masters and losses[3:] == run_ranks(2, resumed)[0]

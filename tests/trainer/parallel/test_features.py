@@ -60,9 +60,9 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_changes_no_number(run_ranks: RunRanks, feature: str) -> None:
     kinds, frozen, shape = FEATURES[feature]
-    config, steps = dataclasses.replace(BASE, **shape), make_steps(kinds)[:2]
+    config, steps = dataclasses.replace(BASE, **shape), make_steps(kinds)[:3]
     plain: PlainRun | None = None
-    for layout in (Layout(tp=2, pp=2, sp=True), Layout(cp=2, pp=2, virtual=2)):
+    for layout in (Layout(tp=2, pp=2, sp=True), Layout(cp=2, dp=2), Layout(pp=2, virtual=2)):
         runs = run_ranks(layout.world, functools.partial(_run, config, steps, layout, frozen))
         if plain is None:
             plain = plain_run_in_child(run_ranks, config, runs[0].start, steps, frozen)
@@ -206,7 +206,7 @@ def test_flex_attention_sees_what_sdpa_sees(run_ranks: RunRanks) -> None:
 
     def loss(rank: int, attention: str, layout: Layout) -> float:
         mesh = layout.mesh()
-        model = LlamaModel(dataclasses.replace(BASE, attention=attention, num_layers=1), mesh, seed=5)
+        model = LlamaModel(dataclasses.replace(BASE, attention=attention), mesh, seed=5)
         with torch.no_grad():
             return mesh.sum_over_data(run_pipeline(model, batches, backward=False)).item()
 
@@ -239,7 +239,7 @@ def test_compiled_blocks_make_the_same_run(
     """Traced as for a GPU; only the last stage of compilation, which needs seconds for each graph, is left out."""
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
-    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(("mixed", "packed"))[:2]
+    config, steps = dataclasses.replace(BASE, num_layers=2), make_steps(("mixed", "packed"))[:2]
 
     def run(rank: int, compile: bool) -> Any:
         model = dataclasses.replace(config, compile=compile)

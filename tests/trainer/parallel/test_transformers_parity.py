@@ -127,6 +127,8 @@ def test_layouts_make_their_run(run_ranks: RunRanks, name: str, kinds: str) -> N
     ]
     layouts = [
         Layout(),
+        Layout(tp=2, pp=2),
+        Layout(dp=4),
         Layout(dp=2, tp=2, sp=True),
         Layout(dp=2, cp=2),
         Layout(pp=2, virtual=2),

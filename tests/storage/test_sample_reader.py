@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.read import part_columns, run_buffer
-from energon_lite.storage.read.part_columns import PartColumns
+from energon_lite.storage.read import run_buffer, sample_reader
 from energon_lite.storage.read.run_buffer import Runs
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 FOREVER = 10**9
@@ -57,17 +57,17 @@ def test_the_same_as_one_by_one(
     wanted: list[list[int]],
     by_columns: bool,
 ) -> None:
-    plain = PartColumns(opened(folder, None), parts)
-    reader = PartColumns(opened(folder, Runs(length, window)), parts)
+    plain = SampleReader(opened(folder, None), parts)
+    reader = SampleReader(opened(folder, Runs(length, window)), parts)
     reader._usage._mean_bytes = 0  # it always pays
-    old, part_columns.LARGEST = part_columns.LARGEST, largest
+    old, sample_reader.LARGEST = sample_reader.LARGEST, largest
     try:
         _same(reader, plain, wanted, by_columns)
     finally:
-        part_columns.LARGEST = old
+        sample_reader.LARGEST = old
 
 
-def _same(reader: PartColumns, plain: PartColumns, wanted: list[list[int]], by_columns: bool) -> None:
+def _same(reader: SampleReader, plain: SampleReader, wanted: list[list[int]], by_columns: bool) -> None:
     for indices in wanted:
         expected = [plain.sample(index) for index in indices]
         found = reader.read(indices) if by_columns else None
@@ -91,7 +91,7 @@ def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_every_epoch_reads_a_run_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(folder, Runs(15, FOREVER))  # samples 0 to 14 lie in one shard
-    reader = PartColumns(source, None)
+    reader = SampleReader(source, None)
     reader.sample(14)
     calls = reads_of(monkeypatch)
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_where_runs_are_not_alike_nothing_is_read_twice(
     write_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [(f"k{n}", {"txt" if n < 8 else "md": b"x" * 200}) for n in range(16)]
-    reader = PartColumns(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER)), None)
+    reader = SampleReader(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER)), None)
     calls = reads_of(monkeypatch)
     assert reader.read([0, 1, 9, 2]) is None
     calls.clear()
@@ -114,7 +114,7 @@ def test_where_runs_are_not_alike_nothing_is_read_twice(
 
 
 def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = PartColumns(opened(folder, Runs(2, 8)), None)
+    reader = SampleReader(opened(folder, Runs(2, 8)), None)
     calls = reads_of(monkeypatch)
     for index in [*range(16), *range(16)]:
         assert reader.sample(index).parts["bin"]
@@ -129,22 +129,22 @@ def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_buffer, "_WORTH", 2000)  # as if samples were large
-    reader = PartColumns(opened(folder, Runs(2, 5)), None)
+    reader = SampleReader(opened(folder, Runs(2, 5)), None)
     plain = opened(folder, None)
     for index in [*range(0, 45, 2)] * 6:  # one sample of each run, again and again
-        assert reader.sample(index) == PartColumns(plain).sample(index)
+        assert reader.sample(index) == SampleReader(plain).sample(index)
     assert reader._runs is None and not reader._kept
     monkeypatch.setattr(run_buffer, "_WORTH", 1 << 20)
-    reader = PartColumns(opened(folder, Runs(2, 5)), None)
+    reader = SampleReader(opened(folder, Runs(2, 5)), None)
     for index in [*range(0, 45)] * 6:
-        assert reader.sample(index) == PartColumns(plain).sample(index)
+        assert reader.sample(index) == SampleReader(plain).sample(index)
     assert reader._runs is not None
 
 
 def test_a_shard_that_is_gone_fails_its_own_samples_only(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
     samples = [(f"k{n}", {"txt": b"%d" % n}) for n in range(12)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples[:6], "b.tar": samples[6:]})
-    reader = PartColumns(opened(path, Runs(12, FOREVER)), None)
+    reader = SampleReader(opened(path, Runs(12, FOREVER)), None)
     (path / "b.tar").unlink()
     for index in range(6):
         assert reader.sample(index).parts == {"txt": b"%d" % index}

@@ -28,7 +28,7 @@ from energon_lite.storage.read.run_reader import RunReader
 from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
-__all__ = ["Columns", "PartColumns", "fetch_samples"]
+__all__ = ["Columns", "SampleReader", "fetch_samples"]
 
 Ints = NDArray[np.int64]
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
@@ -75,7 +75,7 @@ class _Found(NamedTuple):
     stops: Ints
 
 
-class PartColumns:
+class SampleReader:
     """Reads samples of one source.
 
     Args:
@@ -86,7 +86,7 @@ class PartColumns:
         ahead: fetches what is needed from slow storage; None: it is read directly.
 
     Example:
-        >>> reader = PartColumns(source, frozenset({"jpg", "txt"}))
+        >>> reader = SampleReader(source, frozenset({"jpg", "txt"}))
         >>> sample = reader.sample(len(source) - 1)
         >>> sample.key, sample.parts["txt"]
         ('000412', b'a red bicycle')
@@ -105,7 +105,7 @@ class PartColumns:
         self._unfit: dict[int, None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartColumns, (self.source, self.parts)
+        return SampleReader, (self.source, self.parts)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """The samples ``indices``, at least one; None: they do not all have the same parts.
@@ -208,6 +208,7 @@ class PartColumns:
             self._runs = None  # from now on they are read one by one
             self._kept.clear()
             return None
+        _make_room(self._kept, runs.kept)  # first, so that its memory is used again
         first = number * runs.length
         try:
             rows = self._read_run(first, min(first + runs.length, len(self.source)))
@@ -217,7 +218,6 @@ class PartColumns:
             _make_room(self._unfit, _REMEMBERED)
             self._unfit[number] = None
             return None
-        _make_room(self._kept, runs.kept)
         self._usage.read += len(rows)
         self._kept[number] = rows
         return rows
@@ -303,7 +303,7 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-def fetch_samples(samples: Iterable[tuple[PartColumns | OpenedSource, int]]) -> None:
+def fetch_samples(samples: Iterable[tuple[SampleReader | OpenedSource, int]]) -> None:
     """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
     same time. Does nothing for sources that are read directly. Never raises; the read itself does."""
     wanted: dict[ReadAhead, list[ShardRange]] = {}

@@ -1,0 +1,216 @@
+"""From the positions of a chunk to what is put together to batches: samples, or packs of them.
+
+Packing works on buffers: ``packing_buffer_size`` samples that came through ``preencode_sample`` (fewer at a chunk's
+end). ``select_samples_to_pack`` makes lists of them, the samples of each list go through ``postencode_sample``, and
+``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.errors import SampleError
+from energon_lite.hooks import Hooks
+from energon_lite.loading.makers.chunk_job import ChunkJob, Item, Origins, Reading
+from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
+from energon_lite.loading.makers.columns import Rows
+from energon_lite.loading.makers.hook_errors import returned_nothing
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
+from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
+
+__all__ = ["ChunkItems"]
+
+#: Tags that keep the hashes for different purposes apart.
+_SELECT, _SELECTED, _PACK = 16, 17, 18
+#: Samples that are read together. A chunk may have thousands, and hooks that want few of them: who goes on in its
+#: middle needs no more than its buffer.
+_READ_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class ChunkItems:
+    """Makes the items of chunks.
+
+    Args:
+        hooks: those that are in force.
+        buffer_size: samples in a buffer that is packed; None: no packing.
+    """
+
+    hooks: Hooks
+    buffer_size: int | None
+
+    def of(self, run: ChunkRun) -> Iterator[Item]:
+        """What is put together to batches, from the job's first batch on (with groups: from the chunk's start)."""
+        items = self._samples(run) if self.buffer_size is None else self._packed(run)
+        for item in items:
+            if self.hooks.whole_chunks or item.start >= run.job.first.reading:
+                yield item
+
+    def restore(self, address: Address, run: ChunkRun, number: int) -> Any:
+        """The sample at an address, after the sample hooks; the ``number``-th of those that they yield.
+
+        Raises:
+            SampleError: it is skipped or fails, or there are not so many.
+        """
+        ((_, rows, at),) = run.samples.read([address])
+        values = self._values(address, rows, at, run)
+        if number < len(values):
+            return values[number]
+        failures = [outcome for outcome in run.take() if isinstance(outcome, Failure)]
+        what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
+        raise SampleError(
+            f"the sample cannot be made: {what}",
+            where=f"data set {rows.leaf.name}, {failures[0].key if failures else f'sample {address[1]}'}",
+            fix=(failures[0].fix or None) if failures else None,
+        )
+
+    def _samples(self, run: ChunkRun) -> Iterator[Item]:
+        """Each result of the sample hooks."""
+        read = run.samples.read(run.job.addresses, together=_READ_TOGETHER)
+        for unit, (address, rows, at) in enumerate(read, run.job.offset):
+            run.reads(unit)
+            values = self._values(address, rows, at, run)
+            for item, value in enumerate(values):
+                after = (unit, item + 1, 0, 0) if item + 1 < len(values) else (unit + 1, 0, 0, 0)
+                yield Item(value, (unit, item, 0, 0), after, (address,), item)
+
+    def _values(self, address: Address, rows: Rows, at: int, run: ChunkRun) -> list[Any]:
+        """What the sample hooks make of the sample at an address: any number of results."""
+        key = ("sample", *address, 0)
+        with run.context:
+            if self.hooks.generators.isdisjoint(self.hooks.sample):
+                made = run.samples.made(rows, at, address, key, run.context)
+                values = [] if type(made) is Rejected else [made]
+                if type(made) is Rejected:
+                    run.fail(made.failure, (address,))
+            else:
+                values = self._yielded(address, rows, at, key, run)
+        if values:
+            run.fine()
+        return values
+
+    def _yielded(self, address: Address, rows: Rows, at: int, key: tuple[Any, ...], run: ChunkRun) -> list[Any]:
+        run.of_sample(SAMPLE, address)
+        try:
+            name, value = run.samples.load(rows, at, key)
+        except Rejected as rejected:
+            run.fail(rejected.failure, (address,))
+            return []
+        values = [value]
+        for hook in self.hooks.sample:
+            values = [
+                made
+                for value in values
+                for made in run.apply(hook, value, leaf=rows.leaf.name, name=name, origins=(address,))
+            ]
+        for number, value in enumerate(values):
+            set_restore_key(value, (*key, number))
+        return values
+
+    # -- packing --------------------------------------------------------------------------------------------------
+
+    def _packed(self, run: ChunkRun) -> Iterator[Item]:
+        """Each result of packing."""
+        job: ChunkJob = run.job
+        start = (0, 0) if self.hooks.whole_chunks else (job.first.unit, job.first.item)
+        run.buffer = start
+        buffer: list[Item] = []
+        for sample in self._samples(run):
+            if sample.start[:2] < start:
+                continue
+            buffer.append(sample)
+            if len(buffer) == self.buffer_size:
+                yield from self._packs(buffer, start, sample.after, run)
+                start = run.buffer = sample.after[:2]
+                buffer = []
+        if buffer:  # all that is behind its last sample was lost, and is told with its packs
+            yield from self._packs(buffer, start, job.end, run)
+
+    def _packs(self, buffer: list[Item], start: tuple[int, int], end: Reading, run: ChunkRun) -> Iterator[Item]:
+        """The packs of a buffer; those that were delivered are selected again, but not made again."""
+        run.at = (*start, 0, 0)
+        packs = self._select(buffer, start, run)
+        known = {id(sample.value): sample for sample in buffer}
+        for number, pack in enumerate(packs):
+            here = (*start, number)
+            if not self.hooks.whole_chunks and (*start, number + 1, 0) <= run.job.first.reading:
+                continue
+            run.at = (*here, 0)
+            encoded, origins = self._encode_selected(pack, known, here, run)
+            if not encoded:
+                continue
+            with run.of_chunk(_PACK, *here, number=start[0] + number):
+                values = run.apply("pack_selected_samples", encoded, name=f"a pack of {len(encoded)}", origins=origins)
+            following = (*start, number + 1, 0) if number + 1 < len(packs) else (*end[:2], 0, 0)
+            for part, value in enumerate(values):
+                after = (*here, part + 1) if part + 1 < len(values) else following
+                yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
+
+    def _select(self, buffer: list[Item], start: tuple[int, int], run: ChunkRun) -> list[list[Any]]:
+        """What ``select_samples_to_pack`` says, without empty packs; samples left out are counted."""
+        values, name = [sample.value for sample in buffer], f"a buffer of {len(buffer)}"
+        try:
+            with run.of_chunk(_SELECT, *start, number=start[0]):
+                packs: list[list[Any]] = run.samples.guarded(
+                    "select_samples_to_pack", "*", name, values, _lists_of_selected, values, run
+                )
+        except Rejected as rejected:
+            run.fail(rejected.failure, [sample.origins[0] for sample in buffer])
+            return []
+        left_out = _not_selected(buffer, packs)
+        if left_out:
+            why = dropped("select_samples_to_pack", "it was not selected", name="a sample")
+            run.fail(why, [sample.origins[0] for sample in left_out])
+        return packs
+
+    def _encode_selected(
+        self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], run: ChunkRun
+    ) -> tuple[list[Any], Origins]:
+        """The samples of a pack after ``postencode_sample``, without those that fail; and where they come from."""
+        origins: Origins = [_origin(value, known.get(id(value))) for value in pack]
+        for hook in self.hooks.selected:
+            encoded, encoded_origins = list[Any](), list[Address | None]()
+            for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
+                # A sample's own randomness; an object that the selection made itself has that of its place.
+                item = known.get(id(value))
+                if item is None or item.result is None or item.origins[0] is None:
+                    context = run.of_chunk(_SELECTED, *here, place, number=here[0] + here[2])
+                else:
+                    context = run.of_sample(_SELECTED, item.origins[0], item.result)
+                with context:
+                    made = run.apply(hook, value, name="a sample", origins=(origin,))
+                encoded += made
+                encoded_origins += [origin] * len(made)
+            pack, origins = encoded, encoded_origins
+        return pack, origins
+
+
+def _lists_of_selected(values: list[Any], run: ChunkRun) -> list[list[Any]]:
+    select = run.samples.encoder.select_samples_to_pack
+    selected = select(list(values))
+    if selected is None:
+        raise returned_nothing("select_samples_to_pack", select)
+    packs = [list(pack) for pack in selected]
+    return [pack for pack in packs if pack]
+
+
+def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:
+    """The samples of a buffer that are in no pack. Copies that a selection makes are known by their restore keys."""
+    selected = {id(value) for pack in packs for value in pack}
+    keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
+    return [sample for sample in buffer if id(sample.value) not in selected and _restore_key(sample.value) not in keys]
+
+
+def _origin(value: Any, item: Item | None) -> Address | None:
+    """The address of a sample that was selected."""
+    if item is not None:
+        return item.origins[0]
+    key = _restore_key(value)
+    return tuple(key[1:4]) if key is not None and key[0] == "sample" and len(key) > 3 else None
+
+
+def _restore_key(value: Any) -> Any:
+    key = value.get("__restore_key__") if isinstance(value, dict) else getattr(value, "__restore_key__", None)
+    return key if isinstance(key, tuple) else None

@@ -1,0 +1,142 @@
+"""Making the batches of one chunk: where the work is, what happened to samples so far, and how hooks are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from energon_lite.hooks import HookContext
+from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
+from energon_lite.loading.makers.hook_errors import returned_nothing
+from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
+from energon_lite.loading.makers.sample_maker import SampleMaker
+
+__all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
+
+#: Behind all that any chunk has.
+BEHIND: Reading = (1 << 62, 0, 0, 0)
+
+
+class ChunkRun:
+    """One run of a job. It collects outcomes until the next batch takes them along.
+
+    Where a chunk is gone through a second time to get to its undelivered part, what happened before that part was
+    told already.
+
+    Args:
+        job: the chunk, and where in it the run begins.
+        samples: makes its samples.
+        keep_remainder: what is left at the end becomes smaller batches.
+
+    Attributes:
+        context: of the hooks.
+        at: where the work is.
+        buffer: where the running buffer of packing began; None: there are no buffers.
+        items: what the batch was made of that was made last.
+    """
+
+    def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
+        self.job, self.samples, self.keep_remainder = job, samples, keep_remainder
+        self.context = HookContext()
+        self.at: Reading = (0, 0, 0, 0)
+        self.buffer: tuple[int, int] | None = None
+        self.items: Sequence[Item] = ()
+        self._told: Reading = job.first.reading
+        self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
+
+    # -- hooks ----------------------------------------------------------------------------------------------------
+
+    def of_chunk(self, tag: int, *origin: int, number: int) -> HookContext:
+        """The context, moved to something of the chunk.
+
+        Args:
+            tag: keeps the hashes for different purposes apart.
+            origin: tells it from others of the chunk.
+            number: of the thing, for the index that hooks can ask for.
+        """
+        job, index = self.job, self.job.number << 20 | number
+        return self.context.move(self.samples.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
+
+    def of_batch(self, tag: int, chunk: int, number: int, *origin: int) -> HookContext:
+        """The context, moved to a batch: one of so many that begin in a chunk."""
+        of_pass, index = self.job.pass_number, chunk << 20 | number
+        return self.context.move(self.samples.seed, tag, of_pass, chunk, number, *origin, batch_index=index)
+
+    def of_sample(self, tag: int, address: Address, *origin: int) -> HookContext:
+        """The context, moved to a sample."""
+        leaf, index, epoch = self.samples.leaves[address[0]], address[1], address[2]
+        sample_index = epoch * leaf.length + index
+        return self.context.move(self.samples.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
+
+    def apply(self, hook: str, argument: Any, *, leaf: str = "*", name: str, origins: Origins) -> list[Any]:
+        """The results of a hook: one, or none if it fails, or as many as it yields.
+
+        Args:
+            leaf, name: for messages: where the argument comes from, and what it is called.
+            origins: addresses of the samples that the argument stands for.
+        """
+        function, guarded = getattr(self.samples.encoder, hook), self.samples.guarded
+        results: list[Any] = []
+        try:
+            if hook in self.samples.hooks.generators:
+                guarded(hook, leaf, name, argument, _drain, function, hook, argument, results)
+            else:
+                results.append(guarded(hook, leaf, name, argument, function, argument))
+        except Rejected as rejected:
+            if not results:
+                self.fail(rejected.failure, origins)
+            return results
+        if not results:
+            self.fail(dropped(hook, "it yielded nothing", leaf=leaf, name=name), origins)
+        return results
+
+    # -- outcomes -------------------------------------------------------------------------------------------------
+
+    def reads(self, unit: int) -> None:
+        """A position of the chunk is read now."""
+        if self.buffer is None:
+            self.at = (unit, 0, 0, 0)
+        else:  # a position whose results began in the buffer before this one belongs to that buffer
+            self.at = (self.buffer[0], self.buffer[1] if unit > self.buffer[0] else 0, 0, 0)
+
+    def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
+        """These samples were skipped, failed, or were dropped."""
+        if self.at >= self._told:
+            self._outcomes += of_each(failure, origins)
+
+    def mark(self, mark: Mark, times: int) -> None:
+        """Something befell so many samples that are delivered all the same."""
+        if self.at >= self._told:
+            self._outcomes += [mark] * times
+
+    def fine(self) -> None:
+        """A sample went well: failures are not in a row any more."""
+        if self._outcomes and isinstance(self._outcomes[-1], Failure):
+            self._outcomes.append(Mark.FINE)
+
+    def take(self, origins: Origins = ()) -> list[Outcome]:
+        """All outcomes since the last time, and those of the samples that are delivered now."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes + [None if origin is None else origin[0] for origin in origins]
+
+    def has_outcomes(self) -> bool:
+        """Whether there are any that were not taken."""
+        return bool(self._outcomes)
+
+
+def origins_of(items: Sequence[Item]) -> Origins:
+    """The addresses of all samples that items stand for."""
+    return [origin for item in items for origin in item.origins]
+
+
+def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:
+    """The outcome of a sample with which nothing is wrong, but which goes nowhere."""
+    return Failure(leaf, name, stage, reason, skipped=True, dropped=True)
+
+
+def _drain(function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, results: list[Any]) -> int:
+    for result in function(argument):
+        if result is None:
+            raise returned_nothing(hook, function, verb="yielded")
+        results.append(result)  # kept even if the next one fails
+    return len(results)

@@ -1,0 +1,278 @@
+"""From addresses to samples: read together, decoded, cooked, and put through the hooks of single samples, one by one.
+
+The bytes of all samples come from one read for each data set. Only where that cannot serve (a damaged shard, samples
+that are not alike) each is read by itself, so that what is wrong is told of the sample that has it, and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
+from itertools import repeat
+from types import GeneratorType
+from typing import Any
+
+from energon_lite.errors import SkipSample
+from energon_lite.hooks import (
+    HookContext,
+    Hooks,
+    TaskEncoder,
+    is_overridden,
+    own_hooks,
+    returns_its_argument,
+    running_context,
+    seeded_hooks,
+)
+from energon_lite.loading.makers.columns import Rows, columns_of
+from energon_lite.loading.makers.empty_batch import empty_batch
+from energon_lite.loading.makers.hook_errors import (
+    FATAL,
+    failure_of,
+    is_out_of_resources,
+    out_of_resources,
+    returned_nothing,
+    undeclared_generator,
+)
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
+from energon_lite.loading.makers.planned_sample import as_planned
+from energon_lite.order.hashing import hash_ints
+from energon_lite.samples import CrudeSample, SourceInfo
+from energon_lite.storage.read.sample_reader import fetch_samples
+from energon_lite.worker_config import ErrorHandler
+
+__all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
+
+#: Tags that keep the hashes for different purposes apart.
+SAMPLE, _REPLACEMENT = 11, 13
+#: Bytes of shards that are read together: of large samples only so many wait to be decoded.
+_READ_TOGETHER = 1 << 28
+
+
+class SampleMaker:
+    """Makes samples.
+
+    Args:
+        leaves: the data sets, in the order's numbering.
+        encoder: the user's hooks.
+        hooks: those that are in force.
+        seed: 64 bits; all randomness of the hooks comes from it.
+        error_handler: see :class:`~energon_lite.WorkerConfig`.
+
+    Attributes:
+        observers: told of each step. Without any, nothing is told, and costs nothing.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        encoder: TaskEncoder,
+        hooks: Hooks,
+        *,
+        seed: int,
+        error_handler: ErrorHandler | None = None,
+    ):
+        self.leaves, self.encoder, self.hooks, self.seed = tuple(leaves), encoder, hooks, seed
+        self.error_handler = error_handler
+        self.observers: tuple[Observer, ...] = ()
+        self._own, self.seeded_hooks = own_hooks(encoder), seeded_hooks(encoder)
+        self._sample_hooks = [
+            (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
+        ]
+        self._reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
+
+    # -- samples --------------------------------------------------------------------------------------------------
+
+    def make(self, addresses: Sequence[Address], context: HookContext, attempt: int = 0) -> Iterator[Any]:
+        """Each of the samples, made when it is asked for, or the :class:`Rejected` that says why there is none.
+
+        Args:
+            addresses: ``(leaf, index, epoch)``; with ``(start, length, is cut)`` behind it, a piece of the sample.
+            context: of the hooks; it is entered whenever a sample is asked for.
+            attempt: 0: the samples themselves; k: the k-th replacement for each.
+        """
+        nothing_runs = not self._sample_hooks and self.hooks.batched and not self.observers
+        for address, rows, at in self.read(addresses, attempt):
+            key = ("sample", *(address if len(address) == 3 else address[:3]), attempt)
+            sample = rows.sample(at, key) if nothing_runs and len(address) == 3 else None
+            yield self.made(rows, at, address, key, context) if sample is None else sample
+
+    def one(self, address: Address, context: HookContext, attempt: int = 0) -> Any:
+        """The sample at an address, or the :class:`Rejected` that says why there is none."""
+        return next(self.make((address,), context, attempt))
+
+    def replacement(self, address: Address, attempt: int) -> Address:
+        """Where the ``attempt``-th replacement for a sample is; 0: the sample itself."""
+        leaf_number, index, epoch = address[:3]
+        if attempt:
+            leaf = self.leaves[leaf_number]
+            index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % leaf.length
+        return leaf_number, index, epoch
+
+    def read(
+        self, addresses: Sequence[Address], attempt: int = 0, *, together: int | None = None
+    ) -> Iterator[tuple[Address, Rows, int]]:
+        """The samples before the hooks: with each address, the rows that have its sample, and where in them it is.
+
+        Args:
+            together: so many are read at once; None: all, if they are not too large.
+        """
+        if not addresses:
+            return
+        at_once = self._at_once(addresses) if together is None else min(together, self._at_once(addresses))
+        for start in range(0, len(addresses), at_once):
+            some = addresses if at_once >= len(addresses) else addresses[start : start + at_once]
+            wanted = some if not attempt else [self.replacement(address, attempt) for address in some]
+            rows, places = self.read_together(wanted)
+            if len(rows) == 1:
+                (those,) = rows.values()
+                yield from zip(some, repeat(those), range(len(some)), strict=False)
+                continue
+            where = {place: (those, at) for number, those in rows.items() for at, place in enumerate(places[number])}
+            for place, address in enumerate(some):
+                yield address, *where[place]
+
+    def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
+        """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
+        if self._reads_ahead:
+            leaves = self.leaves
+            fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
+        numbers, indices = columns_of(addresses)
+        places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
+        if numbers.count(numbers[0]) < len(numbers):
+            of_leaf: dict[int, list[int]] = {}
+            for place, number in enumerate(numbers):
+                of_leaf.setdefault(number, []).append(place)
+            places = {**of_leaf}
+        rows = {}
+        for number, mine in places.items():
+            those = indices if len(mine) == len(indices) else [indices[place] for place in mine]
+            if self.observers:
+                self.tell("read", self.leaves[number].name, f"{len(those)} samples")
+            rows[number] = Rows(self.leaves[number], those)
+            rows[number].read()
+        return rows, places
+
+    def _at_once(self, addresses: Sequence[Address]) -> int:
+        """How many samples are read together."""
+        largest = max(self.leaves[leaf].mean_bytes for leaf in set(columns_of(addresses)[0]))
+        return max(1, int(_READ_TOGETHER / max(1, largest)))
+
+    def made(self, rows: Rows, at: int, address: Address, key: tuple[Any, ...], context: HookContext) -> Any:
+        """The sample at a place of ``rows``, or the :class:`Rejected` that says why there is none."""
+        leaf, index, epoch = rows.leaf, rows.indices[at], address[2]
+        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=epoch * leaf.length + index)
+        try:
+            name, sample = self.load(rows, at, key)
+            for hook, function in self._sample_hooks:
+                sample = self.guarded(hook, leaf.name, name, sample, function, sample)
+            if not self.hooks.batched:
+                set_restore_key(sample, key)
+            if len(address) > 3:
+                sample = self.guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
+            return sample
+        except Rejected as rejected:
+            return rejected
+
+    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
+        """The name of a sample, and the sample before the hooks (but cooked).
+
+        Raises:
+            Rejected: there is none.
+        """
+        leaf = rows.leaf
+        if rows.columns is not None:
+            name = rows.columns.keys[at]
+            if self.observers:
+                self.tell("decode", leaf.name, name)
+            sample = rows.sample(at, restore_key)
+            if sample is not None:
+                return name, sample
+            raw = rows.raw(at)
+        else:
+            raw = self.guarded("read", leaf.name, f"sample {rows.indices[at]}", None, rows.raw, at)
+        sample = self.guarded("decode", leaf.name, raw.key, raw.source, leaf.loader.load, raw, restore_key)
+        if leaf.cooker is not None:
+            cook = self.encoder.cook_crude_sample
+            sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, cook, sample, leaf.cooker)
+        return raw.key, sample
+
+    # -- those who look on ----------------------------------------------------------------------------------------
+
+    def tell(self, stage: str, leaf: str, key: str) -> None:
+        """A step is about to be taken."""
+        for observer in self.observers:
+            observer.step(stage, leaf, key)
+
+    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
+        """The batch of these samples is made; what the observers have to say about it."""
+        said = [observer.end(addresses) for observer in self.observers]
+        return next((one for one in said if one is not None), None)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def empty_batch(self, like: Any, rows: int, context: HookContext, *origin: int) -> Any:
+        """What the encoder makes of a batch with so many rows; ``origin`` tells the empty one from others."""
+        context.move(self.seed, *origin, 2)
+        if "empty_batch" in self.seeded_hooks:
+            context.seed_globals()
+        return empty_batch(self.encoder, like, rows)
+
+    def guarded(self, stage: str, leaf: str, key: str, subject: Any, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Take one step.
+
+        Args:
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`.
+            subject: what the user's error handler is given, if the step fails.
+
+        Raises:
+            Rejected: it raised something.
+            FatalSampleError: it raised what must end the iteration, or returned nothing.
+        """
+        try:
+            if self.observers:
+                self.tell(stage, leaf, key)
+            if stage in self.seeded_hooks and (context := running_context()) is not None:
+                context.seed_globals()
+            value = step(*arguments)
+            if value is None or type(value) is GeneratorType:
+                self._check(value, stage, arguments)
+            return value
+        except SkipSample as skip:
+            raise Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
+        except FATAL:
+            raise
+        except Exception as error:
+            if is_out_of_resources(error):
+                raise out_of_resources(error, stage, leaf, key) from error
+            if self.error_handler is not None:
+                self.error_handler(error, subject, _sources_of(subject))
+            raise Rejected(failure_of(error, stage, leaf, key)) from error
+
+    def _check(self, value: Any, stage: str, arguments: Sequence[Any]) -> None:
+        """Refuse what no hook may return."""
+        if value is not None:
+            raise undeclared_generator(stage)
+        if stage in self._own:
+            is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
+            raise returned_nothing(stage, arguments[1].cook if is_cooker else getattr(self.encoder, stage))
+
+
+def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
+    if isinstance(subject, SourceInfo):
+        return (subject,)
+    if isinstance(subject, CrudeSample):
+        return subject.get("__sources__")
+    if isinstance(subject, list):
+        return tuple(source for sample in subject for source in _sources_of(sample) or ()) or None
+    return getattr(subject, "__sources__", None)
+
+
+def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
+    """Have a sample or a batch say how it is made again, if it has a place for that."""
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            value["__restore_key__"] = key
+    elif is_dataclass(value) and hasattr(value, "__restore_key__"):
+        object.__setattr__(value, "__restore_key__", key)
