@@ -220,13 +220,13 @@ def test_in_passes_that_end(leaf_of: Any, kind: str) -> None:
 
 def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = SampleReader.sample
+    original = SampleReader.read
 
-    def counted(self: SampleReader, index: int) -> Any:
-        read.append(index)
-        return original(self, index)
+    def counted(self: SampleReader, indices: Any) -> Any:
+        read.extend(indices)
+        return original(self, indices)
 
-    monkeypatch.setattr(SampleReader, "sample", counted)
+    monkeypatch.setattr(SampleReader, "read", counted)
     loader = loader_of(leaf_of(50, "a"), "planned", 0, 1, range(1, 10_000))
     planned = [sample.index for step in (0, 10_000) for sample in loader.samples_at(step)]
     for _ in zip(range(2), loader, strict=False):
