@@ -20,6 +20,7 @@ from energon_lite import (
     get_val_dataset,
     rebase_state,
 )
+from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -105,7 +106,8 @@ def test_what_a_step_has_is_known_without_reading(
     for _ in zip(range(at), loaders[-1], strict=False):
         pass
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WebdatasetSource, "read", None)
+        patch.setattr(SampleReader, "sample", None)
+        patch.setattr(SampleReader, "read", None)
         for step in range(10):
             expected = batches[step * second : (step + 1) * second]
             for rank, loader in enumerate(loaders):
@@ -218,13 +220,13 @@ def test_in_passes_that_end(leaf_of: Any, kind: str) -> None:
 
 def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = WebdatasetSource.read
+    original = SampleReader.read
 
-    def counted(self: WebdatasetSource, index: int, *parts: Any) -> Any:
-        read.append(index)
-        return original(self, index, *parts)
+    def counted(self: SampleReader, indices: Any) -> Any:
+        read.extend(indices)
+        return original(self, indices)
 
-    monkeypatch.setattr(WebdatasetSource, "read", counted)
+    monkeypatch.setattr(SampleReader, "read", counted)
     loader = loader_of(leaf_of(50, "a"), "planned", 0, 1, range(1, 10_000))
     planned = [sample.index for step in (0, 10_000) for sample in loader.samples_at(step)]
     for _ in zip(range(2), loader, strict=False):
