@@ -156,6 +156,7 @@ def private_growth() -> Callable[..., list[int]]:
 
     def grow(work: Callable[[], bool], workers: int = 4) -> list[int]:
         gc.collect()
+        gc.freeze()  # else a collection in a child copies what earlier tests have left behind here
         ready, go, leave = os.pipe(), os.pipe(), os.pipe()
         answers = []
         for _ in range(workers):
@@ -183,6 +184,7 @@ def private_growth() -> Callable[..., list[int]]:
         assert all(os.wait()[1] == 0 for _ in range(workers))
         for end in (ready[0], *go, *leave):
             os.close(end)
+        gc.unfreeze()
         return growth
 
     return grow

@@ -114,10 +114,11 @@ class DataLoader:
         )
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
-        self._iterator: DatasetIterator = _ITERATORS[type(dataset)](
+        # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
+        self._dataset_iterator: DatasetIterator = _ITERATORS[type(dataset)](
             dataset, self._workers, prefetch_factor, report=self._report, skip=_checked_steps(skip_steps)
         )
-        self._delivered: Any = self._iterator.cursor  # where states are; the iterator may be one batch further
+        self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
         dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
@@ -132,13 +133,13 @@ class DataLoader:
             asked = time.monotonic()
             result = take() if self._ahead is None else self._ahead.take()
             if result is None:
-                self._in_step, self._delivered = False, self._iterator.cursor
+                self._in_step, self._delivered = False, self._dataset_iterator.cursor
                 return
             batch = result.batch
             tokens = (tokens_of(batch) or result.tokens) if batches else 0
             self._report.count(result.outcomes, batches=batches, tokens=tokens)
-            place = self._iterator.step if self._trace is not None else (0, 0)
-            self._iterator.advance()
+            place = self._dataset_iterator.step if self._trace is not None else (0, 0)
+            self._dataset_iterator.advance()
             if self._ahead is not None:
                 batch = self._ahead.finish()
             delivered = time.monotonic()
@@ -149,15 +150,15 @@ class DataLoader:
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
             # Python looks for interrupts where a function begins or a loop goes round: not between here and the yield.
-            self._in_step, self._delivered = False, self._iterator.cursor
+            self._in_step, self._delivered = False, self._dataset_iterator.cursor
             yield batch
 
     def _begin_loop(self) -> None:
         """Go on, or begin again. What was begun and not handed out, because of an error or an interrupt, is undone."""
         if self._in_step:
             self._forget_ahead()
-            self._iterator.restore(self._iterator.state(self._delivered))
-        self._iterator.start_loop()
+            self._dataset_iterator.restore(self._dataset_iterator.state(self._delivered))
+        self._dataset_iterator.start_loop()
 
     def __len__(self) -> int:
         """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
@@ -185,7 +186,7 @@ class DataLoader:
     def _load(self) -> Result | None:
         """The next batch that this rank's own workers make."""
         with self._workers.watching:
-            result = self._iterator.take()
+            result = self._dataset_iterator.take()
         if result is not None:
             self._report.check(result.outcomes)
         return result
@@ -198,16 +199,16 @@ class DataLoader:
             nonlocal own
             result = self._load()
             own = result or own
-            if self._iterator.knows_end or result is None:
+            if self._dataset_iterator.knows_end or result is None:
                 return own.batch
-            return (*self._iterator.step, result.batch)
+            return (*self._dataset_iterator.step, result.batch)
 
-        if self._iterator.knows_end and self._iterator.is_over():
+        if self._dataset_iterator.knows_end and self._dataset_iterator.is_over():
             return None
         found = share_batch(load, replica)
-        if self._iterator.knows_end:
+        if self._dataset_iterator.knows_end:
             return replace(own, batch=found)
-        self._iterator.follow(None if found is None else found[:2])
+        self._dataset_iterator.follow(None if found is None else found[:2])
         return None if found is None else replace(own, batch=found[2])
 
     # -- to a device ----------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class DataLoader:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
         try:
-            return self._iterator.dataset.restore_sample(restore_key, self._pipeline)
+            return self._dataset_iterator.dataset.restore_sample(restore_key, self._pipeline)
         except SampleError as error:
             if self.worker_config.restore_error_handler is not None:
                 self.worker_config.restore_error_handler(error, restore_key, None)
@@ -286,7 +287,7 @@ class DataLoader:
             ...     print(sample.rank, sample.dataset, sample.shard, sample.key)
         """
         ranks = range(self.worker_config.world_size) if all_ranks else [self.worker_config.rank]
-        addresses = self._iterator.addresses_at(pass_number, step, ranks)
+        addresses = self._dataset_iterator.addresses_at(pass_number, step, ranks)
         return [
             sample
             for rank, own in zip(ranks, addresses, strict=True)
@@ -312,7 +313,7 @@ class DataLoader:
         }
         if self._quarantine is not None:
             stats["quarantine"] = self._quarantine.stats()
-        planned = self._iterator.planned_counts()
+        planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 
     def config(self) -> dict[str, Any]:
@@ -322,7 +323,7 @@ class DataLoader:
     def close(self) -> None:
         """Stop the workers and log a summary of what was skipped. The loader can be used again; it starts new ones."""
         self._forget_ahead()
-        self._iterator.close()
+        self._dataset_iterator.close()
         if self._workers.close():
             self._report.log_summary()
 

@@ -46,8 +46,8 @@ class SavableDataLoader(DataLoader):
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
         self._forget_ahead()
-        self._iterator.restore(state)
-        self._in_step, self._delivered = False, self._iterator.cursor
+        self._dataset_iterator.restore(state)
+        self._in_step, self._delivered = False, self._dataset_iterator.cursor
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.
@@ -105,7 +105,7 @@ class SavableDataLoader(DataLoader):
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""
-        return self._iterator.state(self._delivered)
+        return self._dataset_iterator.state(self._delivered)
 
     def load_state_dict(self, state_dict: State) -> None:
         """:meth:`restore_state_rank`, by torch's name for it."""

@@ -66,7 +66,7 @@ def test_an_interrupt_at_any_point_loses_nothing(leaf_of: Any, content: str, gap
         arguments: dict[str, Any] = {"worker_config": config, "chunk_size": 8, "lanes": 3}
         arguments |= CONTENTS[content].arguments()
         dataset = get_val_dataset(leaf, **arguments) if ends else get_train_dataset(leaf, **arguments)
-        return get_savable_loader(dataset)._iterator
+        return get_savable_loader(dataset)._dataset_iterator
 
     calm, expected, count = walk(), list[Any](), 30
     while len(expected) < count and (result := calm.take()) is not None:

@@ -252,7 +252,7 @@ def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of
 
     with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
         ranks.steps(6)
-        streams = ranks.loaders[0]._iterator.feed._streams.values()
+        streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()
         assert [len(stream.tickets) for stream in streams] == [1] * 6
 
 

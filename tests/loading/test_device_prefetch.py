@@ -181,7 +181,7 @@ def test_what_goes_wrong_ahead_comes_after_the_batch_in_hand(
     with _loader(leaf_of(30), "train", ahead=False) as plain:
         expected = [_name(batch) for batch in plain]
     loader = _loader(leaf_of(30), "train")
-    take = loader._iterator.take
+    take = loader._dataset_iterator.take
     calls = iter(range(100))
 
     def failing() -> Any:
@@ -189,7 +189,7 @@ def test_what_goes_wrong_ahead_comes_after_the_batch_in_hand(
             raise error
         return take()
 
-    monkeypatch.setattr(loader._iterator, "take", failing)
+    monkeypatch.setattr(loader._dataset_iterator, "take", failing)
     found = []
     with pytest.raises(error):
         for batch in loader:

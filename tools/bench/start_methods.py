@@ -76,7 +76,7 @@ def measure_overhead(data: str) -> None:
     loader = lib.get_savable_loader(dataset)
     loader._take()
     batch, outcomes = {"x": 1}, [0] * 32
-    loader._iterator.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
+    loader._dataset_iterator.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
     found: dict[str, list[float]] = {"whole loop": [], "check": [], "count": []}
     for _ in range(7):
         iterator = iter(loader)

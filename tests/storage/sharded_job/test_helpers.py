@@ -190,8 +190,10 @@ def test_why_there_is_no_helper_is_said(folder: Path, monkeypatch: pytest.Monkey
 def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-C, which comes while one waits for a unit."""
     monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n > '01.tar' and time.sleep(600)"))
+    before = set(children(os.getpid()))  # such as the fork server of earlier tests
     outcomes = run_units(*scan_job(str(folder)), names(folder), workers=3)
     next(outcomes)
-    assert len(children(os.getpid())) >= 3
+    started = set(children(os.getpid())) - before
+    assert len(started) == 3
     in_time(outcomes.close, 30)
-    assert not [pid for pid in children(os.getpid()) if is_running(pid)]
+    assert not [pid for pid in started if is_running(pid)]
