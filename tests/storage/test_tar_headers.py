@@ -3,33 +3,29 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import shutil
-import subprocess
 import tarfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.tar.tar_headers import TarHeaders
+from energon_lite.storage.tar.tar_headers import Member, TarHeaders
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
-
-class Member(NamedTuple):
-    header_offset: int
-    name: str
-    offset: int
-    size: int
 
 
 def headers(path: Path) -> tuple[list[Member], TarHeaders]:
     with open(path, "rb") as file:
         found = TarHeaders(file.fileno(), os.path.getsize(path), str(path))
-        return [Member(*member) for member in found], found
+        return list(found), found
+
+
+def columns(path: Path) -> tuple[list[Member], TarHeaders]:
+    with open(path, "rb") as file:
+        found = TarHeaders(file.fileno(), os.path.getsize(path), str(path))
+        return [member for run in found.columns() for member in run.members()], found
 
 
 def reference(path: Path) -> list[Member]:
@@ -186,16 +182,18 @@ def test_what_stands_behind_the_end_is_an_error_unless_it_is_zeros(
     path.write_bytes(content)
     end = 1536 * hole
     behind = content[end:].lstrip(b"\0")
-    if not behind:
-        assert [m.name for m in headers(path)[0]] == ["0.txt", "1.txt", "2.txt"] and hole == 3
-        return
-    with pytest.raises(
-        ShardFormatError, match=rf"zeros at byte {end} end it.*byte {len(content) - len(behind)} "
-    ) as caught:
-        headers(path)
-    assert str(path) in str(caught.value) and f"truncate -s {end + 512}" in str(caught.value)
-    os.truncate(path, end + 512)
-    assert len(headers(path)[0]) == hole
+    for read in (headers, columns):
+        if not behind:
+            assert [m.name for m in read(path)[0]] == ["0.txt", "1.txt", "2.txt"] and hole == 3
+            continue
+        with pytest.raises(
+            ShardFormatError, match=rf"zeros at byte {end} end it.*byte {len(content) - len(behind)} "
+        ) as caught:
+            read(path)
+        assert str(path) in str(caught.value) and f"truncate -s {end + 512}" in str(caught.value)
+        os.truncate(path, end + 512)
+        assert len(read(path)[0]) == hole
+        path.write_bytes(content)
 
 
 def test_sparse_members_are_refused(tmp_path: Path) -> None:
@@ -204,100 +202,6 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(ShardFormatError, match="stored sparsely"):
         headers(tmp_path / "a.tar")
-
-
-@pytest.mark.parametrize(
-    ("field", "size"),
-    [
-        (b"00000000012\0", 10),
-        (b"0000000012 \0", 10),
-        (b"        12 \0", 10),
-        (b"000000000012", 10),
-        (b"\x80" + bytes(10) + b"\x0a", 10),
-        (bytes(12), 0),
-        (b" " * 12, 0),
-        (b"-0000000012\0", None),
-        (b"000000000a2\0", None),
-        (b"12\0" + b"9" * 9, 10),
-    ],
-)
-def test_ways_to_write_a_size(tmp_path: Path, field: bytes, size: int | None) -> None:
-    """Header by header, with the checksum as most programs write it and as some others do."""
-    for checksum in (b"%06o\0 ", b"%07o\0", b" %05o \0", b"%o"):
-        header = bytearray(tarfile.TarInfo("a.txt").tobuf(tarfile.USTAR_FORMAT))
-        header[124:136] = field
-        total = sum(header[:148]) + 8 * 32 + sum(header[156:])
-        header[148:156] = (checksum % total).ljust(8, b"\0")
-        (tmp_path / "a.tar").write_bytes(header + bytes(512) + bytes(1024))
-        if size is None:
-            with pytest.raises(ShardFormatError, match=r"byte 0 .its size is no number"):
-                headers(tmp_path / "a.tar")
-        else:
-            assert headers(tmp_path / "a.tar")[0] == [(0, "a.txt", 512, size)]
-
-
-def test_a_checksum_of_signed_characters(tmp_path: Path) -> None:
-    """Some old writers summed so."""
-    header = bytearray(tarfile.TarInfo("\xe9" * 9 + ".txt").tobuf(tarfile.USTAR_FORMAT))
-    signed = sum(byte - 256 if byte > 127 else byte for byte in header[:148] + header[156:]) + 8 * 32
-    header[148:156] = b"%06o\0 " % signed
-    (tmp_path / "a.tar").write_bytes(header + bytes(1024))
-    assert headers(tmp_path / "a.tar")[0][0].name == "\xe9" * 9 + ".txt"
-
-
-def test_a_checksum_of_digits_that_are_not_octal(tmp_path: Path) -> None:
-    def header(number: int) -> bytearray:
-        return bytearray(tarfile.TarInfo(f"{number:02d}.a").tobuf(tarfile.USTAR_FORMAT))
-
-    data = next(header(number) for number in range(99) if header(number)[153:154] == b"0")
-    data[152:154] = bytes([data[152] - 1, ord("8")])  # of the same value, if eights counted
-    (tmp_path / "a.tar").write_bytes(data + bytes(1024))
-    with pytest.raises(ShardFormatError, match="not a tar"):
-        headers(tmp_path / "a.tar")
-
-
-def test_of_several_extended_headers_the_outermost_wins(tmp_path: Path) -> None:
-    def member(name: str, **pax: str) -> bytes:
-        info = tarfile.TarInfo(name)
-        info.pax_headers = pax
-        return info.tobuf(tarfile.PAX_FORMAT)
-
-    inner, plain = member("inner.txt", path="p/inner.txt"), member("last.txt", mtime="1.5")
-    data = member("outer.txt", path="p/outer.txt")[:-512] + inner + plain + bytes(1024)
-    (tmp_path / "a.tar").write_bytes(data)
-    assert [m.name for m in headers(tmp_path / "a.tar")[0]] == ["p/outer.txt", "last.txt"]
-
-
-@pytest.mark.parametrize("option", ["gnu", "pax", "ustar", "v7", "oldgnu"])
-def test_a_tar_of_another_program(tmp_path: Path, option: str) -> None:
-    """GNU tar writes uid, times and sizes its own way."""
-    if shutil.which("tar") is None:
-        pytest.skip("no tar")
-    for number in range(50):
-        (tmp_path / f"{number:02d}.txt").write_bytes(b"x" * number)
-    files = sorted(path.name for path in tmp_path.glob("*.txt"))
-    subprocess.run(["tar", f"--format={option}", "-cf", "a.tar", *files], cwd=tmp_path, check=True, capture_output=True)
-    found, _ = headers(tmp_path / "a.tar")
-    assert found == reference(tmp_path / "a.tar")
-    assert [(m.name, m.size) for m in found] == [(f"{n:02d}.txt", n) for n in range(50)]
-
-
-@pytest.mark.parametrize(("size", "count", "calls", "share"), [(600, 4000, 30, 1.5), (200_000, 100, 110, 0.03)])
-def test_small_members_are_read_in_large_chunks_and_large_ones_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, count: int, calls: int, share: float
-) -> None:
-    asked: list[int] = []
-    pread = os.pread
-
-    def counting(fd: int, length: int, offset: int) -> bytes:
-        data = pread(fd, length, offset)
-        asked.append(len(data))
-        return data
-
-    write(tmp_path / "a.tar", [(f"{i}.bin", size) for i in range(count)], tarfile.USTAR_FORMAT)
-    monkeypatch.setattr(os, "pread", counting)
-    assert len(headers(tmp_path / "a.tar")[0]) == count
-    assert len(asked) <= calls and sum(asked) < share * (tmp_path / "a.tar").stat().st_size + 70_000
 
 
 def test_payloads_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 from energon_lite.errors import ShardFormatError
+from energon_lite.storage.tar.member_columns import Member, MemberColumns
 from energon_lite.storage.tar.pax_records import SPARSE, pax_records
+from energon_lite.storage.tar.plain_headers import PlainHeaders
 
 __all__ = ["BLOCK", "Member", "TarHeaders"]
 
@@ -23,13 +26,17 @@ _ZEROS = bytes(BLOCK)
 _REGULAR = frozenset(b"0\x007")
 #: Links, devices, directories, pipes: they have a size field at times, but never a payload.
 _WITHOUT_PAYLOAD = frozenset(b"123456")
-_EXTENSIONS = frozenset(b"xXgLK")
-_PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"gLKS"
+_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"xXgLKS"
 #: No sane extended header is larger; a larger one means damage, and must not be read into memory.
 _EXTENSION_LIMIT = 1 << 20
 #: Bytes behind the end marker that are looked at together.
 _TRAILER = 1 << 20
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 18
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 20
+
+#: A run of plain members of this length shows that plain ones are the rule.
+_WORTH_A_RUN = 64
+#: Members parsed one by one at most before the next attempt at a run.
+_ONE_BY_ONE = 1024
 
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
@@ -38,11 +45,6 @@ _COMPRESSED = {
     b"BZh": ("bzip2", "bunzip2"),
     b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
 }
-
-
-#: Byte at which its first header starts (that of the long name, if it has one), path in the archive, byte at which its
-#: payload starts, bytes of payload.
-Member = tuple[int, str, int, int]
 
 
 class TarHeaders:
@@ -58,12 +60,13 @@ class TarHeaders:
 
     Example:
         >>> with open("a.tar", "rb") as file:
-        ...     names = [name for _, name, _, _ in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
+        ...     names = [m.name for m in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
     """
 
     def __init__(self, fd: int, size: int, path: str):
         self._fd, self._size, self._path = fd, size, path
-        self._buffer, self._base, self._chunk = b"", 0, 1 << 16
+        self._buffer, self._base = b"", 0
+        self._chunk, self._hits = 1 << 16, 4
         #: What global extended headers say of all members that follow.
         self._everywhere: dict[str, str] = {}
         #: Byte after the last member, where the end marker stands.
@@ -72,38 +75,31 @@ class TarHeaders:
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
-        position = first = 0
+        return self._members(0)
+
+    def _members(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position`` or behind it."""
+        first = position
         name: str | None = None
         long_size: int | None = None
         while True:
-            start = position - self._base
-            block = self._buffer[start : start + BLOCK]
-            if len(block) < BLOCK:
-                block = self._read(position, BLOCK)
-                if 0 < len(block) < BLOCK:
-                    raise self._truncated(f"in the header at byte {position}")
-            if not block or block == _ZEROS:
+            block = self._read(position, BLOCK)
+            if block == _ZEROS or not block:
                 self._finish(position, first, bool(block))
                 return
-            # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed, in which
-            # its own field counts as spaces.
-            total = (zlib.adler32(block[156:], zlib.adler32(block[:148])) & 0xFFFF) + 8 * 32 - 1
-            if block[148:155] != b"%06o\0" % total:  # not as most programs write it
-                self._check(block, position)
+            self._check(block, position)
             kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
             if size < 0:
                 raise self._damaged(position, "its size is no number")
             if kind in _REGULAR:
-                if long_size is not None:
-                    size = long_size
-                if name is None:
-                    name = self._everywhere.get("path") or _short_name(block)
-                after = self._after(payload, size, name, position)
-                if kind or not name.endswith("/"):  # a v7 tar marks a folder only by the slash
-                    yield first, name, payload, size
-                position = first = after
+                size = size if long_size is None else long_size
+                found = name if name is not None else self._everywhere.get("path") or _short_name(block)
+                after = self._after(payload, size, found, position)
+                if kind or not found.endswith("/"):  # a v7 tar marks a folder only by the slash
+                    yield Member(first, found, payload, size)
                 name = long_size = None
-            elif kind in _EXTENSIONS:
+                position = first = after
+            elif kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
                 text = self._extension(payload, size, position)
                 if kind == _GNU_NAME:
                     name = name if name is not None else _text(text.partition(b"\0")[0])
@@ -111,7 +107,7 @@ class TarHeaders:
                     records = self._pax_records(text, position)
                     if kind == _PAX_GLOBAL:
                         self._everywhere |= records
-                    elif records:  # of several extensions to one member the outermost, which comes first, wins
+                    else:  # of several extensions to one member the outermost, which comes first, wins
                         name = name if name is not None else records.get("path")
                         if long_size is None and "size" in records:
                             long_size = int(records["size"])
@@ -122,21 +118,51 @@ class TarHeaders:
                 position = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
                 first, name, long_size = position, None, None
 
+    def columns(self) -> Iterator[MemberColumns]:
+        """The same members, in the same order and with the same errors, as arrays, and many times faster."""
+        plain = PlainHeaders(self._fd, self._size)
+        position, one_by_one = 0, 1
+        while True:
+            while not self._everywhere:
+                found, position = plain.run(position)
+                if found is None:
+                    break
+                yield found
+                one_by_one = 1 if len(found) >= _WORTH_A_RUN else one_by_one
+            members = list(islice(self._members(position), one_by_one))
+            if members:
+                yield MemberColumns.from_members(members)
+                position = members[-1].offset + _padded(members[-1].size)
+            if len(members) < one_by_one:
+                return
+            # Where most members are not plain, the attempts must not cost more than they save.
+            one_by_one = min(2 * one_by_one, _ONE_BY_ONE)
+
     def _read(self, position: int, length: int) -> bytes:
         """Bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
-        if start + length > len(self._buffer):
+        if start < 0 or start + length > len(self._buffer):
             # Small members: read many headers at once. Large ones: read little more than the header.
-            is_dense = 8 * (start - len(self._buffer)) <= self._chunk
-            self._chunk = min(self._chunk * 2, _LARGEST_CHUNK) if is_dense else max(self._chunk // 4, _SMALLEST_CHUNK)
+            if self._hits >= 8:
+                self._chunk = min(self._chunk * 2, _LARGEST_CHUNK)
+            elif self._hits <= 1:
+                self._chunk = max(self._chunk // 4, _SMALLEST_CHUNK)
+            self._hits = 0
             self._buffer, self._base = os.pread(self._fd, max(self._chunk, length), position), position
             start = 0
+        self._hits += 1
         return self._buffer[start : start + length]
 
     def _check(self, block: bytes, position: int) -> None:
-        rest, stored = block[:148] + block[156:], _number(block[148:156])
-        # Some old writers summed signed characters.
-        if stored in (sum(rest) + 8 * 32, sum(byte - 256 if byte > 127 else byte for byte in rest) + 8 * 32):
+        if len(block) < BLOCK:
+            raise self._truncated(f"in the header at byte {position}")
+        field = block[148:156]
+        stored = _number(field)
+        # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
+        if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
+            return
+        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
+        if stored == signed:  # some old writers summed signed characters
             return
         if position == 0:
             for magic, (format_name, tool) in _COMPRESSED.items():
@@ -155,7 +181,7 @@ class TarHeaders:
 
     def _after(self, payload: int, size: int, name: str, position: int) -> int:
         """Position after a padded payload, which must be inside the file."""
-        after = payload + (size + BLOCK - 1) // BLOCK * BLOCK
+        after = payload + _padded(size)
         if after > self._size:
             raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
         return after
@@ -204,8 +230,6 @@ class TarHeaders:
             records = pax_records(text)
         except ValueError as error:
             raise self._damaged(position, str(error)) from None
-        if not records:
-            return {}
         if SPARSE in records:
             raise self._sparse(position)
         texts = {key: _text(value) for key, value in records.items()}
@@ -233,15 +257,18 @@ class TarHeaders:
         )
 
 
+def _padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
 def _number(field: bytes) -> int:
     """A number field: octal text, or (GNU, large files) a big-endian integer marked by its first bit. -1 if neither."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    text = field.partition(b"\0")[0]
     try:
-        return int(text, 8)
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        return -1 if text.strip() else 0
+        return -1
 
 
 def _short_name(block: bytes) -> str:

@@ -1,32 +1,23 @@
 """What is in one shard: a header-only scan of a tar file into arrays.
 
 A pure function of one file, so shards can be scanned in any order, on any number of processes or machines.
-
-Which members make a sample is WebDataset's rule as Energon applies it: a member's key is its path up to the first dot
-of the last component, the rest is the part name; neighbours with equal keys are one sample; members whose path begins
-with a ``__name__`` component, and members without a part name, belong to no sample.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from array import array
-from collections import defaultdict
 from dataclasses import dataclass
-from itertools import count, pairwise
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import pairwise
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
+from energon_lite.storage.tar.member_columns import Int64
+from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard", "split_member_name"]
-
-Int64 = NDArray[np.int64]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -134,58 +125,21 @@ def scan_shard(root: str, name: str) -> ShardScan:
         os.close(fd)
 
 
-def split_member_name(name: str) -> tuple[str, str] | None:
-    """Split the name of a tar member into (key, part name); None if it belongs to no sample.
-
-    Example:
-        >>> split_member_name("a.b/0001.seg.png")
-        ('a.b/0001', 'seg.png')
-        >>> split_member_name("__meta__/x.txt") is None
-        True
-    """
-    if name.startswith("__"):
-        top = name.partition("/")[0]
-        if len(top) >= 4 and top.endswith("__"):
-            return None
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    if dot < 0:
-        return None
-    if dot == start:  # a hidden file: Energon takes the folder, slash included, as its key if that has no dot
-        folder = name[:start]
-        above = folder[:-1].rfind("/") + 1
-        if not folder or "." in folder[above:]:
-            return None
-    return name[:dot], name[dot + 1 :]
-
-
-def _collect(members: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
-    headers, first_part, parts, keys = array("q"), array("q"), array("q"), []
-    numbers: dict[str, int] = defaultdict(count().__next__)
-    last = None
-    for header, member, offset, size in members:
-        found = split_member_name(member)
-        if found is None:
-            continue
-        key, part = found
-        if key != last:
-            headers.append(header)
-            first_part.append(len(parts) // 3)
-            keys.append(key.encode("utf-8", "surrogateescape"))
-            last = key
-        parts.extend((offset, size, numbers[part]))
-    first_part.append(len(parts) // 3)
+def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
+    samples = SampleColumns()
+    for members in headers.columns():
+        samples.add(members)
     return ShardScan(
         name=name,
         size=status.st_size,
         head=head,
-        end=members.end,
-        headers=np.array(headers, dtype=np.int64),
-        first_part=np.array(first_part, dtype=np.int64),
-        parts=np.array(parts, dtype=np.int64).reshape(-1, 3),
-        part_names=tuple(numbers),
-        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        keys=b"".join(keys),
-        notes=tuple(members.notes),
+        end=headers.end,
+        headers=samples.headers(),
+        first_part=samples.first_part(),
+        parts=samples.parts(),
+        part_names=samples.part_names(),
+        key_offsets=samples.key_offsets(),
+        keys=samples.keys(),
+        notes=tuple(headers.notes),
         mtime_ns=status.st_mtime_ns,
     )
