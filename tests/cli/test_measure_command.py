@@ -192,6 +192,7 @@ def test_wrong_data(here: Path, data: Path) -> None:
     assert code == 1 and "cannot be called 'a/b'" in output
 
 
+@pytest.mark.slow
 def test_the_command_that_a_stale_column_names_mends_it(
     data: Path, here: Path, write_dataset: Callable[..., Path]
 ) -> None:

@@ -71,6 +71,7 @@ class TestWithoutQuestions:
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
         assert "Sample 1, key '001':" in output and '"text": "caption 1"' in output and "x" * 60 + "..." in output
 
+    @pytest.mark.slow
     def test_the_printed_next_step_runs(self, data: Path) -> None:
         options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
         _, output = run(data, "--non-interactive", *options)

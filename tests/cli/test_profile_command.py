@@ -71,6 +71,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched
 
 
 @linux
+@pytest.mark.slow
 def test_the_largest_capacity_within_a_limit() -> None:
     code, output = profile(
         "steps_here:step", "--device", "cpu", "--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16

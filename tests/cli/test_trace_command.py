@@ -156,6 +156,7 @@ def _names(batch: Any) -> list[str]:
 
 @pytest.mark.parametrize(("workers", "method"), WORKERS)
 @pytest.mark.parametrize("kind", list(ENCODERS))
+@pytest.mark.slow
 def test_a_line_has_the_samples_of_its_batch(
     leaf_of: Any, tmp_path: Path, kind: str, workers: int, method: Any
 ) -> None:

@@ -339,6 +339,7 @@ def record(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
+@pytest.mark.slow
 def test_workers_share_it(count: int, tmp_path: Path, private_growth: Callable[..., list[int]]) -> None:
     def read(items: Any) -> bool:
         total = sum(next(iter(list(item.values()))) for item in items)  # looks at all that is in it

@@ -94,6 +94,7 @@ def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
         pytest.param(1000, "large", "forkserver", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.slow
 def test_a_blend_within_few_open_files(
     leaves: int, index: str, start_method: str, tmp_path: Path, write_dataset: Callable[..., Path]
 ) -> None:

@@ -72,6 +72,7 @@ def texts(path: Any, function: Any = get_train_dataset, start: str = "", **optio
 
 
 @pytest.mark.parametrize("start", ["", "fork", "spawn", "thread"])
+@pytest.mark.slow
 def test_an_epoch_of_a_source(start: str) -> None:
     found = texts("numbers://9", start=start, repeat=False)
     assert sorted(found) == [f"text {n}" for n in range(9)] and found != sorted(found)

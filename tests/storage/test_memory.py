@@ -28,6 +28,7 @@ Growth = Callable[..., list[int]]
 
 
 @pytest.mark.parametrize("shards", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.slow
 def test_four_workers_read_everything(
     shards: int, tmp_path: Path, make_tar: Callable[..., Path], private_growth: Growth
 ) -> None:

@@ -165,6 +165,7 @@ def measured(*options: str) -> dict[str, float]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+@pytest.mark.slow
 def test_workers_do_not_grow_over_a_hundred_thousand_samples() -> None:
     assert measured("--only", "workers")["growth per worker"] < 20
 

@@ -90,6 +90,7 @@ def test_an_interrupted_second_preparation_does_not_leave_a_mixture(ten: Path, m
     assert not meta(ten) & {".info.json", "index.sqlite"}
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_running_again_is_enough(ten: Path, tmp_path: Path) -> None:
     script = (
         "import sys, os; from unittest import mock; from energon_lite.storage.index import nv_meta\n"

@@ -37,6 +37,7 @@ def killed_while(
         yield killed
 
 
+@pytest.mark.slow
 def test_a_first_preparation(ten: Path) -> None:
     shards = contents(ten)
     prepare_dataset(ten, **OPTIONS)

@@ -78,6 +78,7 @@ def test_a_file_that_shrinks_while_open(tmp_path: Path) -> None:
         store.read(path, identity, 3, 4)
 
 
+@pytest.mark.slow
 def test_storage_errors_name_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, identity = shard(tmp_path / "a", b"0123456789")
     store = ShardStore()

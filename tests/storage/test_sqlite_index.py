@@ -197,6 +197,7 @@ def test_keys_that_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])
+@pytest.mark.slow
 def test_a_database_that_is_in_use_is_not_thrown_away(prepared: Path, indexes_only: bool) -> None:
     """What cannot be looked at now may hold tables of others."""
     before = (prepared / DATABASE).read_bytes()

@@ -132,6 +132,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
 
 
 @pytest.mark.usefixtures("quick_disk")
+@pytest.mark.slow
 def test_killed_at_every_step_it_goes_on_to_the_same_end(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     def make(folder: Path) -> Any:
         return _make(chats, tokenizer_folder, folder, records_per_shard=100)
@@ -152,6 +153,7 @@ def test_killed_at_every_step_it_goes_on_to_the_same_end(chats: Path, tokenizer_
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.usefixtures("quick_disk")
+@pytest.mark.slow
 def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
     chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
 ) -> None:

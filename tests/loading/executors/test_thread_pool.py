@@ -169,6 +169,7 @@ def test_read_ahead_is_refused(leaf_of: Any) -> None:
         _loader(leaf_of(20), 1, read_ahead=ReadAhead())
 
 
+@pytest.mark.slow
 def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any) -> None:
     loader = _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.1)
     closing = threading.Timer(0.3, loader.close)

@@ -261,6 +261,7 @@ def test_the_end_of_a_virtual_epoch_throws_nothing_away(
     assert submitted <= 30 + 9
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_its_kill_holds_nobody_up(
     leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

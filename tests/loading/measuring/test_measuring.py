@@ -267,6 +267,7 @@ class TestTrouble:
 
 
 @pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
+@pytest.mark.slow
 def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 16)
     run(data)
@@ -298,6 +299,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
 
 
 @pytest.mark.usefixtures("quick_disk")
+@pytest.mark.slow
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
     monkeypatch.setattr(chunks, "CHUNK", 16)

@@ -22,6 +22,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_there_and_back_in_less_than_two_tensors(tmp_path: Path, bench: ModuleType) -> None:
     largest = bench.write_model(tmp_path / "hf", bench.model_of(2**26, layers=2), shard_bytes=30_000_000)
     # Each tensor in one rectangle, which needs the most.

@@ -124,6 +124,7 @@ def native(tmp_path: Path, save_model: SaveModel, write_dataset: WriteDataset) -
     return tmp_path / "native"
 
 
+@pytest.mark.slow
 def test_training_begins_with_it_on_any_layout(run_ranks: RunRanks, tmp_path: Path, native: Path) -> None:
     runs = {}
     for world, mesh in ((1, {}), (2, {"tp": 2}), (2, {"pp": 2}), (2, {"tp": 1})):
