@@ -60,7 +60,8 @@ def edataclass(cls: type[T]) -> type[T]:
     return dataclass(kw_only=True, slots=True)(cls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: that would make each twice as slow to make, and there is one for every sample.
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SourceInfo:
     """Where a sample's bytes were read.
 

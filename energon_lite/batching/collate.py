@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -32,6 +33,15 @@ Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
 #: What is as common as it is easy to tell.
 _SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
+
+
+#: How the fields that all samples have are put together.
+_OF_BASE_FIELDS: dict[str, Callable[[list[Any]], Any]] = {
+    "__key__": list,
+    "__restore_key__": tuple,
+    "__sources__": lambda values: tuple(chain.from_iterable(filter(None, values))),
+    "__subflavors__": list,
+}
 
 
 def check_padding(padding: Any) -> None:
@@ -116,13 +126,8 @@ def collate_entry(name: str, values: list[Any], padding: Padding = None, path: t
     Args:
         path: the fields that it lies in.
     """
-    if name == "__sources__":
-        return tuple(source for value in values for source in value or ())
-    if name == "__restore_key__":
-        return tuple(values)
-    if name in ("__key__", "__subflavors__"):
-        return values
-    return _collate(values, padding, (*path, name))
+    of_base = _OF_BASE_FIELDS.get(name)
+    return of_base(values) if of_base else _collate(values, padding, (*path, name))
 
 
 def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> Any:
@@ -131,7 +136,7 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
         return list(values)
     own: Any = padding.get(path[0] if path else "") if isinstance(padding, Mapping) else padding
     first = values[0]
-    if all(isinstance(value, torch.Tensor) for value in values):
+    if isinstance(first, torch.Tensor) and all(isinstance(value, torch.Tensor) for value in values):
         if all(value.shape == first.shape and value.dtype == first.dtype for value in values):
             return torch.stack(list(values))
         if own == "list":

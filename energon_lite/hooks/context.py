@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
-from energon_lite.hooks.global_generators import LendingScope, lend
+from energon_lite.hooks.global_generators import LendingScope, borrow
 from energon_lite.hooks.randomness import HookGenerator
-from energon_lite.order.hashing import hash_ints, mix64
+from energon_lite.order.hashing import hash_ints, hash_next
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
 
@@ -32,7 +32,7 @@ class HookContext:
         batch_index: number of the micro-batch in its pass, counted over all ranks.
     """
 
-    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_token", "batch_index", "sample_index")
+    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "batch_index", "sample_index")
 
     def __init__(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None):
         self._lent: LendingScope | None = None
@@ -40,10 +40,9 @@ class HookContext:
 
     def move(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None) -> Self:
         """Be at another sample (or batch) from now on."""
-        if self._lent is not None:
-            lent, self._lent = self._lent, None
-            lent.take_back()
-        self._origin = origin
+        if self._lent is not None and self._lent.of_one_hook:
+            self._take_back()
+        self._origin, self._seeded = origin, False
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
         self.sample_index, self.batch_index = sample_index, batch_index
@@ -56,7 +55,11 @@ class HookContext:
     def __exit__(self, *_: object) -> None:
         _context.reset(self._token)
         if self._lent is not None:
-            lent, self._lent = self._lent, None
+            self._take_back()
+
+    def _take_back(self) -> None:
+        lent, self._lent, self._seeded = self._lent, None, False
+        if lent is not None:
             lent.take_back()
 
     @property
@@ -64,7 +67,7 @@ class HookContext:
         """64 bits."""
         if self._seed is None:
             *beginning, last = self._origin
-            self._seed = mix64(_hash_of_beginning(*beginning) ^ mix64(last))  # hash_ints(*self._origin)
+            self._seed = hash_next(_hash_of_beginning(*beginning), last)
         return self._seed
 
     @property
@@ -77,7 +80,10 @@ class HookContext:
     def seed_globals(self) -> None:
         """Seed Python's, numpy's and torch's global generators, once; they go on from there, as ``rng`` does."""
         if self._lent is None:
-            self._lent = lend(self.seed)
+            self._lent = borrow()
+        if not self._seeded:
+            self._lent.seed(self.seed)
+            self._seeded = True
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["LendingScope", "lend", "lending"]
+__all__ = ["LendingScope", "borrow", "lending"]
 
 T = TypeVar("T")
 
@@ -36,10 +36,10 @@ class LendingScope:
         ...         pipeline.run(job)  # each hook draws numbers of its own, whose states nobody needs
     """
 
-    __slots__ = ("_lock", "_of_one_hook", "_saved", "_token", "busy")
+    __slots__ = ("_lock", "_saved", "_token", "busy", "of_one_hook")
 
     def __init__(self, *, of_one_hook: bool = False) -> None:
-        self.busy = self._of_one_hook = of_one_hook  # busy: a hook has them now
+        self.busy = self.of_one_hook = of_one_hook  # busy: a hook has them now
         self._lock: Any = None
         self._saved: tuple[Any, Any, Any] | None = None
 
@@ -87,7 +87,7 @@ class LendingScope:
     def take_back(self) -> None:
         """The hook that they were lent to is done."""
         self.busy = False
-        if self._of_one_hook:
+        if self.of_one_hook:
             self.__exit__()
 
 
@@ -115,21 +115,12 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def lend(seed: int) -> LendingScope:
-    """Seed the global generators for a hook; :meth:`LendingScope.take_back` of what is returned ends that.
-
-    Args:
-        seed: 64 bits.
-    """
+def borrow() -> LendingScope:
+    """A scope that hooks may seed; :meth:`LendingScope.take_back` ends that."""
     scope = _scope.get()
     if scope is None or scope.busy:  # a hook of the scope may run a loader of its own: it is a caller, too
         scope = LendingScope(of_one_hook=True).__enter__()
     scope.busy = True
-    try:
-        scope.seed(seed)
-    except BaseException:
-        scope.take_back()
-        raise
     return scope
 
 

@@ -14,7 +14,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["hash_ints", "hash_text", "mix64", "mix64_array"]
+__all__ = ["hash_ints", "hash_next", "hash_text", "mix64", "mix64_array"]
 
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -61,8 +61,23 @@ def hash_ints(*values: int) -> int:
     """
     state = 0
     for value in values:
-        state = mix64(state ^ mix64(value & MASK64))
+        state = hash_next(state, value)
     return state
+
+
+def hash_next(state: int, value: int) -> int:
+    """:func:`hash_ints` of one integer more, where ``state`` is the hash of those before it.
+
+    Example:
+        >>> hash_next(hash_ints(1, 2), 3) == hash_ints(1, 2, 3)
+        True
+    """
+    for word in (0, state):  # mix64(state ^ mix64(value)), without calls: there are some for every sample
+        value = (((value ^ word) & MASK64) + _GOLDEN) & MASK64
+        value = ((value ^ (value >> 30)) * _M1) & MASK64
+        value = ((value ^ (value >> 27)) * _M2) & MASK64
+        value ^= value >> 31
+    return value
 
 
 def hash_text(text: str) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.batching.address_list import AddressList
@@ -70,26 +72,26 @@ class LeafFields:
 
 
 class Rows:
-    """Samples of one leaf, read together if that is possible.
+    """Samples of one leaf, read together, unless they are not alike, or something is wrong with any of them.
 
     Args:
         leaf: the data set.
         indices: which of its samples.
+
+    Attributes:
+        columns: what was read; None: each has to be read by itself.
     """
 
     def __init__(self, leaf: Leaf, indices: Sequence[int]):
         self.leaf, self.indices = leaf, indices
         self.columns: Columns | None = None
-        self._path = leaf.source.path
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
-
-    def read(self) -> None:
-        """Read them, unless they are not alike, or something is wrong with any of them."""
+        self._sources: list[SourceInfo] = []
         try:
-            self.columns = found = self.leaf.reader.read(self.indices)
+            self.columns = found = leaf.reader.read(indices)
         except Exception:
             return  # it is found again where each sample is read by itself, and is told there
-        fields = self.leaf.fields
+        fields = leaf.fields
         if fields is not None and found is not None and fields.parts.issubset(found.names):
             self._steps = [(found.parts[part], *step) for part, step in fields.steps.items()]
 
@@ -103,7 +105,7 @@ class Rows:
         if found is None:
             return self.leaf.reader.sample(self.indices[at])
         parts = {name: column[at] for name, column in found.parts.items()}
-        return RawSample(found.keys[at], parts, self._source(at, found))
+        return RawSample(found.keys[at], parts, (self._sources or self._all_sources(found))[at])
 
     def sample(self, at: int, restore_key: tuple[Any, ...]) -> Any | None:
         """One of them as an object, decoded now; None: that takes a sample loader."""
@@ -115,7 +117,7 @@ class Rows:
             "__key__": columns.keys[at],
             "__restore_key__": restore_key,
             "__subflavors__": fields.labels.copy(),
-            "__sources__": (self._source(at, columns),),
+            "__sources__": ((self._sources or self._all_sources(columns))[at],),
         }
         try:
             for column, decode, named in self._steps:
@@ -135,12 +137,16 @@ class Rows:
                 found[name] = values if access is None else [access.follow({access.part: value}) for value in values]
         return found
 
-    def _source(self, at: int, found: Columns) -> SourceInfo:
-        key, names = found.keys[at], found.names
-        files = (f"{key}.{names[0]}",) if len(names) == 1 else tuple([f"{key}.{name}" for name in names])
-        return SourceInfo(
-            dataset_path=self._path, index=self.indices[at], shard_name=found.shards[at], file_names=files
-        )
+    def _all_sources(self, found: Columns) -> list[SourceInfo]:
+        """Where each of them was read; made for all of them when the first is asked for."""
+        path = self.leaf.source.path
+        files = zip(*[map(add, found.keys, repeat(f".{name}")) for name in found.names], strict=True)
+        places = zip(self.indices, found.shards, files if found.names else repeat(()), strict=False)
+        self._sources = [
+            SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=those)
+            for index, shard, those in places
+        ]
+        return self._sources
 
 
 def batch_of_rows(

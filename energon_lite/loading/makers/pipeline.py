@@ -97,7 +97,8 @@ class Pipeline:
         for observer in self.samples.observers:
             observer.begin()
         with HookContext() as context:
-            places = self._fill(result, job, context) if job.addresses else self._empty(result, job, context)
+            addresses = list(iter(job.addresses))
+            places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
         if self.samples.observers:
             result.trace = self.samples.end(places)
         return result
@@ -115,18 +116,20 @@ class Pipeline:
             fix=failure.fix or None,
         ) from made.__cause__
 
-    def _fill(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:
+    def _fill(
+        self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext
+    ) -> Sequence[Address]:
         """Put the batch of a job into its result; returns where its samples come from."""
-        by_tokens = len(job.addresses[0]) > 3  # each sample is compared with the plan
+        by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
         if self._by_fields and not by_tokens and not any(one.sees_samples for one in self.samples.observers):
             result.batch = self._batch_by_fields(job)
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
-                return job.addresses
+                return addresses
         row: InARow | None = None
         attempt = 0
         while True:
-            samples, places = self._samples(job, attempt, result.outcomes, context)
+            samples, places = self._samples(addresses, attempt, result.outcomes, context)
             if not samples:
                 return self._empty(result, job, context)
             if not self.batched:
@@ -146,7 +149,7 @@ class Pipeline:
                     raise end from rejected.__cause__
                 continue
             if by_tokens:  # then no place was refilled: there is one outcome for each
-                made_of = zip(job.addresses, result.outcomes, strict=True)
+                made_of = zip(addresses, result.outcomes, strict=True)
                 result.tokens = sum(address[4] for address, outcome in made_of if isinstance(outcome, int))
             return places
 
@@ -165,9 +168,9 @@ class Pipeline:
         return InARow(self.samples.encoder.failure_tolerance, self._tolerances)
 
     def _samples(
-        self, job: Job, attempt: int, outcomes: list[Outcome], context: HookContext
+        self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext
     ) -> tuple[list[Any], Sequence[Address]]:
-        """The samples of a job, those that fail replaced (or left out), and the addresses that they come from.
+        """The samples at addresses, those that fail replaced (or left out), and the addresses that they come from.
 
         Args:
             attempt: of the batch as a whole; each has replacements of its own.
@@ -175,7 +178,7 @@ class Pipeline:
         """
         samples, places = list[Any](), list[Address]()
         first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
-        for address, made in zip(job.addresses, self.samples.make(job.addresses, context, first), strict=True):
+        for address, made in zip(addresses, self.samples.make(addresses, context, first), strict=True):
             number = first
             row: InARow | None = None
             while type(made) is Rejected:

@@ -6,9 +6,10 @@ that are not alike) each is read by itself, so that what is wrong is told of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from types import GeneratorType
 from typing import Any
 
@@ -81,6 +82,7 @@ class SampleMaker:
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
         self._reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
+        self._largest = max((leaf.mean_bytes for leaf in leaves), default=0)
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -93,9 +95,12 @@ class SampleMaker:
             attempt: 0: the samples themselves; k: the k-th replacement for each.
         """
         nothing_runs = not self._sample_hooks and self.hooks.batched and not self.observers
+        if not nothing_runs or (addresses and len(addresses[0]) > 3):
+            for address, rows, at in self.read(addresses, attempt):
+                yield self.made(rows, at, address, ("sample", *address[:3], attempt), context)
+            return
         for address, rows, at in self.read(addresses, attempt):
-            key = ("sample", *(address if len(address) == 3 else address[:3]), attempt)
-            sample = rows.sample(at, key) if nothing_runs and len(address) == 3 else None
+            sample = rows.sample(at, key := ("sample", *address, attempt))
             yield self.made(rows, at, address, key, context) if sample is None else sample
 
     def one(self, address: Address, context: HookContext, attempt: int = 0) -> Any:
@@ -111,27 +116,27 @@ class SampleMaker:
         return leaf_number, index, epoch
 
     def read(
-        self, addresses: Sequence[Address], attempt: int = 0, *, together: int | None = None
-    ) -> Iterator[tuple[Address, Rows, int]]:
+        self, addresses: Sequence[Address], attempt: int = 0, *, together: int = sys.maxsize
+    ) -> Iterable[tuple[Address, Rows, int]]:
         """The samples before the hooks: with each address, the rows that have its sample, and where in them it is.
 
         Args:
-            together: so many are read at once; None: all, if they are not too large.
+            together: so many are read at once, or fewer if they are large.
         """
         if not addresses:
-            return
-        at_once = self._at_once(addresses) if together is None else min(together, self._at_once(addresses))
-        for start in range(0, len(addresses), at_once):
-            some = addresses if at_once >= len(addresses) else addresses[start : start + at_once]
-            wanted = some if not attempt else [self.replacement(address, attempt) for address in some]
-            rows, places = self.read_together(wanted)
-            if len(rows) == 1:
-                (those,) = rows.values()
-                yield from zip(some, repeat(those), range(len(some)), strict=False)
-                continue
-            where = {place: (those, at) for number, those in rows.items() for at, place in enumerate(places[number])}
-            for place, address in enumerate(some):
-                yield address, *where[place]
+            return ()
+        if len(addresses) * self._largest > _READ_TOGETHER:
+            largest = max(self.leaves[leaf].mean_bytes for leaf, *_ in addresses)
+            together = min(together, max(1, int(_READ_TOGETHER / largest)))
+        if len(addresses) > together:
+            portions = (addresses[start : start + together] for start in range(0, len(addresses), together))
+            return chain.from_iterable(self.read(some, attempt, together=together) for some in portions)
+        wanted = addresses if not attempt else [self.replacement(address, attempt) for address in addresses]
+        rows, places = self.read_together(wanted)
+        if len(rows) == 1:
+            return zip(addresses, repeat(*rows.values()), range(len(addresses)), strict=False)
+        where = {place: (those, at) for number, those in rows.items() for at, place in enumerate(places[number])}
+        return [(address, *where[place]) for place, address in enumerate(addresses)]
 
     def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
@@ -151,20 +156,18 @@ class SampleMaker:
             if self.observers:
                 self.tell("read", self.leaves[number].name, f"{len(those)} samples")
             rows[number] = Rows(self.leaves[number], those)
-            rows[number].read()
         return rows, places
-
-    def _at_once(self, addresses: Sequence[Address]) -> int:
-        """How many samples are read together."""
-        largest = max(self.leaves[leaf].mean_bytes for leaf in set(columns_of(addresses)[0]))
-        return max(1, int(_READ_TOGETHER / max(1, largest)))
 
     def made(self, rows: Rows, at: int, address: Address, key: tuple[Any, ...], context: HookContext) -> Any:
         """The sample at a place of ``rows``, or the :class:`Rejected` that says why there is none."""
         leaf, index, epoch = rows.leaf, rows.indices[at], address[2]
         context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=epoch * leaf.length + index)
         try:
-            name, sample = self.load(rows, at, key)
+            sample = None if self.observers else rows.sample(at, key)
+            if sample is None or rows.columns is None:
+                name, sample = self.load(rows, at, key)
+            else:
+                name = rows.columns.keys[at]
             for hook, function in self._sample_hooks:
                 sample = self.guarded(hook, leaf.name, name, sample, function, sample)
             if not self.hooks.batched:
