@@ -28,7 +28,7 @@ from energon_lite.storage.samples.source_list import SourceList
 if TYPE_CHECKING:
     from energon_lite.loading.makers.leaf import Leaf
 
-__all__ = ["LeafFields", "Rows", "batch_of_rows", "columns_of", "has_default_hooks"]
+__all__ = ["LeafFields", "Rows", "batch_of_rows", "columns_of", "has_default_hooks", "in_order"]
 
 
 class LeafFields:
@@ -128,6 +128,21 @@ class Rows:
         except Exception:
             return None  # the sample loader finds it again, and says what it is
 
+    def samples(self, restore_keys: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """All of them as objects, decoded now.
+
+        Raises:
+            Exception: that takes a sample loader, which says what is wrong.
+        """
+        fields, columns, values = self.leaf.fields, self.columns, self.fields()
+        if fields is None or columns is None or not values:
+            raise LookupError
+        names = ("__key__", "__restore_key__", "__sources__", *values)
+        sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of one for each
+        every = zip(columns.keys, restore_keys, sources, *values.values(), strict=True)
+        kind, copy = fields.kind, fields.labels.copy
+        return [kind(**dict(zip(names, own, strict=True)), __subflavors__=copy()) for own in every]
+
     def fields(self) -> dict[str, list[Any]]:
         """Their fields, by name; none: they cannot be had this way."""
         found: dict[str, list[Any]] = {}
@@ -177,7 +192,7 @@ def batch_of_rows(
         sources = SourceList(those.leaf.source.path, those.indices, found.shards, keys, found.names)
     else:
         keys, sources, subflavors = _merged(rows, places)
-        columns = {name: _in_order([one[name] for one in fields.values()], places) for name in columns}
+        columns = {name: in_order([one[name] for one in fields.values()], places) for name in columns}
     entries = {name: collate_entry(name, column, padding) for name, column in columns.items()}
     for field in first.absent:
         entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], padding)
@@ -190,24 +205,24 @@ def _merged(
 ) -> tuple[list[str], SourceList, list[dict[str, Any]]]:
     """Keys, sources and subflavors of the samples of several leaves, in the order of the batch."""
     of_leaves = _found(rows)
-    keys = _in_order([found.keys for _, found in of_leaves], places)
+    keys = in_order([found.keys for _, found in of_leaves], places)
     sources = SourceList(
-        _in_order([[those.leaf.source.path] * len(found.keys) for those, found in of_leaves], places),
-        _in_order([those.indices for those, _ in of_leaves], places),
-        _in_order([found.shards for _, found in of_leaves], places),
+        in_order([[those.leaf.source.path] * len(found.keys) for those, found in of_leaves], places),
+        in_order([those.indices for those, _ in of_leaves], places),
+        in_order([found.shards for _, found in of_leaves], places),
         keys,
-        _in_order([[found.names] * len(found.keys) for _, found in of_leaves], places),
+        in_order([[found.names] * len(found.keys) for _, found in of_leaves], places),
     )
     labels = [those.leaf.loader.subflavors for those, _ in of_leaves]
     copies = [[dict(one) for _ in mine] for one, mine in zip(labels, places.values(), strict=True)]
-    return keys, sources, _in_order(copies, places)
+    return keys, sources, in_order(copies, places)
 
 
 def _found(rows: Mapping[int, Rows]) -> list[tuple[Rows, Columns]]:
     return [(those, those.columns) for those in rows.values() if those.columns is not None]
 
 
-def _in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[int]]) -> list[Any]:
+def in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[int]]) -> list[Any]:
     """One list of the values of all leaves, each at its place."""
     found: list[Any] = [None] * sum(map(len, of_leaves))
     for values, mine in zip(of_leaves, places.values(), strict=True):

@@ -116,9 +116,7 @@ class Pipeline:
             fix=failure.fix or None,
         ) from made.__cause__
 
-    def _fill(
-        self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext
-    ) -> Sequence[Address]:
+    def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
         """Put the batch of a job into its result; returns where its samples come from."""
         by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
         if self._by_fields and not by_tokens and not any(one.sees_samples for one in self.samples.observers):
@@ -176,6 +174,10 @@ class Pipeline:
             attempt: of the batch as a whole; each has replacements of its own.
             outcomes: get what happened.
         """
+        together = None if attempt else self.samples.make_together(addresses)
+        if together is not None:
+            outcomes += [address[0] for address in addresses]
+            return together, addresses
         samples, places = list[Any](), list[Address]()
         first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
         for address, made in zip(addresses, self.samples.make(addresses, context, first), strict=True):

@@ -24,7 +24,7 @@ from energon_lite.hooks import (
     running_context,
     seeded_hooks,
 )
-from energon_lite.loading.makers.columns import Rows, columns_of
+from energon_lite.loading.makers.columns import Rows, columns_of, in_order
 from energon_lite.loading.makers.empty_batch import empty_batch
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
@@ -94,14 +94,22 @@ class SampleMaker:
             context: of the hooks; it is entered whenever a sample is asked for.
             attempt: 0: the samples themselves; k: the k-th replacement for each.
         """
-        nothing_runs = not self._sample_hooks and self.hooks.batched and not self.observers
-        if not nothing_runs or (addresses and len(addresses[0]) > 3):
-            for address, rows, at in self.read(addresses, attempt):
-                yield self.made(rows, at, address, ("sample", *address[:3], attempt), context)
-            return
         for address, rows, at in self.read(addresses, attempt):
-            sample = rows.sample(at, key := ("sample", *address, attempt))
-            yield self.made(rows, at, address, key, context) if sample is None else sample
+            yield self.made(rows, at, address, ("sample", *address[:3], attempt), context)
+
+    def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
+        """The samples, where no hook sees them before those of batches do; None: they have to be made one by one."""
+        if self._sample_hooks or not self.hooks.batched or self.observers or len(addresses[0]) > 3:
+            return None
+        if len(addresses) * self._largest > _READ_TOGETHER:
+            return None
+        try:
+            rows, places = self.read_together(addresses)
+            keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
+            made = [those.samples(keys[number]) for number, those in rows.items()]
+        except Exception:
+            return None  # whatever it is, it is found again, and told of its sample
+        return made[0] if len(made) == 1 else in_order(made, places)
 
     def one(self, address: Address, context: HookContext, attempt: int = 0) -> Any:
         """The sample at an address, or the :class:`Rejected` that says why there is none."""
