@@ -5,8 +5,9 @@ tokens (npy, lengths lognormal, 16 to 2,048). mosaicml-streaming and litdata get
 is a fresh process that shuffles, makes batches of 32 and counts for some seconds; the libraries take turns. "raw" hands
 out bytes, "decoded" calls the same decoder in all of them (:mod:`loader_libraries`), "user" is raw with an
 ``encode_sample`` of the user's, "pure" with one that says it draws no random numbers, "fast" decodes with simplejpeg.
-"batch" is raw with a ``batch`` of the user's, "both" with an ``encode_sample`` and a ``batch``, "decoded-batch" decodes
-in ``batch`` (and "decoded" in ``encode_sample``); LitData does the same work in its own loop.
+"batch" is raw with a ``batch`` of the user's, "both" with an ``encode_sample`` and a ``batch``, "both-pure" the same
+where ``encode_sample`` says that it draws no random numbers (so that, as in LitData, nothing is seeded for it),
+"decoded-batch" decodes in ``batch`` (and "decoded" in ``encode_sample``); LitData does the same work in its own loop.
 
 "bound" is what one core can do: raw, a loop over slices of mapped shards in a random order; decoded, decoding and
 collating samples that are in memory. PSS is the memory of all processes, shared pages divided, when counting ends.
@@ -40,9 +41,9 @@ import numpy as np
 from common import machine, spread, table, write_shards
 
 CASES = (
-    *("image-raw", "image-user", "image-pure", "image-batch", "image-both"),
+    *("image-raw", "image-user", "image-pure", "image-batch", "image-both", "image-both-pure"),
     *("image-decoded", "image-decoded-batch", "image-fast"),
-    *("tokens-raw", "tokens-batch", "tokens-both", "tokens-decoded", "tokens-decoded-batch"),
+    *("tokens-raw", "tokens-batch", "tokens-both", "tokens-both-pure", "tokens-decoded", "tokens-decoded-batch"),
 )
 OURS = ("bound", "energon_lite", "megatron_energon")
 PEERS = ("streaming", "litdata", "torchdata")
@@ -51,7 +52,7 @@ LIMIT = 300
 #: What only some of them do.
 ONLY = {
     **dict.fromkeys(
-        (f"{data}-{form}" for data in ("image", "tokens") for form in ("batch", "both", "decoded-batch")),
+        (f"{data}-{form}" for data in ("image", "tokens") for form in ("batch", "both", "both-pure", "decoded-batch")),
         ("energon_lite", "litdata"),
     ),
     "image-user": ("energon_lite", "megatron_energon"),

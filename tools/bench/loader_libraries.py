@@ -129,6 +129,13 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         def batch(self, samples: list[Any]) -> Any:
             return collate(samples)
 
+    class InBothPure(InBatch):
+        @lib.stateless(restore_seeds=False)
+        def encode_sample(self, sample: Any) -> Any:
+            return finished(sample)
+
+        batch = InBoth.batch
+
     class Images(Raw):
         def encode_sample(self, sample: Any) -> Any:
             decode = decode_image_quickly if form == "fast" else decode_image
@@ -153,6 +160,7 @@ def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
         "pure": Pure,
         "batch": InBatch,
         "both": InBoth,
+        "both-pure": InBothPure,
         "decoded-batch": InBatch,
         "fast": Images,
         "decoded": Images if data == "image" else Tokens,
