@@ -14,7 +14,7 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.progress import Show, progress
+from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
@@ -28,6 +28,7 @@ from energon_lite.storage.index.columns import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
@@ -120,7 +121,7 @@ def command(
         show_report(report, ranks)
 
 
-def measuring(folder: str, wanted: bool) -> AbstractContextManager[Show | None]:
+def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
     """Show how far the measuring of a data set is."""
     return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
@@ -195,7 +196,7 @@ def _command_line(path: str) -> str:
 def show_report(report: MeasureReport, ranks: Ranks) -> None:
     """Say what was measured."""
     if ranks.rank:
-        click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples measured; rank 0 goes on")
+        show_share(ranks, f"{report.samples} samples measured")
         return
     known = f", {report.known:,} of them known before" if report.known else ""
     click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +17,15 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.progress import progress
+from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import merge_scans
-from energon_lite.storage.prepare.prepare import (
-    PrepareReport,
-    index_again,
-    prepare_jsonl,
-    scan_share,
-    share_report,
-    write_prepared,
-)
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
+from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.storage.sharded_job.ranks import Ranks
 
@@ -134,8 +127,7 @@ def _prepare_jsonl(asked: _Options) -> None:
         return
     path = asked.root
     index = prepare_jsonl(path)
-    for note in index.notes.get(os.path.basename(path), ()):
-        click.secho(f"Note: {note}", fg="yellow", err=True)
+    _show_notes(index.notes.get(os.path.basename(path), ()))
     click.echo(f"{path}: {len(index):,} samples; wrote {os.path.basename(path)}.idx and energon_lite's own index")
     _store_lengths(asked)
 
@@ -145,28 +137,15 @@ def _index_again(asked: _Options) -> None:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
     with progress(asked.show_progress, "Indexing", "shards") as show:
         report = index_again(asked.root, workers=asked.num_workers, sqlite=asked.sqlite, progress=show)
-    _show_report(report, splits=False)
+    _show_report(report)
     _store_lengths(asked)
 
 
 def _prepare_folder(asked: _Options) -> None:
     # All that can be wrong is found before shards are read, which may take long.
-    ranks, patterns, fields = asked.ranks, _check_options(asked), _parse_field_map(asked.field_map)
-    with progress(asked.show_progress, "Indexing", "shards") as show:
-        scans = scan_share(
-            asked.root,
-            asked.exclude,
-            asked.force_overwrite,
-            ranks,
-            workers=asked.num_workers,
-            rescan=asked.rescan,
-            progress=show,
-        )
-        if ranks.rank:
-            _show_share(share_report(scans), ranks)
-            return
-        scan = merge_scans(scans)
-    with _answers_expected(asked.non_interactive):
+    patterns, fields = _check_options(asked), _parse_field_map(asked.field_map)
+
+    def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
 
         dialogue.show_scan(scan)
@@ -179,15 +158,25 @@ def _prepare_folder(asked: _Options) -> None:
                 document = dialogue.ask_dataset_document(scan, asked.sample_type)
             else:
                 document = sample_document(scan, sample_type=asked.sample_type, field_map=fields)
-    report = write_prepared(
-        scan,
-        splits,
-        dataset_document=document,
-        dataset_yaml_name=asked.dataset_yaml_name,
-        sqlite=asked.sqlite,
-        may_be_empty=may_be_empty,
-    )
-    _show_report(report, splits=True)
+        return Choice(splits, may_be_empty, document, asked.dataset_yaml_name)
+
+    with progress(asked.show_progress, "Indexing", "shards") as show, _answers_expected(asked.non_interactive):
+        report = prepare_folder(
+            asked.root,
+            choose,
+            exclude=asked.exclude,
+            force_overwrite=asked.force_overwrite,
+            sqlite=asked.sqlite,
+            workers=asked.num_workers,
+            rescan=asked.rescan,
+            ranks=asked.ranks,
+            progress=show,
+        )
+    if asked.ranks.rank:
+        _show_notes(report.warnings)
+        show_share(asked.ranks, f"{report.samples} samples in {report.shards} shards")
+        return
+    _show_report(report)
     _store_lengths(asked)
     _show_next_step(report, asked.dataset_yaml_name)
 
@@ -265,22 +254,18 @@ def _store_lengths(asked: _Options) -> None:
     show_report(report, Ranks())
 
 
-def _show_share(report: PrepareReport, ranks: Ranks) -> None:
-    for warning in report.warnings:
-        click.secho(f"Note: {warning}", fg="yellow", err=True)
-    click.echo(
-        f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples in {report.shards} shards; rank 0 goes on"
-    )
-
-
-def _show_report(report: PrepareReport, *, splits: bool) -> None:
-    for warning in report.warnings:
-        click.secho(f"Note: {warning}", fg="yellow", err=True)
-    if splits:
+def _show_report(report: PrepareReport) -> None:
+    _show_notes(report.warnings)
+    if report.splits:
         counted = [f"{name} {samples} samples in {shards} shards" for name, (shards, samples) in report.splits.items()]
         click.echo(f"Splits: {'; '.join(counted)}")
     click.echo(f"Wrote {report.shards} .tar.idx files and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:")
     click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
+
+
+def _show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        click.secho(f"Note: {note}", fg="yellow", err=True)
 
 
 def _show_next_step(report: PrepareReport, dataset_yaml_name: str) -> None:

@@ -227,7 +227,7 @@ def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(progress, "_BETWEEN", 0.0)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(100, 400)
+        tick(100, 400, "")
     assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
     with measure.measuring("/data/coco", False) as tick:
         assert tick is None
@@ -237,7 +237,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(400, 400)
+        tick(400, 400, "")
     assert "Measuring coco: 100%" in capsys.readouterr().err
 
 
