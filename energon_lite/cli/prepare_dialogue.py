@@ -7,7 +7,7 @@ that cannot be used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -16,7 +16,13 @@ from energon_lite.errors import EnergonLiteError, UsageError, nearest
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.sample_document import CRUDE, SampleField, sample_document, sample_fields
+from energon_lite.storage.prepare.sample_document import (
+    CRUDE,
+    SampleField,
+    check_parts,
+    sample_document,
+    sample_fields,
+)
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
@@ -27,7 +33,6 @@ T = TypeVar("T")
 
 _TEXT_PARTS = ("txt", "text", "transcript")
 _LABEL_PARTS = ("cls", "cls2", "index", "id")
-_VIDEO_PARTS = ("mp4", "webm", "mkv", "mov", "avi")
 #: Names under which a field is often found: in the part's name, or as a key of a JSON part.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "image": ("image", "img"),
@@ -37,6 +42,13 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "answers": ("answers", "answer"),
     "label": ("label", "class", "cls", "target"),
     "label_name": ("label_name", "class_name", "name"),
+    "video": (),
+}
+#: Parts of which a field is made if nothing has its name.
+_OTHER_PARTS = {
+    **dict.fromkeys(("caption", "text", "context"), _TEXT_PARTS),
+    "label": _LABEL_PARTS,
+    "video": ("mp4", "webm", "mkv", "mov", "avi"),
 }
 
 
@@ -141,7 +153,11 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     names = [*SAMPLE_TYPES, CRUDE]
     click.echo("Sample types:")
     for number, name in enumerate(names):
-        fields = "a dict of all parts" if name == CRUDE else ", ".join(_field_label(f) for f in sample_fields(name))
+        fields = (
+            "a dict of all parts"
+            if name == CRUDE
+            else ", ".join(f.name if f.required else f"[{f.name}]" for f in sample_fields(name))
+        )
         click.echo(f"  {number:>2}. {name} ({fields})")
 
     def use(answer: str) -> str:
@@ -154,10 +170,6 @@ def _ask_sample_type(scan: DatasetScan) -> str:
         raise UsageError(f"there is no sample type {answer!r}", fix=hint)
 
     return _ask("Sample type (number or name)", use, default=_guess_sample_type(scan))
-
-
-def _field_label(field: SampleField) -> str:
-    return field.name if field.required else f"[{field.name}]"
 
 
 def _guess_sample_type(scan: DatasetScan) -> str:
@@ -198,12 +210,7 @@ def _check_access(answer: str, field: SampleField, parts: Mapping[str, int]) -> 
         if field.required:
             raise UsageError(f"{field.name} is required")
         return None
-    wanted = compile_field_map({field.name: answer}).parts
-    if not wanted & parts.keys():
-        name = next(iter(wanted))
-        close = nearest(name, parts)
-        hint = f"did you mean {close!r}?" if close else f"parts are: {', '.join(list(parts)[:20])}"
-        raise UsageError(f"no sample has a part {name!r}", fix=hint)
+    check_parts(compile_field_map({field.name: answer}), parts)
     return answer
 
 
@@ -219,32 +226,17 @@ def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str 
         >>> guess_access("image", {"png": 3, "json": 3}, first)
         'png'
     """
-    if field in ("image", "images"):
-        images = [name for name in parts if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS]
-        if images:
-            return ",".join(images[:4])
-    if field == "video":
-        return next((name for name in parts if name in _VIDEO_PARTS), None)
+    images = [name for name in parts if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS]
+    if images and field in ("image", "images"):
+        return ",".join(images[:4])
     names = _SYNONYMS.get(field, (field,))
-    for name in names:
-        if name in parts:
-            return name
-    inside = _json_access(names, first)
-    if inside is not None:
-        return inside
-    if field in ("caption", "text", "context"):
-        return next((name for name in _TEXT_PARTS if name in parts), None)
-    if field == "label":
-        return next((name for name in _LABEL_PARTS if name in parts), None)
-    return None
+    guesses = [name for name in names if name in parts] + _inside_json(names, first)
+    guesses += [name for name in _OTHER_PARTS.get(field, ()) if name in parts]
+    return guesses[0] if guesses else None
 
 
-def _json_access(names: tuple[str, ...], first: RawSample) -> str | None:
-    for part, data in first.parts.items():
-        if part.rpartition(".")[2] not in ("json", "jsn"):
-            continue
-        value = _decoded(part, data)
-        for name in names:
-            if isinstance(value, dict) and name in value:
-                return f"{part}[{name}]"
-    return None
+def _inside_json(names: Sequence[str], first: RawSample) -> list[str]:
+    """Expressions for what has one of these names in a JSON part of a sample."""
+    parts = [part for part in first.parts if part.rpartition(".")[2] in ("json", "jsn")]
+    values = [(part, _decoded(part, first.parts[part])) for part in parts]
+    return [f"{part}[{n}]" for part, value in values if isinstance(value, dict) for n in names if n in value]

@@ -116,17 +116,17 @@ class _Shards(Work[_Shard, Tokenized]):
 class _Records:
     """Tells progress in records. How many there will be is known from those that are done, shard for shard."""
 
-    def __init__(self, shards: int, progress: Progress):
-        self._shards, self._progress = shards, progress
-        self._done = self._records = self._tokens = 0
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._made = self._records = self._tokens = 0
 
-    def __call__(self, shard: _Shard, table: Table | None) -> None:
+    def __call__(self, shard: _Shard, table: Table | None, done: int, of: int) -> None:
         if table is None:
             return
-        self._done += 1
+        self._made += 1
         self._records, self._tokens = self._records + table["records"], self._tokens + table["tokens"]
-        note = f"shard {self._done}/{self._shards}, {self._tokens / 1e6:.1f} M tokens"
-        self._progress(self._records, round(self._records / self._done * self._shards), note)
+        note = f"shard {done}/{of}, {self._tokens / 1e6:.1f} M tokens"
+        self._progress(self._records, round(self._records / self._made * of), note)
 
 
 def tokenize_files(
@@ -187,11 +187,9 @@ def tokenize_files(
     elif not ranks.wait(lambda: _read_json(os.path.join(work.folder, SETTINGS_FILE)) == settings):
         raise DatasetError("rank 0 has not begun this data set", where=root, fix="see what rank 0 says")
 
-    tick = _Records(len(ranks.share(shards)), progress) if progress else None
+    tick = _Records(progress) if progress else None
     job = ShardedJob(work, shards, ranks=ranks, workers=workers, where=root, tick=tick)
-    job.do_share()
-    if not ranks.rank:
-        job.gather()
+    job.run()
     job.raise_errors(DatasetError, "be made", "start again: what is done stays")
     tables = [job.done[shard] for shard in shards if shard in job.done]
     report = _report(root, len(tables), tables, files, made=len(job.made))

@@ -36,6 +36,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.sharded_job.job import Progress
 
@@ -123,7 +124,7 @@ class _PartPipeline(MeasuringPipeline):
     def __init__(self, leaf: Leaf, part: str, steps: tuple[str, ...]):
         encoder = TaskEncoder()
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
-        self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
+        self._access, self._decoder = Access(part, steps), SampleDecoder(image_decode=None)
         assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
         self._reader = SampleReader(leaf.source, frozenset({part}))
 
@@ -137,22 +138,13 @@ class _PartPipeline(MeasuringPipeline):
                 yield rejected
 
     def _length_of(self, index: int) -> int:
-        if not self._steps:
-            head = self._reader.peek(index, self._part, _NPY_HEADER)
-            if head is None:
-                raise SampleError(f"there is no part {self._part!r}")
-            return _first_dimension(head)
-        data = self._reader.sample(index).parts.get(self._part)
+        part, steps = self._access.part, self._access.steps
+        data = self._reader.sample(index).parts.get(part) if steps else self._reader.peek(index, part, _NPY_HEADER)
         if data is None:
-            raise SampleError(f"there is no part {self._part!r}")
-        value = self._decoder.decode(self._part, data)
-        for depth, step in enumerate(self._steps):
-            try:
-                value = value[int(step)] if isinstance(value, list) else value[step]
-            except (KeyError, IndexError, TypeError, ValueError):
-                place = ".".join([self._part, *self._steps[:depth]])
-                raise SampleError(f"{place} has no {step!r}") from None
-        return _length(value, ".".join([self._part, *self._steps]))
+            raise SampleError(f"there is no part {part!r}")
+        if not steps:
+            return _first_dimension(data)
+        return _length(self._access.follow({part: self._decoder.decode(part, data)}), self._access)
 
 
 def _first_dimension(head: bytes) -> int:
@@ -165,11 +157,9 @@ def _first_dimension(head: bytes) -> int:
     return int(shape[0])
 
 
-def _length(value: Any, name: str) -> int:
+def _length(value: Any, access: Access) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, (list, str, bytes)):
+    if isinstance(value, (list, str, bytes)) or (isinstance(value, np.ndarray) and value.ndim):
         return len(value)
-    if isinstance(value, np.ndarray) and value.ndim:
-        return len(value)
-    raise SampleError(f"{name} is a {type(value).__name__}, which has no length")
+    raise SampleError(f"{access} is a {type(value).__name__}, which has no length")

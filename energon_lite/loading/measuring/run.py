@@ -90,12 +90,11 @@ def measure(
         again=lambda table: bool(table.get("failed")),  # those with failed samples are tried again
         what="chunks of samples",
         where=source.path,
-        tick=_Samples(ranks.share(chunks) if ranks.rank else chunks, progress) if progress else None,
+        tick=_Samples(ranks.seen(chunks), progress) if progress else None,
     )
-    job.do_share()
+    job.run()
     if ranks.rank:
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
-    job.gather()
     blocks = partial(_blocks, index, rows, known, job)
     report, longest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths
@@ -215,7 +214,7 @@ class _Samples:
         self._total, self._progress = sum(chunk.stop - chunk.start for chunk in chunks), progress
         self._done = 0
 
-    def __call__(self, chunk: Chunk, table: Table | None) -> None:
+    def __call__(self, chunk: Chunk, table: Table | None, done: int, of: int) -> None:
         self._done += chunk.stop - chunk.start
         self._progress(self._done, self._total, "")
 

@@ -158,14 +158,12 @@ def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
 
 
 def merge_scans(scans: ShardScans) -> DatasetScan:
-    """On rank 0, when it has done its share: wait for the others, and put all together.
+    """The scans of all shards, put together.
 
     Raises:
-        DatasetError: shards that cannot be indexed, all of them, each with its reason; or another rank has not done
-            its share in time.
+        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shard holds a sample.
     """
-    scans.gather()
     root, shards = scans.root, scans.units
     scans.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
     found = [scans.read(name) for name in shards]

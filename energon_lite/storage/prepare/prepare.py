@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
@@ -64,47 +65,6 @@ class PrepareReport:
     written: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     has_dataset_yaml: bool = False
-
-
-def prepare_folder(
-    path: str,
-    choose: Callable[[DatasetScan], Choice],
-    *,
-    exclude: str | None = None,
-    force_overwrite: bool = False,
-    sqlite: bool = True,
-    workers: int | None = None,
-    rescan: bool = False,
-    ranks: Ranks | None = None,
-    progress: Progress | None = None,
-) -> PrepareReport:
-    """Prepare a folder of which it is decided when its samples are known.
-
-    Args:
-        path: the folder.
-        choose: decides, on rank 0. When it is called nothing has been written but what spares the next attempt work.
-        exclude, force_overwrite, sqlite, workers, rescan, ranks, progress: see :func:`prepare_dataset`.
-
-    Raises:
-        UsageError, ShardFormatError, EmptyDatasetError, DatasetError: as :func:`prepare_dataset`.
-    """
-    root, ranks = os.path.abspath(path), ranks or Ranks()
-    with ranks.together():
-        shards = find_shards(root, exclude)
-        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-            raise UsageError(
-                "the data set has already been prepared",
-                where=os.path.join(root, nv_meta.META_FOLDER),
-                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
-                "replaced",
-            )
-        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-        scans.do_share()
-    with ranks.together():
-        if ranks.rank:
-            return _share_report(scans)
-        scan = merge_scans(scans)
-        return _write(scan, choose(scan), sqlite)
 
 
 def _share_report(scans: ShardScans) -> PrepareReport:
@@ -293,7 +253,7 @@ def index_again(
                 fix="put it back, or prepare anew with --force-overwrite",
             )
     scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
-    scans.do_share()
+    scans.run()
     scan = merge_scans(scans)
     for name, count in scan.index.shard_counts.items():
         if counts[name] != count:
@@ -305,17 +265,11 @@ def index_again(
     return _write(scan, None, sqlite)
 
 
-def prepare_dataset(
-    path: str | os.PathLike[str],
+def prepare_folder(
+    path: str,
+    choose: Callable[[DatasetScan], Choice],
     *,
-    split_ratio: str | Sequence[float] | None = None,
-    split_parts: Mapping[str, str] | Sequence[str] | None = None,
     exclude: str | None = None,
-    shuffle_tars: bool = False,
-    sample_type: str | None = None,
-    field_map: Mapping[str, str] | None = None,
-    crude: bool = False,
-    dataset_yaml_name: str = nv_meta.DATASET_YAML,
     force_overwrite: bool = False,
     sqlite: bool = True,
     workers: int | None = None,
@@ -327,15 +281,9 @@ def prepare_dataset(
 
     Args:
         path: the folder. Shards are found in all of its subfolders.
-        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
-        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        choose: decides what is to be decided when the samples are known, on rank 0. Nothing has been written by then
+            but what spares the next attempt work.
         exclude: regular expression; shards in whose name it is found are left out.
-        shuffle_tars: mix the shards before the ratio is applied.
-        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
-            ``dataset.yaml`` is written.
-        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
-        crude: samples are given to the user's code as dicts of their parts.
-        dataset_yaml_name: name of the ``dataset.yaml``.
         force_overwrite: prepare a folder that is prepared already.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
@@ -348,10 +296,59 @@ def prepare_dataset(
 
     Raises:
         DatasetError: another rank failed, or has not done its share in time.
-        UsageError: arguments that do not fit together, or the folder is prepared already.
-        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        UsageError: the folder is prepared already.
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shards, or no samples in them.
+    """
+    root, ranks = os.path.abspath(path), ranks or Ranks()
+    with ranks.together():
+        shards = find_shards(root, exclude)
+        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+            raise UsageError(
+                "the data set has already been prepared",
+                where=os.path.join(root, nv_meta.META_FOLDER),
+                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
+                "replaced",
+            )
+    scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    scans.run()
+    with ranks.together():
+        if ranks.rank:
+            return _share_report(scans)
+        scan = merge_scans(scans)
+        return _write(scan, choose(scan), sqlite)
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: str | Sequence[float] | None = None,
+    split_parts: Mapping[str, str] | Sequence[str] | None = None,
+    shuffle_tars: bool = False,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    crude: bool = False,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    **options: Any,
+) -> PrepareReport:
+    """Prepare a folder of which all is decided already.
+
+    Args:
+        path: the folder.
+        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
+        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        shuffle_tars: mix the shards before the ratio is applied.
+        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
+            ``dataset.yaml`` is written.
+        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
+        crude: samples are given to the user's code as dicts of their parts.
+        dataset_yaml_name: name of the ``dataset.yaml``.
+        options: those of :func:`prepare_folder`.
+
+    Raises:
+        UsageError: arguments that do not fit together.
+        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        DatasetError: as :func:`prepare_folder`.
 
     Example:
         >>> report = prepare_dataset("data/coco", split_ratio="8,1,1", sample_type="CaptioningSample",
@@ -369,18 +366,7 @@ def prepare_dataset(
         document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
         return Choice(splits, may_be_empty, document, dataset_yaml_name)
 
-    report = prepare_folder(
-        os.path.expanduser(os.fspath(path)),
-        choose,
-        exclude=exclude,
-        force_overwrite=force_overwrite,
-        sqlite=sqlite,
-        workers=workers,
-        rescan=rescan,
-        ranks=ranks,
-        progress=progress,
-    )
-    if ranks is None or not ranks.rank:
-        for warning in report.warnings:
-            _log.warning("%s: %s", report.path, warning)
+    report = prepare_folder(os.path.expanduser(os.fspath(path)), choose, **options)
+    for warning in report.warnings if report.written else ():  # other ranks than 0 leave them to it
+        _log.warning("%s: %s", report.path, warning)
     return report

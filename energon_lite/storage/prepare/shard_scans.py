@@ -92,9 +92,8 @@ class ShardScans(ShardedJob[str, ShardScan]):
         rescan: bool = False,
         progress: Progress | None = None,
     ):
-        mine = ranks.share(shards) if ranks and ranks.rank else shards
-        tick = _Bytes(root, len(mine), progress) if progress else None
-        self.root, self._indexed = root, {} if rescan else _indexed_scans(root, mine)
+        ranks = ranks or Ranks()
+        self.root, self._indexed = root, {} if rescan else _indexed_scans(root, ranks.seen(shards))
         super().__init__(
             Shards(root),
             shards,
@@ -103,7 +102,7 @@ class ShardScans(ShardedJob[str, ShardScan]):
             alone=_ALONE,
             known=self._indexed,
             where=root,
-            tick=tick,
+            tick=_Bytes(root, progress) if progress else None,
         )
 
     def do_share(self) -> None:
@@ -131,16 +130,15 @@ class _Bytes:
     """Tells progress in shards, and in the bytes of those, of which little more than the headers is read; so GB/s may
     exceed the disk's."""
 
-    def __init__(self, root: str, shards: int, progress: Progress):
-        self._root, self._shards, self._progress = root, shards, progress
-        self._done = self._size = 0
-        self._start = time.monotonic()
+    def __init__(self, root: str, progress: Progress):
+        self._root, self._progress = root, progress
+        self._size, self._start = 0, time.monotonic()
 
-    def __call__(self, name: str, table: Table | None) -> None:
+    def __call__(self, name: str, table: Table | None, done: int, of: int) -> None:
         path = os.path.join(self._root, name)
-        self._done, self._size = self._done + 1, self._size + (os.path.getsize(path) if os.path.exists(path) else 0)
+        self._size += os.path.getsize(path) if os.path.exists(path) else 0
         speed = self._size / max(time.monotonic() - self._start, 1e-6) / 1e9
-        self._progress(self._done, self._shards, f"{speed:.2f} GB/s")
+        self._progress(done, of, f"{speed:.2f} GB/s")
 
 
 def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:

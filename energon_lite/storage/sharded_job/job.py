@@ -24,6 +24,10 @@ Runner = Callable[[Sequence[U]], Generator[tuple[U, Outcome], None, None]]
 #: Called with how much is done, of how much, and a few words.
 Progress = Callable[[int, int, str], object]
 
+#: Called with a unit that is done, the table of its result (None: it could not be done), and how many are done, of how
+#: many.
+Tick = Callable[[U, Table | None, int, int], object]
+
 
 class ShardedJob(Generic[U, R]):
     """Units of work that ranks do together, each ``world_size``-th one by one rank.
@@ -42,8 +46,7 @@ class ShardedJob(Generic[U, R]):
         again: whether a result is to be had, but worth another try.
         what: what units are called in messages, in the plural.
         where: what the work is about, in messages.
-        tick: called in this thread with each unit that is done, on this rank or (on rank 0) on any, and the table of
-            its result; None: it could not be done.
+        tick: called in this thread for each unit that is done, on this rank or (on rank 0) on any.
 
     Attributes:
         done: for each unit that is done and needs no more work, the table of its result; {} if it was ``known``.
@@ -64,7 +67,7 @@ class ShardedJob(Generic[U, R]):
         again: Callable[[Table], bool] = lambda table: False,
         what: str = "shards",
         where: str = "",
-        tick: Callable[[U, Table | None], object] | None = None,
+        tick: Tick[U] | None = None,
     ):
         self.work, self.units, self.ranks = work, units, ranks or Ranks()
         self.done: dict[U, Table] = {}
@@ -72,7 +75,20 @@ class ShardedJob(Generic[U, R]):
         self.errors: dict[U, EnergonLiteError] = {}
         self._run = run or partial(run_units, work, workers=self.ranks.workers(workers), alone=alone)
         self._known, self._again = frozenset(known), again
-        self._what, self._where, self._tick = what, where, tick or (lambda unit, table: None)
+        self._what, self._where, self._tick = what, where, tick
+        self._told, self._seen = 0, len(self.ranks.seen(units))
+
+    def run(self) -> None:
+        """Do the job: this rank's share, and then, on rank 0, have all results. In a group all end together.
+
+        Raises:
+            DatasetError: the others made no progress for ``ranks.timeout`` seconds, or one of the group failed.
+        """
+        with self.ranks.together():
+            self.do_share()
+        with self.ranks.together():
+            if not self.ranks.rank:
+                self.gather()
 
     def do_share(self) -> None:
         """Do this rank's units, as far as there is no result of theirs."""
@@ -118,7 +134,12 @@ class ShardedJob(Generic[U, R]):
     def _take(self, found: dict[U, Table]) -> None:
         self.done |= found
         for unit, table in found.items():
-            self._tick(unit, table)
+            self._tell(unit, table)
+
+    def _tell(self, unit: U, table: Table | None) -> None:
+        if self._tick:
+            self._told += 1
+            self._tick(unit, table, self._told, self._seen)
 
     def _do(self, units: Sequence[U]) -> None:
         if not units:
@@ -130,7 +151,7 @@ class ShardedJob(Generic[U, R]):
                     raise outcome
                 if isinstance(outcome, EnergonLiteError):
                     self.errors[unit] = outcome
-                    self._tick(unit, None)
+                    self._tell(unit, None)
                 else:
                     self.made.append(unit)
                     self._take({unit: outcome})

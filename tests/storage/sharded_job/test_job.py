@@ -105,7 +105,7 @@ def test_any_number_of_processes(fresh: Path, monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr(helpers, "_WORK_HERE", here)
     begin(fresh, [str(number) for number in range(7)] + ["no"])
     told: list[tuple[int, bool]] = []
-    job = job_of(fresh, 8, workers=workers, tick=lambda unit, table: told.append((unit, table is None)))
+    job = job_of(fresh, 8, workers=workers, tick=lambda unit, table, *_: told.append((unit, table is None)))
     job.do_share()
     assert sorted(told) == [(unit, unit == 7) for unit in range(8)] and sorted(job.made) == list(range(7))
     assert [job.read(unit) for unit in range(7)] == [number**2 for number in range(7)]
