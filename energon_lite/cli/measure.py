@@ -118,7 +118,10 @@ def command(
                 again=again,
                 progress=show,
             )
-        show_report(report, ranks)
+        if ranks.rank:
+            show_share(ranks, f"{report.samples} samples measured")
+        else:
+            show_report(report)
 
 
 def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
@@ -193,11 +196,8 @@ def _command_line(path: str) -> str:
     return shlex.join(words)
 
 
-def show_report(report: MeasureReport, ranks: Ranks) -> None:
+def show_report(report: MeasureReport) -> None:
     """Say what was measured."""
-    if ranks.rank:
-        show_share(ranks, f"{report.samples} samples measured")
-        return
     known = f", {report.known:,} of them known before" if report.known else ""
     click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")
     if report.kept:

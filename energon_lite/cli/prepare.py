@@ -251,7 +251,7 @@ def _store_lengths(asked: _Options) -> None:
     again = shlex.join(["energon-lite", "prepare", asked.root, *only, "--length-field", asked.length_field])
     with measuring(asked.root, asked.show_progress) as show:
         report = measure_parts(asked.root, asked.length_field, command=again, workers=asked.num_workers, progress=show)
-    show_report(report, Ranks())
+    show_report(report)
 
 
 def _show_report(report: PrepareReport) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.errors import EnergonLiteError, UsageError, nearest
+from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
@@ -20,6 +20,7 @@ from energon_lite.storage.prepare.sample_document import (
     CRUDE,
     SampleField,
     check_parts,
+    find_sample_type,
     sample_document,
     sample_fields,
 )
@@ -153,21 +154,15 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     names = [*SAMPLE_TYPES, CRUDE]
     click.echo("Sample types:")
     for number, name in enumerate(names):
-        fields = (
-            "a dict of all parts"
-            if name == CRUDE
-            else ", ".join(f.name if f.required else f"[{f.name}]" for f in sample_fields(name))
-        )
-        click.echo(f"  {number:>2}. {name} ({fields})")
+        fields = [] if name == CRUDE else sample_fields(name)
+        labels = [field.name if field.required else f"[{field.name}]" for field in fields] or ["a dict of all parts"]
+        click.echo(f"  {number:>2}. {name} ({', '.join(labels)})")
 
     def use(answer: str) -> str:
-        if answer.isdecimal() and int(answer) < len(names):
-            return names[int(answer)]
-        if answer in names:
-            return answer
-        close = nearest(answer, names)
-        hint = f"did you mean {close!r}?" if close else f"give a number from 0 to {len(names) - 1} or a name"
-        raise UsageError(f"there is no sample type {answer!r}", fix=hint)
+        name = names[int(answer)] if answer.isdecimal() and int(answer) < len(names) else answer
+        if name != CRUDE:
+            find_sample_type(name)
+        return name
 
     return _ask("Sample type (number or name)", use, default=_guess_sample_type(scan))
 

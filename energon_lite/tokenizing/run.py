@@ -262,24 +262,21 @@ def _settings_of(
     inputs: Sequence[Input], fingerprint: str, begin: str | None, end: str | None, records: int
 ) -> dict[str, Any]:
     """All that the bytes of the shards depend on, as plain data."""
-    described = [
-        {
-            "task": asdict(one.task),
-            "text_records": one.text_records,
-            "files": [[path, os.path.getsize(path), os.stat(path).st_mtime_ns] for path in one.files],
-        }
-        for one in inputs
-    ]
     settings = {
         "format": _FORMAT,
         "tokenizer": fingerprint,
         "begin": begin,
         "end": end,
         "records_per_shard": records,
-        "inputs": described,
+        "inputs": [asdict(one) | {"files": [[path, *_stamp(path)] for path in one.files]} for one in inputs],
     }
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
 
 
 def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrite: bool) -> None:

@@ -147,6 +147,8 @@ def _outcome(
         return _cut(_framed([next(encoded) for _ in wanted], tokenizer), task)
     try:
         return _cut(tokenizer.chat(wanted), task)
+    except UsageError:  # what is wrong is the call, not this record
+        raise
     except ValueError as error:
         return Outcome([], str(error))
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
+from energon_lite.errors import ShardChangedError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import open_index
@@ -240,23 +240,17 @@ def index_again(
 
     Raises:
         NotPreparedError: the folder is not prepared.
+        MissingShardError: a shard is not there.
         ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
     """
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
-    for name in names:
-        if not os.path.isfile(os.path.join(root, name)):
-            raise MissingShardError(
-                "a shard of the data set does not exist",
-                where=os.path.join(root, name),
-                fix="put it back, or prepare anew with --force-overwrite",
-            )
     scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
     scans.run()
     scan = merge_scans(scans)
-    for name, count in scan.index.shard_counts.items():
-        if counts[name] != count:
+    for name in names:
+        if (count := scan.index.shard_counts.get(name, 0)) != counts[name]:
             raise ShardChangedError(
                 f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
                 where=os.path.join(root, name),
