@@ -28,6 +28,7 @@ from energon_lite.storage.index.columns import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.read.shard_checks import check_known
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
@@ -152,19 +153,14 @@ def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
 
 
 def _shards(specs: Sequence[LeafSpec]) -> list[str]:
-    chosen: dict[str, None] = {}
-    counts = shard_counts(specs[0].path)
+    counts, chosen = shard_counts(specs[0].path), dict[str, None]()
     for spec in specs:
         whole = not spec.split_part or is_jsonl(spec.path)
         split = None if whole else load_split_config(meta_path(spec.path, spec.split_config))
-        chosen.update(dict.fromkeys(counts if split is None else split.shards(spec.split_part)))
-    for shard in chosen:
-        if shard not in counts:
-            raise UsageError(
-                f"split.yaml lists shard {shard!r}, which the data set does not have",
-                where=specs[0].path,
-                fix=f"correct it, or run `energon-lite prepare --force-overwrite {specs[0].path}`",
-            )
+        shards = counts if split is None else split.shards(spec.split_part)
+        if shards:
+            check_known(spec.path, list(shards), counts, spec.split_part)
+        chosen |= dict.fromkeys(shards)
     return list(chosen)
 
 

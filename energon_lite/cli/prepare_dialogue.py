@@ -18,9 +18,9 @@ from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
-    SampleField,
     check_parts,
     find_sample_type,
+    is_required,
     sample_document,
     sample_fields,
 )
@@ -141,9 +141,7 @@ def ask_dataset_document(scan: DatasetScan, sample_type: str | None = None) -> d
         return None
     while True:
         chosen = sample_type or _ask_sample_type(scan)
-        if chosen == CRUDE:
-            return sample_document(scan, sample_type=None, field_map=None, crude=True)
-        field_map = _ask_field_map(scan, chosen)
+        field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
         try:
             return sample_document(scan, sample_type=chosen, field_map=field_map)
         except EnergonLiteError as error:
@@ -155,8 +153,8 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     click.echo("Sample types:")
     for number, name in enumerate(names):
         fields = [] if name == CRUDE else sample_fields(name)
-        labels = [field.name if field.required else f"[{field.name}]" for field in fields] or ["a dict of all parts"]
-        click.echo(f"  {number:>2}. {name} ({', '.join(labels)})")
+        labels = [field.name if is_required(field) else f"[{field.name}]" for field in fields]
+        click.echo(f"  {number:>2}. {name} ({', '.join(labels) or 'a dict of all parts'})")
 
     def use(answer: str) -> str:
         name = names[int(answer)] if answer.isdecimal() and int(answer) < len(names) else answer
@@ -187,26 +185,19 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
     first = scan.read([0])[0]
     field_map: dict[str, str] = {}
     for field in sample_fields(sample_type):
-        kind = "required" if field.required else "optional"
-        guess = guess_access(field.name, scan.parts, first)
-        default = guess if guess is not None else (None if field.required else "-")
+        required = is_required(field)
+        default = guess_access(field.name, scan.parts, first) or (None if required else "-")
 
-        def use(answer: str, field: SampleField = field) -> str | None:
-            return _check_access(answer, field, scan.parts)
+        def use(answer: str, name: str = field.name, required: bool = required) -> str:
+            if answer != "-":
+                check_parts(compile_field_map({name: answer}), scan.parts)
+            elif required:
+                raise UsageError(f"{name} is required")
+            return answer
 
-        access = _ask(f"  {field.name} ({field.type_name}, {kind})", use, default=default)
-        if access is not None:
-            field_map[field.name] = access
-    return field_map
-
-
-def _check_access(answer: str, field: SampleField, parts: Mapping[str, int]) -> str | None:
-    if answer == "-":
-        if field.required:
-            raise UsageError(f"{field.name} is required")
-        return None
-    check_parts(compile_field_map({field.name: answer}), parts)
-    return answer
+        kind = "required" if required else "optional"
+        field_map[field.name] = _ask(f"  {field.name} ({field.type}, {kind})", use, default=default)
+    return {name: access for name, access in field_map.items() if access != "-"}
 
 
 def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:

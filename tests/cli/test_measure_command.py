@@ -190,6 +190,10 @@ def test_wrong_data(here: Path, data: Path) -> None:
     assert code == 1 and "test" in output
     code, output = run(data, "--task-encoder", "encoders_here:Words", "--name", "a/b")
     assert code == 1 and "cannot be called 'a/b'" in output
+    split = data / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("2.tar", "9.tar"))
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-part", "val")
+    assert code == 1 and "split 'val' lists shard '9.tar', which the data set does not have" in output
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
-__all__ = ["CRUDE", "SampleField", "check_parts", "find_sample_type", "sample_document", "sample_fields"]
+__all__ = ["CRUDE", "check_parts", "find_sample_type", "is_required", "sample_document", "sample_fields"]
 
 #: The name under which crude data sets go, as in Energon.
 CRUDE = "CrudeWebdataset"
@@ -25,26 +25,14 @@ CRUDE = "CrudeWebdataset"
 _TRIED = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleField:
-    """A field of a sample type that a field map may name."""
-
-    name: str
-    type_name: str
-    required: bool
+def sample_fields(sample_type: str) -> list[dataclasses.Field[Any]]:
+    """The fields of a sample type that a field map may name: without those that every sample has."""
+    return [field for field in dataclasses.fields(find_sample_type(sample_type)) if field.name not in BASE_FIELDS]
 
 
-def sample_fields(sample_type: str) -> tuple[SampleField, ...]:
-    """The fields of a sample type, without those that every sample has."""
-    return tuple(
-        SampleField(
-            name=field.name,
-            type_name=field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
-            required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(find_sample_type(sample_type))
-        if field.name not in BASE_FIELDS
-    )
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field map must name a field."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def find_sample_type(name: str) -> type[Sample]:
@@ -89,7 +77,7 @@ def sample_document(
         return None
     find_sample_type(sample_type)
     if field_map is None:
-        fields = json.dumps({field.name: "..." for field in sample_fields(sample_type) if field.required})
+        fields = json.dumps({field.name: "..." for field in sample_fields(sample_type) if is_required(field)})
         raise UsageError(
             f"{sample_type} needs a field map, which says what part of a sample becomes which field",
             fix=f"--field-map '{fields}' with parts out of: {', '.join(list(scan.parts)[:10])}",
@@ -109,7 +97,7 @@ def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{sample_type} has no field {name!r}", at=f"field_map.{name}", choices=names, suggest_for=name
             )
-    missing = [field.name for field in fields if field.required and field.name not in field_map]
+    missing = [field.name for field in fields if is_required(field) and field.name not in field_map]
     if missing:
         raise ConfigError(
             f"{sample_type} needs {', '.join(map(repr, missing))}",
