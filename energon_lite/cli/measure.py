@@ -57,22 +57,7 @@ _SHOWN_REASONS = 20
 @click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
 @job_options("Processes that encode.", least_workers=0)
-def command(
-    path: str,
-    task_encoder: str,
-    length_field: str | None,
-    split_parts: tuple[str, ...],
-    name: str,
-    subflavors: str | None,
-    trust_code: bool,
-    num_workers: int | None,
-    again: bool,
-    same_encoder: bool,
-    show_progress: bool,
-    ranks: Ranks,
-    dataset_config: str,
-    split_config: str,
-) -> None:
+def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
 
     Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
@@ -89,15 +74,16 @@ def command(
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
     """
-    path = local_dataset(path, "measure")
-    if name:
-        check_column_name(name)
+    path, trust_code = local_dataset(path, "measure"), asked["trust_code"]
+    if asked["name"]:
+        check_column_name(asked["name"])
     encoder = make_task_encoder(task_encoder)
-    length = SampleLength(encoder, length_field)
-    labels = json_object(subflavors or None, "--subflavors", '{"kind": "chat"}') or {}
+    length = SampleLength(encoder, asked["length_field"])
+    labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
     # An empty split stands for all shards.
-    parts = split_parts or (("train",) if is_metadataset(path) else ("",))
-    specs = [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, labels)]
+    parts = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
+    files = asked["dataset_config"], asked["split_config"]
+    specs = [spec for part in parts for spec in find_leaves(path, part, *files, labels)]
     for folder, same in _by_folder(specs).items():
         settings = {
             "by": "measure",
@@ -107,16 +93,16 @@ def command(
             "sample": _reading(same[0], trust_code),
         }
         leaf = open_whole(same[0], encoder, trust_code)
-        maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=same_encoder)
-        with measuring(folder, show_progress) as show:
+        maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
+        with measuring(folder, asked["show_progress"]) as show:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length),
                 maker,
                 shards=_shards(same),
-                name=name,
+                name=asked["name"],
                 ranks=ranks,
-                workers=num_workers,
-                again=again,
+                workers=asked["num_workers"],
+                again=asked["again"],
                 progress=show,
             )
         if ranks.rank:
