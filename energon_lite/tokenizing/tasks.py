@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -144,7 +145,7 @@ def _outcome(
     if isinstance(wanted, str):
         return Outcome([], wanted)
     if task.messages is None:
-        return _cut(_framed([next(encoded) for _ in wanted], tokenizer), task)
+        return _cut(_framed(list(islice(encoded, len(wanted))), tokenizer), task)
     try:
         return _cut(tokenizer.chat(wanted), task)
     except UsageError:  # what is wrong is the call, not this record
@@ -155,13 +156,13 @@ def _outcome(
 
 def _framed(texts: list[list[int]], tokenizer: HuggingFaceTokenizer) -> list[tuple[list[int], bool]]:
     """Texts between begin and end, in pieces, and whether the loss counts them: of the texts the last one."""
-    begin, end = ([] if token is None else [token] for token in (tokenizer.begin, tokenizer.end))
-    *prompt, last = texts
-    return [(begin, False), *((tokens, False) for tokens in prompt), (last, True), (end, True)]
+    begin = [] if tokenizer.begin is None else [tokenizer.begin]
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    return [(begin, False), *[(tokens, False) for tokens in texts[:-1]], (texts[-1], True), (end, True)]
 
 
 def _cut(pieces: list[tuple[list[int], bool]], task: Task) -> Outcome:
-    tokens = np.array([token for piece, _ in pieces for token in piece], dtype=np.int32)
+    tokens = np.array(list(chain.from_iterable(piece for piece, _ in pieces)), dtype=np.int32)
     mask = np.repeat(np.array([counted for _, counted in pieces], dtype=np.uint8), [len(piece) for piece, _ in pieces])
     if not mask.any():
         return Outcome([], "nothing in it that the loss would count")
@@ -169,15 +170,8 @@ def _cut(pieces: list[tuple[list[int], bool]], task: Task) -> Outcome:
     too_long = len(tokens) > most
     if too_long and task.too_long == "drop":
         return Outcome([], too_long=True)
-    if too_long and task.too_long == "truncate":
-        tokens, mask = tokens[:most], mask[:most]
-        if not mask.any():
-            return Outcome([], f"the prompt alone has more than {most} tokens", too_long=True)
-    masked = task.kind == "sft"
-    return Outcome(
-        [
-            Example(tokens[at : at + most], mask[at : at + most] if masked else None)
-            for at in range(0, len(tokens), most)
-        ],
-        too_long=too_long,
-    )
+    if too_long and task.too_long == "truncate" and not mask[:most].any():
+        return Outcome([], f"the prompt alone has more than {most} tokens", too_long=True)
+    masked, starts = task.kind == "sft", range(0, len(tokens), most) if task.too_long == "split" else (0,)
+    parts = [slice(start, start + most) for start in starts]
+    return Outcome([Example(tokens[part], mask[part] if masked else None) for part in parts], too_long=too_long)
