@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError
-from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
+from energon_lite.storage.sharded_job.work import Table, Work
 
 
-@dataclass(frozen=True)
-class Numbers(UnitKind[int, int]):
-    root: str
+class Squares(Work[int, int]):
+    """The work on a number appends a line to the file ``log`` of the folder ``root``."""
+
+    def __init__(self, root: str):
+        super().__init__(os.path.join(root, "results"))
+        self.root = root
 
     def name(self, unit: int) -> str:
         return f"number {unit}"
@@ -26,21 +28,7 @@ class Numbers(UnitKind[int, int]):
     def inputs(self, unit: int) -> str:
         return Path(self.root, str(unit)).read_text()
 
-    def pack(self, result: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        return {"digits": len(str(result))}, {"square": np.array([result])}
-
-    def unpack(self, table: Table, arrays: dict[str, NDArray[Any]]) -> int:
-        assert table["digits"] == len(str(arrays["square"][0]))
-        return int(arrays["square"][0])
-
-
-@dataclass(frozen=True)
-class Square:
-    """Appends a line to the file ``log`` for each call."""
-
-    root: str
-
-    def __call__(self, unit: int) -> int:
+    def do(self, unit: int) -> int:
         with open(os.path.join(self.root, "log"), "a") as log:
             log.write(f"{unit}\n")
         text = Path(self.root, str(unit)).read_text()
@@ -52,9 +40,12 @@ class Square:
             raise DatasetError(f"{text!r} is no number", where=str(unit))
         return int(text) ** 2
 
+    def pack(self, result: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        return {"digits": len(str(result))}, {"square": np.array([result])}
 
-def files_of(root: Path) -> ResultFiles[int, int]:
-    return ResultFiles(str(root / "results"), Numbers(str(root)))
+    def unpack(self, table: Table, arrays: dict[str, NDArray[Any]]) -> int:
+        assert table["digits"] == len(str(arrays["square"][0]))
+        return int(arrays["square"][0])
 
 
 def write_inputs(root: Path, texts: list[str]) -> None:

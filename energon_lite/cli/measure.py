@@ -14,7 +14,7 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.progress import Show, progress
+from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
@@ -28,6 +28,8 @@ from energon_lite.storage.index.columns import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.read.shard_checks import check_known
+from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
@@ -55,22 +57,7 @@ _SHOWN_REASONS = 20
 @click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
 @job_options("Processes that encode.", least_workers=0)
-def command(
-    path: str,
-    task_encoder: str,
-    length_field: str | None,
-    split_parts: tuple[str, ...],
-    name: str,
-    subflavors: str | None,
-    trust_code: bool,
-    num_workers: int | None,
-    again: bool,
-    same_encoder: bool,
-    show_progress: bool,
-    ranks: Ranks,
-    dataset_config: str,
-    split_config: str,
-) -> None:
+def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
 
     Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
@@ -87,15 +74,16 @@ def command(
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
     """
-    path = local_dataset(path, "measure")
-    if name:
-        check_column_name(name)
+    path, trust_code = local_dataset(path, "measure"), asked["trust_code"]
+    if asked["name"]:
+        check_column_name(asked["name"])
     encoder = make_task_encoder(task_encoder)
-    length = SampleLength(encoder, length_field)
-    labels = json_object(subflavors or None, "--subflavors", '{"kind": "chat"}') or {}
+    length = SampleLength(encoder, asked["length_field"])
+    labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
     # An empty split stands for all shards.
-    parts = split_parts or (("train",) if is_metadataset(path) else ("",))
-    specs = [spec for part in parts for spec in find_leaves(path, part, dataset_config, split_config, labels)]
+    parts = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
+    files = asked["dataset_config"], asked["split_config"]
+    specs = [spec for part in parts for spec in find_leaves(path, part, *files, labels)]
     for folder, same in _by_folder(specs).items():
         settings = {
             "by": "measure",
@@ -105,22 +93,25 @@ def command(
             "sample": _reading(same[0], trust_code),
         }
         leaf = open_whole(same[0], encoder, trust_code)
-        maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=same_encoder)
-        with measuring(folder, show_progress) as show:
+        maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
+        with measuring(folder, asked["show_progress"]) as show:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length),
                 maker,
                 shards=_shards(same),
-                name=name,
+                name=asked["name"],
                 ranks=ranks,
-                workers=num_workers,
-                again=again,
+                workers=asked["num_workers"],
+                again=asked["again"],
                 progress=show,
             )
-        show_report(report, ranks)
+        if ranks.rank:
+            show_share(ranks, f"{report.samples} samples measured")
+        else:
+            show_report(report)
 
 
-def measuring(folder: str, wanted: bool) -> AbstractContextManager[Show | None]:
+def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
     """Show how far the measuring of a data set is."""
     return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
@@ -148,19 +139,14 @@ def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
 
 
 def _shards(specs: Sequence[LeafSpec]) -> list[str]:
-    chosen: dict[str, None] = {}
-    counts = shard_counts(specs[0].path)
+    counts, chosen = shard_counts(specs[0].path), dict[str, None]()
     for spec in specs:
         whole = not spec.split_part or is_jsonl(spec.path)
         split = None if whole else load_split_config(meta_path(spec.path, spec.split_config))
-        chosen.update(dict.fromkeys(counts if split is None else split.shards(spec.split_part)))
-    for shard in chosen:
-        if shard not in counts:
-            raise UsageError(
-                f"split.yaml lists shard {shard!r}, which the data set does not have",
-                where=specs[0].path,
-                fix=f"correct it, or run `energon-lite prepare --force-overwrite {specs[0].path}`",
-            )
+        shards = counts if split is None else split.shards(spec.split_part)
+        if shards:
+            check_known(spec.path, list(shards), counts, spec.split_part)
+        chosen |= dict.fromkeys(shards)
     return list(chosen)
 
 
@@ -192,11 +178,8 @@ def _command_line(path: str) -> str:
     return shlex.join(words)
 
 
-def show_report(report: MeasureReport, ranks: Ranks) -> None:
+def show_report(report: MeasureReport) -> None:
     """Say what was measured."""
-    if ranks.rank:
-        click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples measured; rank 0 goes on")
-        return
     known = f", {report.known:,} of them known before" if report.known else ""
     click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")
     if report.kept:

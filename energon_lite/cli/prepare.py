@@ -8,33 +8,24 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.progress import progress
+from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import merge_scans
-from energon_lite.storage.prepare.prepare import (
-    PrepareReport,
-    index_again,
-    prepare_jsonl,
-    scan_share,
-    share_report,
-    write_prepared,
-)
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
+from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
@@ -67,7 +58,7 @@ __all__ = ["command"]
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
 @job_options("Processes that read shards.")
-def command(path: str, **options: Any) -> None:
+def command(path: str, **asked: Any) -> None:
     """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
 
     Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
@@ -82,114 +73,85 @@ def command(path: str, **options: Any) -> None:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
-    asked = _Options(local_dataset(path, "prepare"), **options)
-    if not os.path.exists(asked.root):
-        what = "JSONL file" if is_jsonl(asked.root) else "folder"
-        fix = missing_file_fix(asked.root, "give the folder that holds the tar files")
-        raise UsageError(f"there is no such {what}", where=asked.root, fix=fix)
-    if is_metadataset(asked.root):
-        raise _metadataset(asked.root)
-    if is_jsonl(asked.root):
-        _prepare_jsonl(asked)
-    elif asked.tar_index_only:
-        _index_again(asked)
+    root = local_dataset(path, "prepare")
+    if not os.path.exists(root):
+        what = "JSONL file" if is_jsonl(root) else "folder"
+        fix = missing_file_fix(root, "give the folder that holds the tar files")
+        raise UsageError(f"there is no such {what}", where=root, fix=fix)
+    if is_metadataset(root):
+        raise _metadataset(root)
+    if is_jsonl(root):
+        _prepare_jsonl(root, asked)
+    elif asked["tar_index_only"]:
+        _index_again(root, asked)
     else:
-        _prepare_folder(asked)
+        _prepare_folder(root, asked)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of the command, and the path as one that is here."""
-
-    root: str
-    non_interactive: bool
-    split_ratio: str | None
-    split_parts: tuple[str, ...]
-    exclude: str | None
-    num_workers: int | None
-    shuffle_tars: bool
-    force_overwrite: bool
-    skip_dataset_yaml: bool
-    dataset_yaml_name: str
-    sample_type: str | None
-    field_map: str | None
-    length_field: str | None
-    show_progress: bool
-    tar_index_only: bool
-    sqlite: bool
-    rescan: bool
-    ranks: Ranks
+#: The options of the command, by name.
+_Asked = Mapping[str, Any]
 
 
-def _prepare_jsonl(asked: _Options) -> None:
+def _prepare_jsonl(root: str, asked: _Asked) -> None:
     choices = ("split_ratio", "split_parts", "exclude", "shuffle_tars", "sample_type", "field_map")
-    refused = ["--" + name.replace("_", "-") for name in choices if getattr(asked, name)]
+    refused = ["--" + name.replace("_", "-") for name in choices if asked[name]]
     if refused:
         raise UsageError(
             f"{', '.join(refused)}: a JSONL file is one shard of crude samples, without splits",
-            where=asked.root,
+            where=root,
             fix="leave that out; a `subset` in a metadataset takes a part of the file",
         )
-    if asked.ranks.rank:
+    if asked["ranks"].rank:
         return
-    path = asked.root
-    index = prepare_jsonl(path)
-    for note in index.notes.get(os.path.basename(path), ()):
-        click.secho(f"Note: {note}", fg="yellow", err=True)
-    click.echo(f"{path}: {len(index):,} samples; wrote {os.path.basename(path)}.idx and energon_lite's own index")
-    _store_lengths(asked)
+    index, name = prepare_jsonl(root), os.path.basename(root)
+    _show_notes(index.notes.get(name, ()))
+    click.echo(f"{root}: {len(index):,} samples; wrote {name}.idx and energon_lite's own index")
+    _store_lengths(root, asked)
 
 
-def _index_again(asked: _Options) -> None:
-    if asked.ranks.world_size > 1:
+def _index_again(root: str, asked: _Asked) -> None:
+    if asked["ranks"].world_size > 1:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
-    with progress(asked.show_progress, "Indexing", "shards") as show:
-        report = index_again(asked.root, workers=asked.num_workers, sqlite=asked.sqlite, progress=show)
-    _show_report(report, splits=False)
-    _store_lengths(asked)
+    with progress(asked["show_progress"], "Indexing", "shards") as show:
+        report = index_again(root, workers=asked["num_workers"], sqlite=asked["sqlite"], progress=show)
+    _show_report(report)
+    _store_lengths(root, asked)
 
 
-def _prepare_folder(asked: _Options) -> None:
+def _prepare_folder(root: str, asked: _Asked) -> None:
     # All that can be wrong is found before shards are read, which may take long.
-    ranks, patterns, fields = asked.ranks, _check_options(asked), _parse_field_map(asked.field_map)
-    with progress(asked.show_progress, "Indexing", "shards") as show:
-        scans = scan_share(
-            asked.root,
-            asked.exclude,
-            asked.force_overwrite,
-            ranks,
-            workers=asked.num_workers,
-            rescan=asked.rescan,
-            progress=show,
-        )
-        if ranks.rank:
-            _show_share(share_report(scans), ranks)
-            return
-        scan = merge_scans(scans)
-    with _answers_expected(asked.non_interactive):
+    patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
+
+    def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
 
         dialogue.show_scan(scan)
-        ratio = None if patterns else asked.split_ratio or dialogue.ask_split_ratio()
-        splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked.shuffle_tars)
+        ratio = None if patterns else asked["split_ratio"] or dialogue.ask_split_ratio()
+        splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked["shuffle_tars"])
         document = None
-        if not asked.skip_dataset_yaml:
+        if not asked["skip_dataset_yaml"]:
             dialogue.show_samples(scan)
-            if fields is None and asked.sample_type != CRUDE and not asked.non_interactive:
-                document = dialogue.ask_dataset_document(scan, asked.sample_type)
+            if fields is None and asked["sample_type"] != CRUDE and not asked["non_interactive"]:
+                document = dialogue.ask_dataset_document(scan, asked["sample_type"])
             else:
-                document = sample_document(scan, sample_type=asked.sample_type, field_map=fields)
-    report = write_prepared(
-        scan,
-        splits,
-        dataset_document=document,
-        dataset_yaml_name=asked.dataset_yaml_name,
-        sqlite=asked.sqlite,
-        may_be_empty=may_be_empty,
-    )
-    _show_report(report, splits=True)
-    _store_lengths(asked)
-    _show_next_step(report, asked.dataset_yaml_name)
+                document = sample_document(scan, sample_type=asked["sample_type"], field_map=fields)
+        return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"])
+
+    with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
+        report = prepare_folder(
+            root,
+            choose,
+            **{name: asked[name] for name in ("exclude", "force_overwrite", "sqlite", "rescan", "ranks")},
+            workers=asked["num_workers"],
+            progress=show,
+        )
+    if asked["ranks"].rank:
+        _show_notes(report.warnings)
+        show_share(asked["ranks"], f"{report.samples} samples in {report.shards} shards")
+        return
+    _show_report(report)
+    _store_lengths(root, asked)
+    _show_next_step(report, asked["dataset_yaml_name"])
 
 
 def _metadataset(path: str) -> UsageError:
@@ -207,23 +169,23 @@ def _metadataset(path: str) -> UsageError:
     )
 
 
-def _check_options(asked: _Options) -> list[tuple[str, str]]:
+def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     """Check what can be checked without the data; returns the patterns of the splits."""
-    patterns = [parse_pattern(text) for text in asked.split_parts]
-    if patterns and (asked.split_ratio is not None or asked.shuffle_tars):
+    patterns = [parse_pattern(text) for text in asked["split_parts"]]
+    if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
-    if asked.split_ratio is not None:
-        parse_ratio(asked.split_ratio)
-    elif not patterns and asked.non_interactive:
+    if asked["split_ratio"] is not None:
+        parse_ratio(asked["split_ratio"])
+    elif not patterns and asked["non_interactive"]:
         raise UsageError(
             "--non-interactive needs --split-ratio or --split-parts",
             fix="add --split-ratio 8,1,1 (train, val, test in shards)",
         )
-    if asked.sample_type not in (None, CRUDE):
-        find_sample_type(asked.sample_type)
-    if asked.ranks.world_size > 1 and not asked.non_interactive:
+    if asked["sample_type"] not in (None, CRUDE):
+        find_sample_type(asked["sample_type"])
+    if asked["ranks"].world_size > 1 and not asked["non_interactive"]:
         raise UsageError(
-            f"{asked.ranks.world_size} processes cannot ask questions",
+            f"{asked['ranks'].world_size} processes cannot ask questions",
             fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
         )
     return patterns
@@ -251,36 +213,32 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         ) from None
 
 
-def _store_lengths(asked: _Options) -> None:
+def _store_lengths(root: str, asked: _Asked) -> None:
     """Store the column ``length`` of what has just been prepared, if it is wanted, and say what it holds."""
-    if asked.length_field is None:
+    if asked["length_field"] is None:
         return
     from energon_lite.cli.measure import measuring, show_report  # imports torch
     from energon_lite.loading.measuring.part_lengths import measure_parts
 
-    only = [] if is_jsonl(asked.root) else ["--tar-index-only"]
-    again = shlex.join(["energon-lite", "prepare", asked.root, *only, "--length-field", asked.length_field])
-    with measuring(asked.root, asked.show_progress) as show:
-        report = measure_parts(asked.root, asked.length_field, command=again, workers=asked.num_workers, progress=show)
-    show_report(report, Ranks())
+    only = [] if is_jsonl(root) else ["--tar-index-only"]
+    again = shlex.join(["energon-lite", "prepare", root, *only, "--length-field", asked["length_field"]])
+    with measuring(root, asked["show_progress"]) as show:
+        report = measure_parts(root, asked["length_field"], command=again, workers=asked["num_workers"], progress=show)
+    show_report(report)
 
 
-def _show_share(report: PrepareReport, ranks: Ranks) -> None:
-    for warning in report.warnings:
-        click.secho(f"Note: {warning}", fg="yellow", err=True)
-    click.echo(
-        f"Rank {ranks.rank} of {ranks.world_size}: {report.samples} samples in {report.shards} shards; rank 0 goes on"
-    )
-
-
-def _show_report(report: PrepareReport, *, splits: bool) -> None:
-    for warning in report.warnings:
-        click.secho(f"Note: {warning}", fg="yellow", err=True)
-    if splits:
+def _show_report(report: PrepareReport) -> None:
+    _show_notes(report.warnings)
+    if report.splits:
         counted = [f"{name} {samples} samples in {shards} shards" for name, (shards, samples) in report.splits.items()]
         click.echo(f"Splits: {'; '.join(counted)}")
     click.echo(f"Wrote {report.shards} .tar.idx files and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:")
     click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
+
+
+def _show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        click.secho(f"Note: {note}", fg="yellow", err=True)
 
 
 def _show_next_step(report: PrepareReport, dataset_yaml_name: str) -> None:

@@ -7,16 +7,23 @@ that cannot be used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from energon_lite.errors import EnergonLiteError, UsageError, nearest
+from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.sample_document import CRUDE, SampleField, sample_document, sample_fields
+from energon_lite.storage.prepare.sample_document import (
+    CRUDE,
+    check_parts,
+    find_sample_type,
+    is_required,
+    sample_document,
+    sample_fields,
+)
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
@@ -27,7 +34,6 @@ T = TypeVar("T")
 
 _TEXT_PARTS = ("txt", "text", "transcript")
 _LABEL_PARTS = ("cls", "cls2", "index", "id")
-_VIDEO_PARTS = ("mp4", "webm", "mkv", "mov", "avi")
 #: Names under which a field is often found: in the part's name, or as a key of a JSON part.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "image": ("image", "img"),
@@ -37,6 +43,13 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "answers": ("answers", "answer"),
     "label": ("label", "class", "cls", "target"),
     "label_name": ("label_name", "class_name", "name"),
+    "video": (),
+}
+#: Parts of which a field is made if nothing has its name.
+_OTHER_PARTS = {
+    **dict.fromkeys(("caption", "text", "context"), _TEXT_PARTS),
+    "label": _LABEL_PARTS,
+    "video": ("mp4", "webm", "mkv", "mov", "avi"),
 }
 
 
@@ -128,9 +141,7 @@ def ask_dataset_document(scan: DatasetScan, sample_type: str | None = None) -> d
         return None
     while True:
         chosen = sample_type or _ask_sample_type(scan)
-        if chosen == CRUDE:
-            return sample_document(scan, sample_type=None, field_map=None, crude=True)
-        field_map = _ask_field_map(scan, chosen)
+        field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
         try:
             return sample_document(scan, sample_type=chosen, field_map=field_map)
         except EnergonLiteError as error:
@@ -141,23 +152,17 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     names = [*SAMPLE_TYPES, CRUDE]
     click.echo("Sample types:")
     for number, name in enumerate(names):
-        fields = "a dict of all parts" if name == CRUDE else ", ".join(_field_label(f) for f in sample_fields(name))
-        click.echo(f"  {number:>2}. {name} ({fields})")
+        fields = [] if name == CRUDE else sample_fields(name)
+        labels = [field.name if is_required(field) else f"[{field.name}]" for field in fields]
+        click.echo(f"  {number:>2}. {name} ({', '.join(labels) or 'a dict of all parts'})")
 
     def use(answer: str) -> str:
-        if answer.isdecimal() and int(answer) < len(names):
-            return names[int(answer)]
-        if answer in names:
-            return answer
-        close = nearest(answer, names)
-        hint = f"did you mean {close!r}?" if close else f"give a number from 0 to {len(names) - 1} or a name"
-        raise UsageError(f"there is no sample type {answer!r}", fix=hint)
+        name = names[int(answer)] if answer.isdecimal() and int(answer) < len(names) else answer
+        if name != CRUDE:
+            find_sample_type(name)
+        return name
 
     return _ask("Sample type (number or name)", use, default=_guess_sample_type(scan))
-
-
-def _field_label(field: SampleField) -> str:
-    return field.name if field.required else f"[{field.name}]"
 
 
 def _guess_sample_type(scan: DatasetScan) -> str:
@@ -180,31 +185,19 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
     first = scan.read([0])[0]
     field_map: dict[str, str] = {}
     for field in sample_fields(sample_type):
-        kind = "required" if field.required else "optional"
-        guess = guess_access(field.name, scan.parts, first)
-        default = guess if guess is not None else (None if field.required else "-")
+        required = is_required(field)
+        default = guess_access(field.name, scan.parts, first) or (None if required else "-")
 
-        def use(answer: str, field: SampleField = field) -> str | None:
-            return _check_access(answer, field, scan.parts)
+        def use(answer: str, name: str = field.name, required: bool = required) -> str:
+            if answer != "-":
+                check_parts(compile_field_map({name: answer}), scan.parts)
+            elif required:
+                raise UsageError(f"{name} is required")
+            return answer
 
-        access = _ask(f"  {field.name} ({field.type_name}, {kind})", use, default=default)
-        if access is not None:
-            field_map[field.name] = access
-    return field_map
-
-
-def _check_access(answer: str, field: SampleField, parts: Mapping[str, int]) -> str | None:
-    if answer == "-":
-        if field.required:
-            raise UsageError(f"{field.name} is required")
-        return None
-    wanted = compile_field_map({field.name: answer}).parts
-    if not wanted & parts.keys():
-        name = next(iter(wanted))
-        close = nearest(name, parts)
-        hint = f"did you mean {close!r}?" if close else f"parts are: {', '.join(list(parts)[:20])}"
-        raise UsageError(f"no sample has a part {name!r}", fix=hint)
-    return answer
+        kind = "required" if required else "optional"
+        field_map[field.name] = _ask(f"  {field.name} ({field.type}, {kind})", use, default=default)
+    return {name: access for name, access in field_map.items() if access != "-"}
 
 
 def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:
@@ -219,32 +212,17 @@ def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str 
         >>> guess_access("image", {"png": 3, "json": 3}, first)
         'png'
     """
-    if field in ("image", "images"):
-        images = [name for name in parts if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS]
-        if images:
-            return ",".join(images[:4])
-    if field == "video":
-        return next((name for name in parts if name in _VIDEO_PARTS), None)
+    images = [name for name in parts if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS]
+    if images and field in ("image", "images"):
+        return ",".join(images[:4])
     names = _SYNONYMS.get(field, (field,))
-    for name in names:
-        if name in parts:
-            return name
-    inside = _json_access(names, first)
-    if inside is not None:
-        return inside
-    if field in ("caption", "text", "context"):
-        return next((name for name in _TEXT_PARTS if name in parts), None)
-    if field == "label":
-        return next((name for name in _LABEL_PARTS if name in parts), None)
-    return None
+    guesses = [name for name in names if name in parts] + _inside_json(names, first)
+    guesses += [name for name in _OTHER_PARTS.get(field, ()) if name in parts]
+    return guesses[0] if guesses else None
 
 
-def _json_access(names: tuple[str, ...], first: RawSample) -> str | None:
-    for part, data in first.parts.items():
-        if part.rpartition(".")[2] not in ("json", "jsn"):
-            continue
-        value = _decoded(part, data)
-        for name in names:
-            if isinstance(value, dict) and name in value:
-                return f"{part}[{name}]"
-    return None
+def _inside_json(names: Sequence[str], first: RawSample) -> list[str]:
+    """Expressions for what has one of these names in a JSON part of a sample."""
+    parts = [part for part in first.parts if part.rpartition(".")[2] in ("json", "jsn")]
+    values = [(part, _decoded(part, first.parts[part])) for part in parts]
+    return [f"{part}[{n}]" for part, value in values if isinstance(value, dict) for n in names if n in value]

@@ -6,26 +6,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import click
 
-__all__ = ["Show", "progress"]
+from energon_lite.storage.sharded_job.job import Progress
+from energon_lite.storage.sharded_job.ranks import Ranks
+
+__all__ = ["progress", "show_share"]
 
 #: Seconds between two lines where there is no terminal, such as in the log of a job.
 _BETWEEN = 10.0
 
 
-class Show(Protocol):
-    """What is called when something is done."""
-
-    def __call__(self, done: int, total: int, note: str = "") -> None:
-        """Show that ``done`` of ``total`` are done by now, and a few words."""
-
-
 @contextmanager
-def progress(wanted: bool, doing: str, unit: str) -> Iterator[Show | None]:
-    """Give a function that shows progress; None if it is not ``wanted``.
+def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
+    """Give a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
 
     Args:
         doing: such as ``"Indexing"``.
@@ -38,20 +33,22 @@ def progress(wanted: bool, doing: str, unit: str) -> Iterator[Show | None]:
 
         with tqdm(unit=f" {unit}", desc=doing, dynamic_ncols=True) as bar:
 
-            def move(done: int, total: int, note: str = "") -> None:
+            def move(done: int, total: int, note: str) -> None:
                 bar.total = total
                 bar.set_postfix_str(note, refresh=False)
                 bar.update(done - bar.n)
+                if done == total > 0:
+                    bar.close()  # what comes now may ask something
 
             yield move
     else:
         yield _lines(doing, unit)
 
 
-def _lines(doing: str, unit: str) -> Show:
+def _lines(doing: str, unit: str) -> Progress:
     start = last = time.monotonic()
 
-    def line(done: int, total: int, note: str = "") -> None:
+    def line(done: int, total: int, note: str) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < _BETWEEN or not done:
@@ -62,3 +59,8 @@ def _lines(doing: str, unit: str) -> Show:
         click.echo(f"{doing}: {done:,} of {total:,} {unit}, {rate}, about {left:.0f} s left", err=True)
 
     return line
+
+
+def show_share(ranks: Ranks, done: str) -> None:
+    """Say what another rank than 0 has done."""
+    click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {done}; rank 0 goes on")

@@ -12,7 +12,7 @@ from energon_lite.cli.progress import progress
 from energon_lite.errors import UsageError
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, TokenizeReport, tokenize_files
-from energon_lite.tokenizing.tasks import TASKS, Task
+from energon_lite.tokenizing.tasks import TASKS, TOO_LONG, Task
 
 __all__ = ["command"]
 
@@ -42,7 +42,7 @@ __all__ = ["command"]
 @click.option("--max-length", type=click.IntRange(min=2), help="Most tokens of an example.")
 @click.option(
     "--too-long",
-    type=click.Choice(["keep", "truncate", "drop", "split"]),
+    type=click.Choice(TOO_LONG),
     default="truncate",
     show_default=True,
     help="What happens to an example with more.",

@@ -14,16 +14,15 @@ inputs:
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Literal
 
-from energon_lite.documents import Node, load_yaml, located
+from energon_lite.documents import Node, keys_of, load_yaml, located, read_keys
 from energon_lite.documents.paths import local_path
+from energon_lite.documents.typed import Key
 from energon_lite.tokenizing.run import Input
 from energon_lite.tokenizing.tasks import Task
 
 __all__ = ["read_metadata"]
-
-_TEXTS = {"response", "messages", "text", "too_long"}
 
 
 def read_metadata(path: str) -> list[Input]:
@@ -39,25 +38,19 @@ def read_metadata(path: str) -> list[Input]:
     return [_input(entry, os.path.dirname(os.path.abspath(path))) for entry in found]
 
 
-def _input(entry: Node, folder: str) -> Input:
-    keys = entry.mapping(required={"files"}, optional={"task", "text_records", "prompt", "max_length", *_TEXTS})
-    settings: dict[str, Any] = {name: keys[name].string() for name in _TEXTS & keys.keys()}
-    if "prompt" in keys:
-        settings["prompt"] = _names(keys["prompt"])
-    if "max_length" in keys:
-        settings["max_length"] = keys["max_length"].integer()
-    if "task" in keys:
-        settings["kind"] = keys["task"].string()
-    text_records = keys["text_records"].string() if "text_records" in keys else "file"
-    if text_records not in ("file", "line"):
-        raise keys["text_records"].wrong("'file' or 'line'")
-    with located(entry):
-        task = Task(**settings)
-    files = tuple(os.path.join(folder, os.path.expanduser(local_path(name))) for name in _names(keys["files"]))
-    return Input(files, task, text_records)
-
-
 def _names(node: Node) -> tuple[str, ...]:
     """One name, or a list of names."""
     nodes = [node] if isinstance(node.value, str) else node.sequence("names")
     return tuple(one.string("a name") for one in nodes)
+
+
+def _input(entry: Node, folder: str) -> Input:
+    names = Annotated[tuple[str, ...], _names]
+    keys = {**keys_of(Task), "files": Key(names, True), "prompt": Key(names, False)}
+    keys |= {"task": keys.pop("kind"), "text_records": Key(Literal["file", "line"], False)}
+    values = read_keys(entry, keys)
+    patterns, text_records = values.pop("files"), values.pop("text_records", "file")
+    with located(entry):
+        task = Task(kind=values.pop("task", "sft"), **values)
+    files = tuple(os.path.join(folder, os.path.expanduser(local_path(name))) for name in patterns)
+    return Input(files, task, text_records)

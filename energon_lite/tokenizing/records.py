@@ -22,13 +22,8 @@ __all__ = ["Block", "Record", "find_blocks", "read_block"]
 _CHUNK = 1 << 24
 #: Kind of a file by its suffix.
 KINDS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".py": "text",
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".txt", ".text", ".md", ".py"), "text"),
     ".parquet": "parquet",
 }
 
@@ -150,24 +145,20 @@ def _read_lines(block: Block) -> Iterator[Record]:
         raise DatasetError(
             "the file has become shorter", where=block.paths[0], fix="start again with the file as it is"
         )
-    lines = data.split(b"\n")
-    if lines and not lines[-1]:
-        lines.pop()  # after the last end of a line
-    for number, line in enumerate(lines, start=block.first):
-        if not line.strip():
-            continue
-        if block.kind == "lines":
-            yield _text_record(block.file, number, line.rstrip(b"\r"))
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            yield Record(block.file, number, None, f"not JSON: {error}")
-            continue
-        if not isinstance(fields, dict):
-            yield Record(block.file, number, None, f"not an object but a {type(fields).__name__}")
-            continue
-        yield Record(block.file, number, fields)
+    record = _text_record if block.kind == "lines" else _json_record
+    for number, line in enumerate(data.split(b"\n"), start=block.first):
+        if line.strip():
+            yield record(block.file, number, line.rstrip(b"\r"))
+
+
+def _json_record(file: int, number: int, data: bytes) -> Record:
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        return Record(file, number, None, f"not JSON: {error}")
+    if not isinstance(fields, dict):
+        return Record(file, number, None, f"not an object but a {type(fields).__name__}")
+    return Record(file, number, fields)
 
 
 def _text_record(file: int, number: int, data: bytes) -> Record:
@@ -190,13 +181,12 @@ def _parquet_blocks(path: str, records: int, number: int) -> list[Block]:
 
 
 def _read_parquet(block: Block) -> Iterator[Record]:
-    number = block.first
     with _parquet(block.paths[0]) as file:
         # A thousand rows at a time: a row group may be larger than memory once it is Python objects.
-        for batch in file.iter_batches(batch_size=1000, row_groups=range(block.start, block.stop)):
-            for fields in batch.to_pylist():
-                yield Record(block.file, number, fields)
-                number += 1
+        batches = file.iter_batches(batch_size=1000, row_groups=range(block.start, block.stop))
+        rows = (fields for batch in batches for fields in batch.to_pylist())
+        for number, fields in enumerate(rows, start=block.first):
+            yield Record(block.file, number, fields)
 
 
 def _parquet(path: str) -> Any:

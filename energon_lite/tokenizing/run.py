@@ -10,14 +10,11 @@ import glob
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.documents.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
@@ -26,19 +23,11 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import LENGTH, write_column
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.sharded_job.helpers import run_units
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.result_files import ResultFiles, Table, UnitKind
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
-from energon_lite.tokenizing.shards import (
-    TOKENS_PART,
-    ShardCounts,
-    Tokenized,
-    counts_from,
-    shard_name,
-    write_shard,
-)
+from energon_lite.tokenizing.shards import TOKENS_PART, ShardCounts, Tokenized, shard_name, total, write_shard
 from energon_lite.tokenizing.tasks import Task
 from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
 
@@ -94,12 +83,13 @@ class _Shard:
     task: Task = field(compare=False)
 
 
-@dataclass(frozen=True)
-class _Shards(UnitKind[_Shard, Tokenized]):
-    """Shards as units of work; counts are their tables. A shard whose tar is gone is made again."""
+class _Shards(Work[_Shard, Tokenized]):
+    """The making of shards; counts are the tables of their results. A shard whose tar is gone is made again."""
 
-    root: str
-    settings: str
+    def __init__(self, root: str, settings: Mapping[str, Any], tokenizer: HuggingFaceTokenizer):
+        super().__init__(os.path.join(root, WORK_FOLDER))
+        self._root, self._tokenizer = root, tokenizer
+        self._settings = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
     def name(self, unit: _Shard) -> str:
         return shard_name(unit.number)
@@ -108,51 +98,35 @@ class _Shards(UnitKind[_Shard, Tokenized]):
         return unit.block.paths[0]
 
     def inputs(self, unit: _Shard) -> str:
-        return self.settings
+        return self._settings
 
     def belongs(self, unit: _Shard, inputs: str) -> bool:
-        return inputs == self.settings and os.path.exists(os.path.join(self.root, self.name(unit)))
+        return inputs == self._settings and os.path.exists(os.path.join(self._root, self.name(unit)))
 
-    def pack(self, result: Tokenized) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def do(self, unit: _Shard) -> Tokenized:
+        return write_shard(self._root, unit.number, unit.block, unit.task, self._tokenizer)
+
+    def pack(self, result: Tokenized) -> tuple[dict[str, Any], Arrays]:
         return asdict(result.counts), {"lengths": result.lengths}
 
-    def unpack(self, table: Table, arrays: Mapping[str, NDArray[Any]]) -> Tokenized:
-        return Tokenized(counts_from(table), arrays["lengths"])
-
-
-@dataclass(frozen=True)
-class _Tokenize:
-    """What is done with a shard."""
-
-    root: str
-    path: str
-    fingerprint: str
-    begin: str | None
-    end: str | None
-
-    def __call__(self, shard: _Shard) -> Tokenized:
-        return write_shard(self.root, shard.number, shard.block, shard.task, self.tokenizer())
-
-    @lru_cache(maxsize=1)  # noqa: B019  one for each process
-    def tokenizer(self) -> HuggingFaceTokenizer:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-        return HuggingFaceTokenizer(self.path, begin=self.begin, end=self.end)
+    def unpack(self, table: Table, arrays: Arrays) -> Tokenized:
+        return Tokenized(ShardCounts(**table), arrays["lengths"])
 
 
 class _Records:
     """Tells progress in records. How many there will be is known from those that are done, shard for shard."""
 
-    def __init__(self, shards: int, progress: Progress):
-        self._shards, self._progress = shards, progress
-        self._done = self._records = self._tokens = 0
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._made = self._records = self._tokens = 0
 
-    def __call__(self, shard: _Shard, table: Table | None) -> None:
+    def __call__(self, shard: _Shard, table: Table | None, done: int, of: int) -> None:
         if table is None:
             return
-        self._done += 1
+        self._made += 1
         self._records, self._tokens = self._records + table["records"], self._tokens + table["tokens"]
-        note = f"shard {self._done}/{self._shards}, {self._tokens / 1e6:.1f} M tokens"
-        self._progress(self._records, round(self._records / self._done * self._shards), note)
+        note = f"shard {done}/{of}, {self._tokens / 1e6:.1f} M tokens"
+        self._progress(self._records, round(self._records / self._made * of), note)
 
 
 def tokenize_files(
@@ -197,53 +171,45 @@ def tokenize_files(
             for too long.
     """
     ranks, root = ranks or Ranks(), os.path.abspath(os.path.expanduser(output))
-    work = os.path.join(root, WORK_FOLDER)
     parse_ratio(split_ratio)  # what is wrong with the call is known before anything is written
     inputs = [replace(one, files=tuple(_expand(one.files))) for one in inputs]
-    make = _Tokenize(root, tokenizer, fingerprint_of(tokenizer), begin, end)
-    make.tokenizer()
-    shards = _shards_of(inputs, records_per_shard)
-    settings = _settings_of(inputs, make, records_per_shard)
     files = [path for one in inputs for path in one.files]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    settings = _settings_of(inputs, fingerprint_of(tokenizer), begin, end, records_per_shard)
+    work = _Shards(root, settings, HuggingFaceTokenizer(tokenizer, begin=begin, end=end))
+    shards = _shards_of(inputs, records_per_shard)
     finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
     if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
-        shutil.rmtree(work, ignore_errors=True)  # the earlier run may have been killed just before
-        return _report(root, [finished["counts"]], files, shards=len(shards))
+        work.remove()  # the earlier run may have been killed just before
+        return _report(root, len(shards), [finished["counts"]], files)
     if not ranks.rank:
         _begin(root, work, settings, force_overwrite)
-    elif not ranks.wait(lambda: _read_json(os.path.join(work, SETTINGS_FILE)) == settings):
+    elif not ranks.wait(lambda: _read_json(os.path.join(work.folder, SETTINGS_FILE)) == settings):
         raise DatasetError("rank 0 has not begun this data set", where=root, fix="see what rank 0 says")
 
-    results = ResultFiles(work, _Shards(root, hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]))
-    run = partial(run_units, results, make, workers=ranks.workers(workers))
-    tick = _Records(len(ranks.share(shards)), progress) if progress else None
-    job = ShardedJob(results, shards, run, ranks=ranks, where=root, tick=tick)
-    job.do_share()
-    if not ranks.rank:
-        job.gather()
+    tick = _Records(progress) if progress else None
+    job = ShardedJob(work, shards, ranks=ranks, workers=workers, where=root, tick=tick)
+    job.run()
     job.raise_errors(DatasetError, "be made", "start again: what is done stays")
-    report = _report(root, [job.done[shard] for shard in shards if shard in job.done], files, len(job.made))
+    tables = [job.done[shard] for shard in shards if shard in job.done]
+    report = _report(root, len(tables), tables, files, made=len(job.made))
     if ranks.rank:
         return report
     _check_not_empty(report)
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
-    by_name = {shard_name(shard.number): shard for shard in shards}
+    by_name = {work.name(shard): shard for shard in shards}
     lengths = [job.read(by_name[name]).lengths for name in nv_meta.read_info(root)]
     write_column(root, LENGTH, np.concatenate(lengths), maker={"by": "tokenize", "length": TOKENS_PART})
     finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: who finds it leaves all as it is
     write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
-    results.remove()
+    work.remove()
     return report
 
 
-def _report(
-    root: str, tables: Sequence[Table], files: Sequence[str], made: int = 0, *, shards: int | None = None
-) -> TokenizeReport:
-    counts = ShardCounts()
-    for table in tables:
-        counts.add(counts_from(table))
+def _report(root: str, shards: int, tables: Sequence[Table], files: Sequence[str], *, made: int = 0) -> TokenizeReport:
+    counts = total([ShardCounts(**table) for table in tables])
     problems = [(files[file], number, problem) for file, number, problem in counts.problems]
-    return TokenizeReport(root, len(tables) if shards is None else shards, counts, problems, made)
+    return TokenizeReport(root, shards, counts, problems, made)
 
 
 def _check_not_empty(report: TokenizeReport) -> None:
@@ -292,23 +258,20 @@ def _shards_of(inputs: Sequence[Input], records: int) -> list[_Shard]:
     return shards
 
 
-def _settings_of(inputs: Sequence[Input], make: _Tokenize, records: int) -> dict[str, Any]:
+def _settings_of(
+    inputs: Sequence[Input], fingerprint: str, begin: str | None, end: str | None, records: int
+) -> dict[str, Any]:
     """All that the bytes of the shards depend on, as plain data."""
-    return {
+    settings = {
         "format": _FORMAT,
-        "tokenizer": make.fingerprint,
-        "begin": make.begin,
-        "end": make.end,
+        "tokenizer": fingerprint,
+        "begin": begin,
+        "end": end,
         "records_per_shard": records,
-        "inputs": [
-            {
-                "task": json.loads(json.dumps(asdict(one.task))),
-                "text_records": one.text_records,
-                "files": [[path, *_stamp(path)] for path in one.files],
-            }
-            for one in inputs
-        ],
+        "inputs": [asdict(one) | {"files": [[path, *_stamp(path)] for path in one.files]} for one in inputs],
     }
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -316,10 +279,13 @@ def _stamp(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: bool) -> None:
+def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrite: bool) -> None:
     """Make the folder, or find that it was begun with the same settings. What holds no example is in nobody's way."""
-    begun = _read_json(os.path.join(work, SETTINGS_FILE))
-    if begun is not None and begun != settings:
+    path = os.path.join(work.folder, SETTINGS_FILE)
+    begun = _read_json(path)
+    if begun == settings:
+        return
+    if begun is not None:
         different = sorted(name for name in settings if begun.get(name) != settings[name])
         if not force_overwrite and _holds_examples(root):
             raise UsageError(
@@ -327,18 +293,15 @@ def _begin(root: str, work: str, settings: Mapping[str, Any], force_overwrite: b
                 where=root,
                 fix="call with the same ones to go on, or with --force-overwrite to begin anew",
             )
-        begun, force_overwrite = None, True
-    if begun is None:
-        if not force_overwrite and (nv_meta.is_prepared(root) or _holds_examples(root)):
-            raise UsageError(
-                "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
-            )
-        for path in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # what says that they are whole goes first
-            remove_if_there(path)
-        shutil.rmtree(work, ignore_errors=True)
-    os.makedirs(work, exist_ok=True)
-    if begun is None:
-        write_bytes(os.path.join(work, SETTINGS_FILE), json.dumps(settings).encode())
+    elif not force_overwrite and (nv_meta.is_prepared(root) or _holds_examples(root)):
+        raise UsageError(
+            "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
+        )
+    for old in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # what says that they are whole goes first
+        remove_if_there(old)
+    work.remove()
+    work.make_folder()
+    write_bytes(path, json.dumps(settings).encode())
 
 
 def _read_json(path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,18 +13,11 @@ from numpy.typing import NDArray
 
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.tokenizing.array_tar import ArrayTar
-from energon_lite.tokenizing.records import Block, Record, read_block
-from energon_lite.tokenizing.tasks import Example, Task, TextTokenizer, examples_of
+from energon_lite.tokenizing.records import Block, read_block
+from energon_lite.tokenizing.tasks import Example, Task, examples_of
+from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
 
-__all__ = [
-    "MASK_PART",
-    "TOKENS_PART",
-    "ShardCounts",
-    "Tokenized",
-    "counts_from",
-    "shard_name",
-    "write_shard",
-]
+__all__ = ["MASK_PART", "TOKENS_PART", "ShardCounts", "Tokenized", "shard_name", "total", "write_shard"]
 
 TOKENS_PART, MASK_PART = "tokens.npy", "mask.npy"
 
@@ -45,7 +38,7 @@ class ShardCounts:
         longest: tokens of the longest example.
         too_long: records that were truncated, dropped or split.
         left_out: records without an example: broken ones, and dropped ones.
-        problems: the first of the broken ones, as (file number, record number, what is wrong).
+        problems: the first of the broken ones, as [file number, record number, what is wrong].
     """
 
     records: int = 0
@@ -54,14 +47,17 @@ class ShardCounts:
     longest: int = 0
     too_long: int = 0
     left_out: int = 0
-    problems: list[tuple[int, int, str]] = field(default_factory=list)
+    problems: list[list[Any]] = field(default_factory=list)
 
-    def add(self, other: ShardCounts) -> None:
-        """Add the counts of another shard."""
-        for name in ("records", "examples", "tokens", "too_long", "left_out"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.longest = max(self.longest, other.longest)
-        self.problems = [*self.problems, *other.problems]
+
+def total(counts: Sequence[ShardCounts]) -> ShardCounts:
+    """The counts of several shards as those of one."""
+    names = ("records", "examples", "tokens", "too_long", "left_out")
+    return ShardCounts(
+        **{name: sum(getattr(one, name) for one in counts) for name in names},
+        longest=max((one.longest for one in counts), default=0),
+        problems=[problem for one in counts for problem in one.problems],
+    )
 
 
 class Tokenized(NamedTuple):
@@ -76,12 +72,7 @@ def shard_name(number: int) -> str:
     return f"tokens-{number:06d}.tar"
 
 
-def counts_from(plain: Mapping[str, Any]) -> ShardCounts:
-    """Counts that went through JSON."""
-    return ShardCounts(**{**plain, "problems": [tuple(problem) for problem in plain["problems"]]})
-
-
-def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: TextTokenizer) -> Tokenized:
+def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: HuggingFaceTokenizer) -> Tokenized:
     """Tokenise a block into the shard of this number.
 
     Args:
@@ -101,32 +92,24 @@ def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: Tex
                 tar.add(f"{key}.{MASK_PART}", example.mask)
             lengths.append(len(example.tokens))
         tar.finish()
+    counts.examples, counts.tokens, counts.longest = len(lengths), sum(lengths), max(lengths, default=0)
     return Tokenized(counts, np.array(lengths, dtype=np.int64))
 
 
-def _examples(block: Block, task: Task, tokenizer: TextTokenizer, counts: ShardCounts) -> Iterator[tuple[str, Example]]:
+def _examples(
+    block: Block, task: Task, tokenizer: HuggingFaceTokenizer, counts: ShardCounts
+) -> Iterator[tuple[str, Example]]:
+    """The examples of a block, each with its key; records are counted on the way."""
     reader = read_block(block)
     while records := list(islice(reader, _TOGETHER)):
         counts.records += len(records)
-        good = [record for record in records if record.fields is not None]
-        outcomes = iter(examples_of([record.fields or {} for record in good], task, tokenizer))
-        for record in records:
-            if record.fields is None:
-                _leave_out(record, record.problem, counts)
-                continue
-            outcome = next(outcomes)
-            counts.too_long += outcome.too_long
-            if not outcome.examples:
-                _leave_out(record, outcome.problem, counts)
-            for part, example in enumerate(outcome.examples):
-                counts.examples += 1
-                counts.tokens += len(example.tokens)
-                counts.longest = max(counts.longest, len(example.tokens))
-                name = f"{record.file:05d}-{record.number:09d}"
-                yield name if len(outcome.examples) == 1 else f"{name}-{part:05d}", example
-
-
-def _leave_out(record: Record, problem: str, counts: ShardCounts) -> None:
-    counts.left_out += 1
-    if problem and len(counts.problems) < _TOLD:
-        counts.problems.append((record.file, record.number, problem))
+        fields = [record.problem if record.fields is None else record.fields for record in records]
+        outcomes = examples_of(fields, task, tokenizer)
+        for record, (examples, problem, too_long) in zip(records, outcomes, strict=True):
+            counts.too_long += too_long
+            counts.left_out += not examples
+            if problem and len(counts.problems) < _TOLD:
+                counts.problems.append([record.file, record.number, problem])
+            name = f"{record.file:05d}-{record.number:09d}"
+            for part, example in enumerate(examples):
+                yield name if len(examples) == 1 else f"{name}-{part:05d}", example

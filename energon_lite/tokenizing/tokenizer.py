@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from energon_lite.documents.paths import missing_file_fix
@@ -50,7 +51,11 @@ class HuggingFaceTokenizer:
         settings = _settings(self._folder)
         self.begin = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
         self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
-        self._chat: Any = None
+        self._anew = partial(HuggingFaceTokenizer, path, begin=begin, end=end)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process reads it for itself: that takes no longer, and what chats need may not fit into a pickle.
+        return self._anew, ()
 
     @property
     def vocab_size(self) -> int:
@@ -97,7 +102,7 @@ class HuggingFaceTokenizer:
         return pieces
 
     def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> list[int]:
-        tokenizer = self._chat_tokenizer()
+        tokenizer = self._chat
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
         except Exception as error:  # jinja's errors, and whatever a template raises
@@ -105,20 +110,21 @@ class HuggingFaceTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _chat_tokenizer(self) -> Any:
-        if self._chat is None:
-            try:
-                from transformers import AutoTokenizer
-            except ImportError:
-                raise UsageError("chat templates need transformers", fix="pip install 'energon-lite[hf]'") from None
-            self._chat = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
-            if not self._chat.chat_template:
-                raise UsageError(
-                    "the tokenizer has no chat template",
-                    where=self._folder,
-                    fix="add chat_template.jinja to the folder, or name a prompt and a response field",
-                )
-        return self._chat
+    @cached_property
+    def _chat(self) -> Any:
+        """The same tokenizer with its chat template."""
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise UsageError("chat templates need transformers", fix="pip install 'energon-lite[hf]'") from None
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+        if not tokenizer.chat_template:
+            raise UsageError(
+                "the tokenizer has no chat template",
+                where=self._folder,
+                fix="add chat_template.jinja to the folder, or name a prompt and a response field",
+            )
+        return tokenizer
 
     def _special(self, what: str, token: Any, file: str) -> int | None:
         text = token.get("content") if isinstance(token, dict) else token

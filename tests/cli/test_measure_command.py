@@ -190,6 +190,10 @@ def test_wrong_data(here: Path, data: Path) -> None:
     assert code == 1 and "test" in output
     code, output = run(data, "--task-encoder", "encoders_here:Words", "--name", "a/b")
     assert code == 1 and "cannot be called 'a/b'" in output
+    split = data / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("2.tar", "9.tar"))
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-part", "val")
+    assert code == 1 and "split 'val' lists shard '9.tar', which the data set does not have" in output
 
 
 @pytest.mark.slow
@@ -227,7 +231,7 @@ def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(progress, "_BETWEEN", 0.0)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(100, 400)
+        tick(100, 400, "")
     assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
     with measure.measuring("/data/coco", False) as tick:
         assert tick is None
@@ -237,7 +241,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
-        tick(400, 400)
+        tick(400, 400, "")
     assert "Measuring coco: 100%" in capsys.readouterr().err
 
 

@@ -260,7 +260,7 @@ class TestQuestions:
         assert code == 0
         for message in (
             "'eight' is not a ratio",
-            "there is no sample type '99' (give a number from 0 to",
+            "sample type '99' is unknown (use one of: CaptioningSample, ",
             "did you mean 'CaptioningSample'?",
             "no sample has a part 'pgn' (did you mean 'png'?)",
             "caption is required",

@@ -15,7 +15,7 @@ from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.prepare.shard_scans import scan_files
+from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -66,7 +66,7 @@ def test_a_column_that_is_a_pipe_is_none(prepared: Path) -> None:
 
 
 def test_a_result_file_that_is_a_pipe_is_none(prepared: Path) -> None:
-    files = scan_files(str(prepared))
+    files = Shards(str(prepared))
     files.write_failure("a.tar")
     assert files.find(["a.tar", "b.tar"]) == {"a.tar": None}
     into_pipe(files.path("a.tar"))

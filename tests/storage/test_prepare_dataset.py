@@ -17,6 +17,7 @@ import yaml
 from energon_lite.errors import (
     ConfigError,
     EmptyDatasetError,
+    MissingShardError,
     NotPreparedError,
     ShardChangedError,
     ShardFormatError,
@@ -370,6 +371,12 @@ def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     assert kept == {name: (ten / ".nv-meta" / name).read_bytes() for name in kept}
     make_tar("ten/b.tar", [("x.txt", b"")])
     with pytest.raises(ShardChangedError, match=r"has 1 samples, but 3[\s\S]*--force-overwrite"):
+        index_again(str(ten))
+    make_tar("ten/b.tar", [])
+    with pytest.raises(ShardChangedError, match="has 0 samples, but 3"):
+        index_again(str(ten))
+    (ten / "b.tar").unlink()
+    with pytest.raises(MissingShardError, match=r"b\.tar[\s\S]*put it back"):
         index_again(str(ten))
 
 

@@ -22,7 +22,7 @@ from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import shard_scans
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
-from energon_lite.storage.prepare.shard_scans import scan_files
+from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import helpers
@@ -52,8 +52,8 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> Scanned:
 
 def write_result(folder: Path, name: str) -> Path:
     """The result file that a scan of the shard leaves."""
-    files = scan_files(str(folder))
-    files.write(name, files.kind.inputs(name), scan_shard(str(folder), name))
+    files = Shards(str(folder))
+    files.write(name, files.inputs(name), scan_shard(str(folder), name))
     return Path(files.path(name))
 
 
@@ -199,7 +199,7 @@ class TestWhatIsKnown:
     @given(st.data())
     def test_flipped_bits_and_cuts_never_give_other_samples(self, ten: Path, data: st.DataObject) -> None:
         scan = scan_shard(str(ten), "b.tar")
-        path, files = write_result(ten, "b.tar"), scan_files(str(ten))
+        path, files = write_result(ten, "b.tar"), Shards(str(ten))
         path.write_bytes(damaged(data, path.read_bytes()))
         if files.find(["b.tar"]):
             found = files.read("b.tar")
@@ -258,7 +258,7 @@ def test_results_and_the_index_give_back_what_was_scanned(ten: Path, make_tar: C
     make_tar("ten/odd.tar", [("caf\udce9/x.b", b""), ("caf\udce9/x.a", b"1"), ("y.b", b"22"), ("none", b"")])
     make_tar("ten/empty.tar", [])
     names = ["odd.tar", "empty.tar", "a.tar", "sub/c.tar"]
-    scans, files = [scan_shard(str(ten), name) for name in names], scan_files(str(ten))
+    scans, files = [scan_shard(str(ten), name) for name in names], Shards(str(ten))
     for name in names:
         write_result(ten, name)
     assert list(files.find(names)) == names
@@ -270,7 +270,7 @@ def test_results_and_the_index_give_back_what_was_scanned(ten: Path, make_tar: C
 
 
 def test_the_result_of_another_shard_is_not_used(ten: Path) -> None:
-    files = scan_files(str(ten))
+    files = Shards(str(ten))
     os.replace(write_result(ten, "a.tar"), files.path("b.tar"))
     assert files.find(["a.tar", "b.tar"]) == {}
     assert files.path("sub/c.tar") != files.path("c.tar")

@@ -293,7 +293,7 @@ def test_metadata_file_with_two_tasks(chats: Path, tokenizer_folder: Path, tmp_p
         ("inputs: [{task: pt}]", "files"),
         ("inputs: [{files: a.txt, promt: x}]", "did you mean 'prompt'"),
         ("inputs: [{files: a.txt, task: rl}]", "the task is 'rl'"),
-        ("inputs: [{files: a.txt, text_records: page}]", "'file' or 'line'"),
+        ("inputs: [{files: a.txt, text_records: page}]", "one of file, line"),
         ("inputs: [{files: 3}]", "names"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,17 @@ def test_special_tokens_can_be_chosen(tokenizer_folder: Path) -> None:
         HuggingFaceTokenizer(str(tokenizer_folder), end="<eod>")
 
 
+def test_a_tokenizer_without_a_chat_template_is_no_fault_of_the_records(tokenizer_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tokenizer_folder, tmp_path / "copy"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match="has no chat template"):
+        examples_of(
+            [{"m": [{"role": "assistant", "content": "x"}]}], Task(messages="m"), HuggingFaceTokenizer(str(folder))
+        )
+
+
 def test_what_is_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no tokenizer here"):
         HuggingFaceTokenizer(str(tmp_path))
@@ -139,8 +152,6 @@ def test_what_is_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_sees_each_file(tokenizer_folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = Path(shutil.copytree(tokenizer_folder, tmp_path / "copy"))
     assert fingerprint_of(str(copy)) == fingerprint_of(str(tokenizer_folder))
     config = copy / "tokenizer_config.json"

@@ -14,9 +14,9 @@ from energon_lite.loading.measuring.report import Maker
 from energon_lite.storage.index.column_file import shard_table
 from energon_lite.storage.index.columns import FAILED
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.sharded_job.result_files import Arrays, Table, UnitKind
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["CHUNK", "Chunk", "ChunkKind", "Measured", "chunks_of"]
+__all__ = ["CHUNK", "Chunk", "ChunkWork", "Measured", "chunks_of"]
 
 #: Samples in a chunk: what is lost at most, for each worker, when a run is killed.
 CHUNK = 256
@@ -63,16 +63,18 @@ class Measured:
     reasons: list[list[Any]] = field(default_factory=list)
 
 
-class ChunkKind(UnitKind[Chunk, Measured]):
-    """Chunks of a data set as units of work, measured by one maker. Tables have the number of failed samples."""
+class ChunkWork(Work[Chunk, Measured]):
+    """The measuring of chunks of a data set by one maker, which the workers of the loader do. Tables have the number of
+    failed samples."""
 
-    def __init__(self, index: PackedIndex, maker: Maker):
-        self._maker, self._names = maker, index.shard_names
+    def __init__(self, folder: str, index: PackedIndex, maker: Maker):
+        super().__init__(folder)
+        self._maker, self._shards = maker, index.shard_names
         self._identities, self._bounds = shard_table(index)[:, :4].tolist(), index.shards[:, 3].tolist()
 
     def name(self, unit: Chunk) -> str:
         first = self._bounds[unit.row]
-        return f"{self._names[unit.row]}[{unit.start - first}:{unit.stop - first}]"
+        return f"{self._shards[unit.row]}[{unit.start - first}:{unit.stop - first}]"
 
     def inputs(self, unit: Chunk) -> list[Any]:
         return [dict(self._maker.settings), self._maker.code, self._identities[unit.row]]

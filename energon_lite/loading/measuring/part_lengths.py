@@ -15,27 +15,28 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, nearest
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
+from energon_lite.loading.measuring.measured_columns import Block, MeasuredColumns
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.column_file import write_column_file
-from energon_lite.storage.index.columns import FAILED, LENGTH, column_path, writable_folder
+from energon_lite.storage.index.columns import FAILED
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.sharded_job.job import Progress
 
@@ -94,41 +95,27 @@ def _split_field(field: str, source: WebdatasetSource) -> tuple[str, tuple[str, 
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker) -> MeasureReport:
-    index, report = source.index, MeasureReport(source.path)
-    number = index.part_names.index(part)
-    largest = 0
-    for sizes, has_it in _sizes(index, number):
-        report.shards += 1
-        report.add(sizes, np.where(has_it, 0, FAILED))
-        largest = max(largest, report.longest)
+    columns, blocks = MeasuredColumns(source, maker, flags=False), partial(_sizes, source.index, part)
+    report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths)
+    for block in blocks():
+        report.add(*block)
     if report.failed:
         report.reasons = ((report.failed, "read", f"there is no part {part!r}", False),)
-    path = column_path(writable_folder(source.path), LENGTH)
-    write_column_file(
-        path,
-        LENGTH,
-        index,
-        (sizes for sizes, _ in _sizes(index, number)),
-        dtype="<i4" if largest < 2**31 else "<i8",
-        maker=maker.settings,
-        command=maker.command,
-    )
-    report.written = (path,)
+    columns.write(blocks, report.longest)
     return report
 
 
-def _sizes(index: PackedIndex, number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """For each shard the sizes of one part, and which samples have it."""
-    bounds = index.shards[:, 3].tolist()
-    for first, stop in pairwise(bounds):
+def _sizes(index: PackedIndex, part: str) -> Iterator[Block]:
+    """For each shard the sizes of one part, and the flags: a sample without it counts as failed."""
+    number = index.part_names.index(part)
+    for first, stop in pairwise(index.shards[:, 3].tolist()):
         rows = index.samples[first : stop + 1][:, 0]
         parts = index.parts[rows[0] : rows[-1]]
         owner = np.repeat(np.arange(stop - first), np.diff(rows))
         chosen = parts[:, 2] == number
-        sizes, has_it = np.zeros(stop - first, dtype=np.int64), np.zeros(stop - first, dtype=bool)
-        sizes[owner[chosen]] = parts[chosen, 1]
-        has_it[owner[chosen]] = True
-        yield sizes, has_it
+        sizes, flags = np.zeros(stop - first, dtype=np.int64), np.full(stop - first, FAILED, dtype=np.uint8)
+        sizes[owner[chosen]], flags[owner[chosen]] = parts[chosen, 1], 0
+        yield sizes, flags
 
 
 class _PartPipeline(MeasuringPipeline):
@@ -137,7 +124,7 @@ class _PartPipeline(MeasuringPipeline):
     def __init__(self, leaf: Leaf, part: str, steps: tuple[str, ...]):
         encoder = TaskEncoder()
         super().__init__(leaf, encoder, SampleLength(encoder, "value"))
-        self._part, self._steps, self._decoder = part, steps, SampleDecoder(image_decode=None)
+        self._access, self._decoder = Access(part, steps), SampleDecoder(image_decode=None)
         assert isinstance(leaf.source, WebdatasetSource)  # others have no parts to be looked for
         self._reader = SampleReader(leaf.source, frozenset({part}))
 
@@ -151,22 +138,13 @@ class _PartPipeline(MeasuringPipeline):
                 yield rejected
 
     def _length_of(self, index: int) -> int:
-        if not self._steps:
-            head = self._reader.peek(index, self._part, _NPY_HEADER)
-            if head is None:
-                raise SampleError(f"there is no part {self._part!r}")
-            return _first_dimension(head)
-        data = self._reader.sample(index).parts.get(self._part)
+        part, steps = self._access.part, self._access.steps
+        data = self._reader.sample(index).parts.get(part) if steps else self._reader.peek(index, part, _NPY_HEADER)
         if data is None:
-            raise SampleError(f"there is no part {self._part!r}")
-        value = self._decoder.decode(self._part, data)
-        for depth, step in enumerate(self._steps):
-            try:
-                value = value[int(step)] if isinstance(value, list) else value[step]
-            except (KeyError, IndexError, TypeError, ValueError):
-                place = ".".join([self._part, *self._steps[:depth]])
-                raise SampleError(f"{place} has no {step!r}") from None
-        return _length(value, ".".join([self._part, *self._steps]))
+            raise SampleError(f"there is no part {part!r}")
+        if not steps:
+            return _first_dimension(data)
+        return _length(self._access.follow({part: self._decoder.decode(part, data)}), self._access)
 
 
 def _first_dimension(head: bytes) -> int:
@@ -179,11 +157,9 @@ def _first_dimension(head: bytes) -> int:
     return int(shape[0])
 
 
-def _length(value: Any, name: str) -> int:
+def _length(value: Any, access: Access) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, (list, str, bytes)):
+    if isinstance(value, (list, str, bytes)) or (isinstance(value, np.ndarray) and value.ndim):
         return len(value)
-    if isinstance(value, np.ndarray) and value.ndim:
-        return len(value)
-    raise SampleError(f"{name} is a {type(value).__name__}, which has no length")
+    raise SampleError(f"{access} is a {type(value).__name__}, which has no length")

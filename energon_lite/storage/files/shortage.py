@@ -22,13 +22,12 @@ SHORTAGES = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 _RETRIES = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
-def patiently(step: Callable[[], T], where: str, relieve: Callable[[], object] = lambda: None) -> T:
+def patiently(step: Callable[[], T], where: str) -> T:
     """What ``step`` gives; while descriptors or memory are short it is tried again, for some seconds.
 
     Args:
         step: may raise OSError.
         where: named in the error.
-        relieve: is called before each further try, to give back what this process holds.
 
     Raises:
         FatalStorageError: they are still short.
@@ -44,7 +43,6 @@ def patiently(step: Callable[[], T], where: str, relieve: Callable[[], object] =
                 raise
             if wait is None:
                 raise out_of(error, where) from error
-        relieve()
         time.sleep(wait)
     raise AssertionError("not reached")
 

@@ -1,4 +1,4 @@
-"""What is in a folder of shards, before it is prepared."""
+"""What is in a folder of shards, before it is prepared, and what is to be decided about it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 import os
 import re
 import uuid
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError
+from energon_lite.storage.index.nv_meta import DATASET_YAML
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.sample_choice import SampleChoice
@@ -20,7 +22,7 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
 
-__all__ = ["DatasetScan", "find_shards", "merge_scans"]
+__all__ = ["Choice", "DatasetScan", "count_parts", "find_shards", "merge_scans"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +63,23 @@ class DatasetScan:
         nothing = np.zeros(0, dtype=np.int64)
         reader = SampleReader(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
         return [reader.sample(index) for index in indices]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be decided about a folder whose shards are known.
+
+    Args:
+        splits: shard names by split.
+        may_be_empty: splits without shards that are no surprise.
+        dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
+        dataset_yaml_name: its name.
+    """
+
+    splits: Mapping[str, Sequence[str]]
+    may_be_empty: Collection[str] = ()
+    dataset_document: Mapping[str, Any] | None = None
+    dataset_yaml_name: str = DATASET_YAML
 
 
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
@@ -130,18 +149,24 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
             yield folder, files
 
 
+def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
+    """Number of parts by part name, the most frequent first."""
+    parts: Counter[str] = Counter()
+    for scan in scans:
+        parts.update(dict(zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True)))
+    return dict(parts.most_common())
+
+
 def merge_scans(scans: ShardScans) -> DatasetScan:
-    """On rank 0, when it has done its share: wait for the others, and put all together.
+    """The scans of all shards, put together.
 
     Raises:
-        DatasetError: shards that cannot be indexed, all of them, each with its reason; or another rank has not done
-            its share in time.
+        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shard holds a sample.
     """
-    scans.gather()
-    root, shards = scans.root, scans.job.units
-    scans.job.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
-    found = [scans.scan(name) for name in shards]
+    root, shards = scans.root, scans.units
+    scans.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
+    found = [scans.read(name) for name in shards]
     notes = [f"{scan.name}: {note}" for scan in found for note in scan.notes]
     notes += [f"{scan.name}: holds no sample, it is left out" for scan in found if not scan.samples]
     found = [scan for scan in found if scan.samples]
@@ -154,8 +179,7 @@ def merge_scans(scans: ShardScans) -> DatasetScan:
     index = PackedIndex.from_scans(found)
     # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
     index.uuid = str(uuid.UUID(hex=index.digest, version=4))
-    counts = np.bincount(index.parts[:][:, 2], minlength=len(index.part_names)).tolist()
-    parts = dict(sorted(zip(index.part_names, counts, strict=True), key=lambda item: -item[1]))
+    parts = count_parts(found)
     if len(parts) > _MANY_PART_NAMES:
         notes.append(
             f"there are {len(parts)} part names, such as {next(iter(parts))!r}: a key ends at the first dot of a file "

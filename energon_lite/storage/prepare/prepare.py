@@ -1,11 +1,11 @@
 """Prepare a folder of tar shards: index it, divide it into splits, say what a sample is.
 
-Three steps, which the command line takes one by one and :func:`prepare_dataset` in one go:
+Three steps; the second is the caller's, be it :func:`prepare_dataset` or a dialogue on the command line:
 
 1. :class:`ShardScans` reads the headers of all shards that are new or have changed (and writes each shard's
    ``.tar.idx``), and keeps what it found in a file for each shard;
 2. splits and the description of samples are made and checked in memory;
-3. :func:`write_prepared` writes ``.nv-meta``, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
+3. ``.nv-meta`` is written, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
    leaves a folder that is not prepared, and running again is all that is needed; shards that were scanned are not
    scanned again.
 
@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import yaml
 
-from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
+from energon_lite.errors import ShardChangedError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import open_index
@@ -33,21 +31,13 @@ from energon_lite.storage.index.jsonl import write_line_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
-from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards, merge_scans
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = [
-    "PrepareReport",
-    "index_again",
-    "prepare_dataset",
-    "prepare_jsonl",
-    "scan_share",
-    "share_report",
-    "write_prepared",
-]
+__all__ = ["PrepareReport", "index_again", "prepare_dataset", "prepare_folder", "prepare_jsonl"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,63 +61,56 @@ class PrepareReport:
     shards: int
     samples: int
     parts: Mapping[str, int]
-    splits: Mapping[str, tuple[int, int]]
-    written: tuple[str, ...]
+    splits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     has_dataset_yaml: bool = False
 
 
-def write_prepared(
-    scan: DatasetScan,
-    splits: Mapping[str, Sequence[str]],
-    *,
-    dataset_document: Mapping[str, Any] | None = None,
-    dataset_yaml_name: str = nv_meta.DATASET_YAML,
-    sqlite: bool = True,
-    may_be_empty: Collection[str] = (),
-) -> PrepareReport:
-    """Write ``.nv-meta``. What an earlier preparation left there is replaced; exclusions in ``split.yaml`` are kept.
+def _share_report(scans: ShardScans) -> PrepareReport:
+    """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
+    found = [scans.read(name) for name in scans.done]
+    broken = tuple(f"{name}: {error.what}" for name, error in scans.errors.items())
+    samples = sum(scan.samples for scan in found)
+    return PrepareReport(scans.root, len(found), samples, count_parts(found), warnings=broken)
+
+
+def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareReport:
+    """Write ``.nv-meta``; what an earlier preparation left there is replaced.
 
     Args:
         scan: what is in the folder.
-        splits: shard names by split.
-        dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
-        dataset_yaml_name: its name.
+        choice: how it is divided, and what a sample is; None: the folder is prepared, and that stays as it is.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
-        may_be_empty: splits without shards that are no surprise.
     """
-    root = scan.root
+    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes]
+    splits = {} if choice is None else choice.splits
+    database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
-    os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
-    # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and comes
-    # last: Energon takes a folder with a database but without .info.json for something else altogether.
-    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
-    if tables_of_others(database):
-        os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
-    for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
-        remove_if_there(nv_meta.meta_path(root, name))
-    warnings = [*scan.notes, *split_notes(splits, scan.shard_names, may_be_empty)]
-    written = _write_indexes(scan)
-    kept, is_whole = _earlier_exclusions(root)
-    if not is_whole:
-        warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
-    if kept:
-        warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
-    collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
-    written.append(nv_meta.write_split(root, collapsed, kept))
-    if dataset_document is not None:
-        path = nv_meta.meta_path(root, dataset_yaml_name)
-        nv_meta.write_yaml(path, dataset_document)
-        written.append(path)
+    if choice:
+        os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
+        # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and
+        # comes last: Energon takes a folder with a database but without .info.json for something else altogether.
+        if tables_of_others(database):
+            os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
+        for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
+            remove_if_there(nv_meta.meta_path(root, name))
+    written = [nv_meta.write_uuid(root, scan.index.uuid), packed]
+    scan.index.write(packed)
+    if choice:
+        warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
+        written += _write_choice(root, choice, warnings)
     with _database(database, scan, warnings, wanted=sqlite) as made:
-        # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
-        # for something else altogether. A run that is killed in between can be told by the mark.
-        mark_unfinished(root)
-        written += [*made, nv_meta.write_info(root, scan.index.shard_counts, legacy=legacy)]
+        written += made
+        if choice:
+            # The database gets its name right after this: with it, and without .info.json, Energon would take the
+            # folder for something else altogether. A run that is killed in between can be told by the mark.
+            mark_unfinished(root)
+            written.append(nv_meta.write_info(root, counts, legacy=legacy))
     # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
     _remove_leftovers(root, scan.shard_names)
     remove_scans(root)
-    counts = scan.index.shard_counts
+    dataset_yaml = nv_meta.meta_path(root, choice.dataset_yaml_name if choice else nv_meta.DATASET_YAML)
     return PrepareReport(
         path=root,
         shards=len(scan.scans),
@@ -136,15 +119,23 @@ def write_prepared(
         splits={name: (len(shards), sum(counts[shard] for shard in shards)) for name, shards in splits.items()},
         written=tuple(written),
         warnings=tuple(warnings),
-        has_dataset_yaml=os.path.isfile(nv_meta.meta_path(root, dataset_yaml_name)),
+        has_dataset_yaml=os.path.isfile(dataset_yaml),
     )
 
 
-def _write_indexes(scan: DatasetScan) -> list[str]:
-    path = nv_meta.meta_path(scan.root, nv_meta.PACKED_INDEX)
-    uuid_path = nv_meta.write_uuid(scan.root, scan.index.uuid)
-    scan.index.write(path)
-    return [uuid_path, path]
+def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
+    """Write ``split.yaml``, in which exclusions are kept, and ``dataset.yaml``; gives their paths."""
+    kept, is_whole = _earlier_exclusions(root)
+    if not is_whole:
+        warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
+    if kept:
+        warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
+    collapsed = {name: collapse_names(shards) for name, shards in choice.splits.items()}
+    written = [nv_meta.write_split(root, collapsed, kept)]
+    if choice.dataset_document is not None:
+        written.append(nv_meta.meta_path(root, choice.dataset_yaml_name))
+        nv_meta.write_yaml(written[-1], choice.dataset_document)
+    return written
 
 
 def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
@@ -242,45 +233,6 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(found)
 
 
-def scan_share(
-    root: str,
-    exclude: str | None,
-    force_overwrite: bool,
-    ranks: Ranks,
-    *,
-    workers: int | None,
-    rescan: bool,
-    progress: Progress | None,
-) -> ShardScans:
-    """The first step of a preparation, which all ranks take: find all shards, and scan this rank's.
-
-    Raises:
-        UsageError: the folder is prepared already.
-    """
-    with ranks.together():
-        shards = find_shards(root, exclude)
-        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-            raise UsageError(
-                "the data set has already been prepared",
-                where=os.path.join(root, nv_meta.META_FOLDER),
-                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
-                "replaced",
-            )
-        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-        scans.do_share()
-    return scans
-
-
-def share_report(scans: ShardScans) -> PrepareReport:
-    """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
-    found = [scans.scan(name) for name in scans.job.done]
-    parts: Counter[str] = Counter()
-    for scan in found:
-        parts.update(dict(zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True)))
-    broken = tuple(f"{name}: {error.what}" for name, error in scans.job.errors.items())
-    return PrepareReport(scans.root, len(found), sum(scan.samples for scan in found), parts, {}, (), broken)
-
-
 def index_again(
     root: str, *, workers: int | None = None, sqlite: bool = True, progress: Progress | None = None
 ) -> PrepareReport:
@@ -288,49 +240,30 @@ def index_again(
 
     Raises:
         NotPreparedError: the folder is not prepared.
+        MissingShardError: a shard is not there.
         ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
     """
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
-    for name in names:
-        if not os.path.isfile(os.path.join(root, name)):
-            raise MissingShardError(
-                "a shard of the data set does not exist",
-                where=os.path.join(root, name),
-                fix="put it back, or prepare anew with --force-overwrite",
-            )
     scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
-    scans.do_share()
+    scans.run()
     scan = merge_scans(scans)
-    for name, count in scan.index.shard_counts.items():
-        if counts[name] != count:
+    for name in names:
+        if (count := scan.index.shard_counts.get(name, 0)) != counts[name]:
             raise ShardChangedError(
                 f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
                 where=os.path.join(root, name),
                 fix="prepare anew with --force-overwrite",
             )
-    written, warnings = _write_indexes(scan), list(scan.notes)
-    database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
-    with _database(database, scan, warnings, wanted=sqlite) as made:
-        written += made
-    _remove_leftovers(root, scan.shard_names)
-    remove_scans(root)
-    has_yaml = os.path.isfile(nv_meta.meta_path(root, nv_meta.DATASET_YAML))
-    return PrepareReport(root, len(scan.scans), scan.samples, scan.parts, {}, tuple(written), tuple(warnings), has_yaml)
+    return _write(scan, None, sqlite)
 
 
-def prepare_dataset(
-    path: str | os.PathLike[str],
+def prepare_folder(
+    path: str,
+    choose: Callable[[DatasetScan], Choice],
     *,
-    split_ratio: str | Sequence[float] | None = None,
-    split_parts: Mapping[str, str] | Sequence[str] | None = None,
     exclude: str | None = None,
-    shuffle_tars: bool = False,
-    sample_type: str | None = None,
-    field_map: Mapping[str, str] | None = None,
-    crude: bool = False,
-    dataset_yaml_name: str = nv_meta.DATASET_YAML,
     force_overwrite: bool = False,
     sqlite: bool = True,
     workers: int | None = None,
@@ -342,15 +275,9 @@ def prepare_dataset(
 
     Args:
         path: the folder. Shards are found in all of its subfolders.
-        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
-        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        choose: decides what is to be decided when the samples are known, on rank 0. Nothing has been written by then
+            but what spares the next attempt work.
         exclude: regular expression; shards in whose name it is found are left out.
-        shuffle_tars: mix the shards before the ratio is applied.
-        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
-            ``dataset.yaml`` is written.
-        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
-        crude: samples are given to the user's code as dicts of their parts.
-        dataset_yaml_name: name of the ``dataset.yaml``.
         force_overwrite: prepare a folder that is prepared already.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
@@ -363,10 +290,59 @@ def prepare_dataset(
 
     Raises:
         DatasetError: another rank failed, or has not done its share in time.
-        UsageError: arguments that do not fit together, or the folder is prepared already.
-        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        UsageError: the folder is prepared already.
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shards, or no samples in them.
+    """
+    root, ranks = os.path.abspath(path), ranks or Ranks()
+    with ranks.together():
+        shards = find_shards(root, exclude)
+        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+            raise UsageError(
+                "the data set has already been prepared",
+                where=os.path.join(root, nv_meta.META_FOLDER),
+                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
+                "replaced",
+            )
+    scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+    scans.run()
+    with ranks.together():
+        if ranks.rank:
+            return _share_report(scans)
+        scan = merge_scans(scans)
+        return _write(scan, choose(scan), sqlite)
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: str | Sequence[float] | None = None,
+    split_parts: Mapping[str, str] | Sequence[str] | None = None,
+    shuffle_tars: bool = False,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    crude: bool = False,
+    dataset_yaml_name: str = nv_meta.DATASET_YAML,
+    **options: Any,
+) -> PrepareReport:
+    """Prepare a folder of which all is decided already.
+
+    Args:
+        path: the folder.
+        split_ratio: shares of train, val and test in shards, such as ``"8,1,1"``. Either this or ``split_parts``.
+        split_parts: regular expression by split name, or texts of the form ``"name:regex"``.
+        shuffle_tars: mix the shards before the ratio is applied.
+        sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
+            ``dataset.yaml`` is written.
+        field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
+        crude: samples are given to the user's code as dicts of their parts.
+        dataset_yaml_name: name of the ``dataset.yaml``.
+        options: those of :func:`prepare_folder`.
+
+    Raises:
+        UsageError: arguments that do not fit together.
+        ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
+        DatasetError: as :func:`prepare_folder`.
 
     Example:
         >>> report = prepare_dataset("data/coco", split_ratio="8,1,1", sample_type="CaptioningSample",
@@ -374,27 +350,17 @@ def prepare_dataset(
         >>> report.splits["train"]
         (16, 16000)
     """
-    root = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if (split_ratio is None) == (split_parts is None):
         raise UsageError("either split_ratio or split_parts must be given", fix='split_ratio="8,1,1", for example')
-    ranks = ranks or Ranks()
-    scans = scan_share(root, exclude, force_overwrite, ranks, workers=workers, rescan=rescan, progress=progress)
-    with ranks.together():
-        if ranks.rank:
-            return share_report(scans)
-        scan = merge_scans(scans)
+
+    def choose(scan: DatasetScan) -> Choice:
         parts = split_parts or ()
         patterns = parts.items() if isinstance(parts, Mapping) else map(parse_pattern, parts)
         splits, may_be_empty = divide(scan.shard_names, split_ratio, list(patterns), shuffle=shuffle_tars)
         document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
-        report = write_prepared(
-            scan,
-            splits,
-            dataset_document=document,
-            dataset_yaml_name=dataset_yaml_name,
-            sqlite=sqlite,
-            may_be_empty=may_be_empty,
-        )
-    for warning in report.warnings:
-        _log.warning("%s: %s", root, warning)
+        return Choice(splits, may_be_empty, document, dataset_yaml_name)
+
+    report = prepare_folder(os.path.expanduser(os.fspath(path)), choose, **options)
+    for warning in report.warnings if report.written else ():  # other ranks than 0 leave them to it
+        _log.warning("%s: %s", report.path, warning)
     return report

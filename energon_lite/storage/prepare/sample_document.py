@@ -6,6 +6,7 @@ A wrong field map is cheap to find here, where a few samples are at hand, and ex
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
-__all__ = ["CRUDE", "SampleField", "find_sample_type", "sample_document", "sample_fields"]
+__all__ = ["CRUDE", "check_parts", "find_sample_type", "is_required", "sample_document", "sample_fields"]
 
 #: The name under which crude data sets go, as in Energon.
 CRUDE = "CrudeWebdataset"
@@ -24,26 +25,14 @@ CRUDE = "CrudeWebdataset"
 _TRIED = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleField:
-    """A field of a sample type that a field map may name."""
-
-    name: str
-    type_name: str
-    required: bool
+def sample_fields(sample_type: str) -> list[dataclasses.Field[Any]]:
+    """The fields of a sample type that a field map may name: without those that every sample has."""
+    return [field for field in dataclasses.fields(find_sample_type(sample_type)) if field.name not in BASE_FIELDS]
 
 
-def sample_fields(sample_type: str) -> tuple[SampleField, ...]:
-    """The fields of a sample type, without those that every sample has."""
-    return tuple(
-        SampleField(
-            name=field.name,
-            type_name=field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
-            required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(find_sample_type(sample_type))
-        if field.name not in BASE_FIELDS
-    )
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field map must name a field."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def find_sample_type(name: str) -> type[Sample]:
@@ -88,22 +77,16 @@ def sample_document(
         return None
     find_sample_type(sample_type)
     if field_map is None:
-        fields = {field.name: "..." for field in sample_fields(sample_type) if field.required}
+        fields = json.dumps({field.name: "..." for field in sample_fields(sample_type) if is_required(field)})
         raise UsageError(
             f"{sample_type} needs a field map, which says what part of a sample becomes which field",
-            fix=f"--field-map '{_json(fields)}' with parts out of: {', '.join(list(scan.parts)[:10])}",
+            fix=f"--field-map '{fields}' with parts out of: {', '.join(list(scan.parts)[:10])}",
         )
     compiled = compile_field_map(field_map)
     _check_fields(sample_type, field_map)
-    _check_parts(compiled, scan.parts)
+    check_parts(compiled, scan.parts)
     _try_on_samples(compiled, scan)
     return sample_dataset_document(sample_type, field_map)
-
-
-def _json(fields: Mapping[str, str]) -> str:
-    import json
-
-    return json.dumps(fields)
 
 
 def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
@@ -114,7 +97,7 @@ def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{sample_type} has no field {name!r}", at=f"field_map.{name}", choices=names, suggest_for=name
             )
-    missing = [field.name for field in fields if field.required and field.name not in field_map]
+    missing = [field.name for field in fields if is_required(field) and field.name not in field_map]
     if missing:
         raise ConfigError(
             f"{sample_type} needs {', '.join(map(repr, missing))}",
@@ -124,7 +107,12 @@ def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
         )
 
 
-def _check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
+def check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
+    """Refuse a field map of which a field names no part that any sample has.
+
+    Raises:
+        ConfigError: it is one; the nearest name is suggested.
+    """
     for field, accesses in field_map.fields:
         wanted = [access.part for access in accesses]
         if not any(part in parts for part in wanted):

@@ -2,6 +2,7 @@
 
 units --ranks--> this rank's share --helpers--> a result file for each --job--> rank 0 has all results
 
-``prepare``, ``measure`` and ``tokenize`` are such jobs. Each says what its units are, what is done with one, and what
-becomes of the results. Ranks and processes share nothing but the folder of the result files.
+``prepare``, ``measure`` and ``tokenize`` are such jobs. Each says what its units are, what is done with one (its
+:class:`~energon_lite.storage.sharded_job.work.Work`), and what becomes of the results. Ranks and processes share
+nothing but the folder of the result files.
 """

@@ -18,11 +18,12 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from energon_lite.errors import DatasetError, EnergonLiteError, WorkerError
-from energon_lite.storage.sharded_job.result_files import ResultFiles, Table
+from energon_lite.storage.sharded_job.work import Table, Work
 
 __all__ = ["Outcome", "run_units"]
 
@@ -30,7 +31,6 @@ U = TypeVar("U", bound=Hashable)
 
 #: What came of a unit: the table of its result, which is in its file, or why there is none.
 Outcome = Table | EnergonLiteError
-Do = Callable[[U], Any]
 
 #: False: leave all units to helpers. For tests.
 _WORK_HERE = True
@@ -39,13 +39,12 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.shard
 
 
 def run_units(
-    files: ResultFiles[U, Any], do: Do[U], units: Sequence[U], *, workers: int, alone: float = 0.0
+    work: Work[U, Any], units: Sequence[U], *, workers: int, alone: float = 0.0
 ) -> Generator[tuple[U, Outcome], None, None]:
     """Do units, and write their result files; one that cannot be done does not keep the others from being done.
 
     Args:
-        files: of the results.
-        do: what is done with a unit; can be pickled, as ``files`` can.
+        work: what is done with a unit.
         units: what there is to do.
         workers: processes at most, of which this is one: it works while its helpers start.
         alone: seconds of work that are not worth starting helpers for: small jobs need none.
@@ -57,26 +56,26 @@ def run_units(
     count, last = 0, 0.0
     while left and (workers == 1 or len(left) == 1 or _is_little(count, last, len(left), start, alone)):
         begin, unit = time.monotonic(), left.popleft()
-        yield unit, _perform(files, do, unit)
+        yield unit, _perform(work, unit)
         count, last = count + 1, time.monotonic() - begin
     if not left:
         return
     waiting = len(left)
-    pool = _Helpers(files, do, left, min(workers, waiting) - _WORK_HERE)
+    pool = _Helpers(work, left, min(workers, waiting) - _WORK_HERE)
     try:
-        while waiting:
-            if _WORK_HERE and pool.results.empty():
-                try:
-                    unit = left.popleft()
-                except IndexError:  # the helpers have the last ones
-                    yield pool.results.get()
-                else:
-                    yield unit, _perform(files, do, unit)
-            else:
-                yield pool.results.get()
-            waiting -= 1
+        for _ in range(waiting):
+            mine = _take(left) if _WORK_HERE and pool.results.empty() else None
+            yield pool.results.get() if mine is None else (mine, _perform(work, mine))
     finally:
         pool.close()
+
+
+def _take(left: deque[U]) -> U | None:
+    """The next unit; None if others have the last ones."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 def _is_little(done: int, last: float, left: int, start: float, alone: float) -> bool:
@@ -84,28 +83,27 @@ def _is_little(done: int, last: float, left: int, start: float, alone: float) ->
     return _WORK_HERE and (time.monotonic() - start < alone if done < 2 else last * left < alone)
 
 
-def _perform(files: ResultFiles[U, Any], do: Do[U], unit: U) -> Outcome:
+def _perform(work: Work[U, Any], unit: U) -> Outcome:
     """Do a unit in this process."""
-    kind = files.kind
     try:
-        return files.write(unit, kind.inputs(unit), do(unit))
+        return work.write(unit, work.inputs(unit), work.do(unit))
     except EnergonLiteError as error:
         return error
     except OSError as error:
-        where = error.filename or kind.where(unit)
+        where = error.filename or work.where(unit)
         return DatasetError(f"{error.strerror or error}", where=where, fix="check permissions and free space")
     except Exception as error:
-        what = f"the work on {kind.name(unit)} failed: {type(error).__name__}: {error}"
-        return WorkerError(f"{what}\n{traceback.format_exc()}", where=kind.where(unit), fix="see the traceback")
+        what = f"the work on {work.name(unit)} failed: {type(error).__name__}: {error}"
+        return WorkerError(f"{what}\n{traceback.format_exc()}", where=work.where(unit), fix="see the traceback")
 
 
 class _Helpers(Generic[U]):
     """Processes, each driven by a thread, which take units from ``left`` until none is left."""
 
-    def __init__(self, files: ResultFiles[U, Any], do: Do[U], left: deque[U], count: int):
+    def __init__(self, work: Work[U, Any], left: deque[U], count: int):
         self.results: queue.SimpleQueue[tuple[U, Outcome]] = queue.SimpleQueue()
-        self._files, self._left = files, left
-        self._task = pickle.dumps((files, do))
+        self._work, self._left = work, left
+        self._task = pickle.dumps(work)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
         self._threads = [threading.Thread(target=self._drive, daemon=True) for _ in range(count)]
@@ -124,11 +122,7 @@ class _Helpers(Generic[U]):
     def _drive(self) -> None:
         """Body of a thread: give one helper after the other unit, and replace it if it dies."""
         helper: subprocess.Popen[bytes] | None = None
-        while True:
-            try:
-                unit = self._left.popleft()
-            except IndexError:
-                break
+        while (unit := _take(self._left)) is not None:
             try:
                 helper = helper or self._start()
                 self.results.put((unit, _ask(helper, unit)))
@@ -151,8 +145,8 @@ class _Helpers(Generic[U]):
         how = "could not be started" if code is None else f"died (exit code {code})" if code else "gave no answer"
         why = "" if isinstance(error, (EOFError, BrokenPipeError)) else f": {error}"
         return WorkerError(
-            f"the process that worked on {self._files.kind.name(unit)} {how}{why}",
-            where=self._files.kind.where(unit),
+            f"the process that worked on {self._work.name(unit)} {how}{why}",
+            where=self._work.where(unit),
             fix="run again: what is done is kept; use a smaller --num-workers if memory was short",
         )
 
@@ -166,14 +160,11 @@ def _ask(helper: subprocess.Popen[bytes], unit: object) -> Outcome:
 
 
 def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
+    """End the input of a helper, and wait for its end."""
     if helper is None:
         return None
-    for pipe in (helper.stdin, helper.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:  # flushing to a helper that is dead already
-                continue
+    with suppress(OSError), helper:  # flushing to a helper that is dead already
+        pass
     return helper.wait()
 
 
@@ -184,9 +175,9 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing printed by accident may get between the replies
     try:
-        files, do = pickle.load(sys.stdin.buffer)
+        work = pickle.load(sys.stdin.buffer)
         while True:
-            pickle.dump(_perform(files, do, pickle.load(sys.stdin.buffer)), replies)
+            pickle.dump(_perform(work, pickle.load(sys.stdin.buffer)), replies)
             replies.flush()
     except (EOFError, BrokenPipeError):  # nobody asks any more
         return

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Generic, TypeVar
 
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job.helpers import Outcome
+from energon_lite.storage.sharded_job.helpers import Outcome, run_units
 from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.result_files import ResultFiles, Table
+from energon_lite.storage.sharded_job.work import Table, Work
 
 __all__ = ["Progress", "Runner", "ShardedJob"]
 
@@ -23,6 +24,10 @@ Runner = Callable[[Sequence[U]], Generator[tuple[U, Outcome], None, None]]
 #: Called with how much is done, of how much, and a few words.
 Progress = Callable[[int, int, str], object]
 
+#: Called with a unit that is done, the table of its result (None: it could not be done), and how many are done, of how
+#: many.
+Tick = Callable[[U, Table | None, int, int], object]
+
 
 class ShardedJob(Generic[U, R]):
     """Units of work that ranks do together, each ``world_size``-th one by one rank.
@@ -31,15 +36,17 @@ class ShardedJob(Generic[U, R]):
     results are lost when somebody dies.
 
     Args:
-        files: of the results.
+        work: what is done with a unit.
         units: all of them, the same on all ranks.
-        run: does units; see :func:`~energon_lite.storage.sharded_job.helpers.run_units`.
         ranks: who works on it; None: this process alone.
+        workers: processes of this rank; None: one per core.
+        alone: seconds of work that are not worth starting helpers for.
+        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.helpers.run_units`.
         known: units whose results the caller has from elsewhere.
+        again: whether a result is to be had, but worth another try.
         what: what units are called in messages, in the plural.
         where: what the work is about, in messages.
-        tick: called in this thread with each unit that is done, on this rank or (on rank 0) on any, and the table of
-            its result; None: it could not be done.
+        tick: called in this thread for each unit that is done, on this rank or (on rank 0) on any.
 
     Attributes:
         done: for each unit that is done and needs no more work, the table of its result; {} if it was ``known``.
@@ -49,36 +56,49 @@ class ShardedJob(Generic[U, R]):
 
     def __init__(
         self,
-        files: ResultFiles[U, R],
+        work: Work[U, R],
         units: Sequence[U],
-        run: Runner[U],
         *,
         ranks: Ranks | None = None,
+        workers: int | None = None,
+        alone: float = 0.0,
+        run: Runner[U] | None = None,
         known: Collection[U] = (),
+        again: Callable[[Table], bool] = lambda table: False,
         what: str = "shards",
         where: str = "",
-        tick: Callable[[U, Table | None], object] | None = None,
+        tick: Tick[U] | None = None,
     ):
-        self.files, self.units, self.ranks = files, units, ranks or Ranks()
+        self.work, self.units, self.ranks = work, units, ranks or Ranks()
         self.done: dict[U, Table] = {}
         self.made: list[U] = []
         self.errors: dict[U, EnergonLiteError] = {}
-        self._run, self._known = run, frozenset(known)
-        self._what, self._where, self._tick = what, where, tick or (lambda unit, table: None)
+        self._run = run or partial(run_units, work, workers=self.ranks.workers(workers), alone=alone)
+        self._known, self._again = frozenset(known), again
+        self._what, self._where, self._tick = what, where, tick
+        self._told, self._seen = 0, len(self.ranks.seen(units))
 
-    def do_share(self, again: Callable[[Table], bool] = lambda table: False) -> None:
-        """Do this rank's units, as far as there is no result of theirs.
+    def run(self) -> None:
+        """Do the job: this rank's share, and then, on rank 0, have all results. In a group all end together.
 
-        Args:
-            again: whether a result is to be had, but worth another try.
+        Raises:
+            DatasetError: the others made no progress for ``ranks.timeout`` seconds, or one of the group failed.
         """
+        with self.ranks.together():
+            self.do_share()
+        with self.ranks.together():
+            if not self.ranks.rank:
+                self.gather()
+
+    def do_share(self) -> None:
+        """Do this rank's units, as far as there is no result of theirs."""
         share = self.ranks.share(self.units)
         found = self._find(share)
-        self._take({unit: table for unit, table in found.items() if not again(table)})
+        self._take({unit: table for unit, table in found.items() if table is not None and not self._again(table)})
         self._do([unit for unit in share if unit not in self.done])
         if self.ranks.rank and not self.ranks.grouped:
             for unit in self.errors:
-                self.files.write_failure(unit)
+                self.work.write_failure(unit)
 
     def gather(self) -> None:
         """On rank 0: have a result of each unit, or its error.
@@ -91,45 +111,47 @@ class ShardedJob(Generic[U, R]):
             DatasetError: the others made no progress for ``ranks.timeout`` seconds.
         """
         waiting = {unit for unit in self.units if unit not in self.done and unit not in self.errors}
-        self._take(self._find(waiting))
-        waiting -= self.done.keys()
 
         def all_came() -> bool:
-            found = self.files.find(waiting)
+            found = self._find(waiting)
             self._take({unit: table for unit, table in found.items() if table is not None})
             waiting.difference_update(found)
             return not waiting
 
-        if not self.ranks.grouped and not self.ranks.wait(all_came, lambda: len(waiting)):
+        if not (all_came() or self.ranks.grouped or self.ranks.wait(all_came, lambda: len(waiting))):
             raise self._too_slow(waiting)
         self._do([unit for unit in self.units if unit not in self.done and unit not in self.errors])
 
     def read(self, unit: U) -> R:
         """The result of a unit that is done, from its file."""
-        return self.files.read(unit)
+        return self.work.read(unit)
 
-    def _find(self, units: Iterable[U]) -> dict[U, Table]:
-        """The tables of those that have a result."""
-        known: dict[U, Table] = {unit: {} for unit in units if unit in self._known}
-        found = self.files.find(unit for unit in units if unit not in known)
-        return known | {unit: table for unit, table in found.items() if table is not None}
+    def _find(self, units: Iterable[U]) -> dict[U, Table | None]:
+        """The tables of those that have a result; None: they could not be done."""
+        known: dict[U, Table | None] = {unit: {} for unit in units if unit in self._known}
+        return known | self.work.find(unit for unit in units if unit not in known)
 
     def _take(self, found: dict[U, Table]) -> None:
         self.done |= found
         for unit, table in found.items():
-            self._tick(unit, table)
+            self._tell(unit, table)
+
+    def _tell(self, unit: U, table: Table | None) -> None:
+        if self._tick:
+            self._told += 1
+            self._tick(unit, table, self._told, self._seen)
 
     def _do(self, units: Sequence[U]) -> None:
         if not units:
             return
-        self.files.make_folder()  # now, not after the first unit: if it cannot be written, that is told at once
+        self.work.make_folder()  # now, not after the first unit: if it cannot be written, that is told at once
         with closing(self._run(units)) as outcomes:
             for unit, outcome in outcomes:
                 if isinstance(outcome, UsageError):  # what is wrong is the call, so it is wrong with all of them
                     raise outcome
                 if isinstance(outcome, EnergonLiteError):
                     self.errors[unit] = outcome
-                    self._tick(unit, None)
+                    self._tell(unit, None)
                 else:
                     self.made.append(unit)
                     self._take({unit: outcome})
@@ -138,7 +160,7 @@ class ShardedJob(Generic[U, R]):
         by_rank: dict[int, list[str]] = {}
         for number, unit in enumerate(self.units):
             if unit in waiting:
-                by_rank.setdefault(number % self.ranks.world_size, []).append(self.files.kind.name(unit))
+                by_rank.setdefault(number % self.ranks.world_size, []).append(self.work.name(unit))
         texts = [
             f"rank {rank}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             for rank, names in sorted(by_rank.items())
@@ -163,6 +185,6 @@ class ShardedJob(Generic[U, R]):
             raise found[0][1]
         if not found:
             return
-        reasons = "".join(f"\n    {self.files.kind.name(unit)}: {error.what}" for unit, error in found)
+        reasons = "".join(f"\n    {self.work.name(unit)}: {error.what}" for unit, error in found)
         what = f"{len(found)} of {len(self.units)} {self._what} cannot {cannot}:{reasons}"
         raise kind(what, where=self._where, fix=found[0][1].fix or fix)

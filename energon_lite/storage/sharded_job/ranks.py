@@ -61,6 +61,10 @@ class Ranks:
         """What this rank does of the whole: every ``world_size``-th item."""
         return list(items[self.rank :: self.world_size])
 
+    def seen(self, items: Sequence[T]) -> list[T]:
+        """What this rank hears of: its share; rank 0 of the whole."""
+        return self.share(items) if self.rank else list(items)
+
     def workers(self, asked: int | None) -> int:
         """Processes of this rank: those asked for; None: the cores of a machine are for all of its ranks."""
         if asked is not None:

@@ -87,9 +87,9 @@ def test_of_an_array_only_the_header_is_read(data: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_read_counts_as_failed(data: Path) -> None:
     report = measure_parts(str(data), "meta.json.deep", workers=0)
     assert (report.kept, report.failed) == (0, 10)
-    assert (9, "read", "SampleError: meta.json.deep is a dict, which has no length", False) in report.reasons
+    assert (9, "read", "SampleError: meta.json[deep] is a dict, which has no length", False) in report.reasons
     report = measure_parts(str(data), "meta.json.deep.nope", workers=0)
-    assert (9, "read", "SampleError: meta.json.deep has no 'nope'", False) in report.reasons
+    assert (9, "read", "FieldAccessError: meta.json[deep] has no key 'nope'", False) in report.reasons
 
 
 def test_no_such_part(data: Path) -> None:

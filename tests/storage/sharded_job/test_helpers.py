@@ -14,7 +14,7 @@ import pytest
 from in_time import in_time
 
 from energon_lite.errors import EnergonLiteError, ShardFormatError, WorkerError
-from energon_lite.storage.prepare.shard_scans import scan_files, scan_job
+from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job import helpers
 from energon_lite.storage.sharded_job.helpers import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -39,10 +39,11 @@ def helpers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scan(folder: Path, workers: int, units: Sequence[str] | None = None) -> dict[str, ShardScan | EnergonLiteError]:
     """What is found in each shard, or why nothing is."""
-    files = scan_files(str(folder))
-    done: dict[str, Outcome] = dict(run_units(*scan_job(str(folder)), units or names(folder), workers=workers))
+    shards = Shards(str(folder))
+    done: dict[str, Outcome] = dict(run_units(shards, units or names(folder), workers=workers))
     return {
-        name: found if isinstance(found, EnergonLiteError) else files.read(name) for name, found in sorted(done.items())
+        name: found if isinstance(found, EnergonLiteError) else shards.read(name)
+        for name, found in sorted(done.items())
     }
 
 
@@ -98,13 +99,13 @@ def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
 
 SCRIPT = """
 import sys
-from energon_lite.storage.prepare.shard_scans import scan_files, scan_job
+from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job import helpers
 helpers._WORK_HERE = False
 folder = sys.argv[1]
 names = [f"{i:02d}.tar" for i in range(12)]
-done = dict(helpers.run_units(*scan_job(folder), names, workers=2))
-print(sum(scan_files(folder).read(name).samples for name in names))
+done = dict(helpers.run_units(Shards(folder), names, workers=2))
+print(sum(Shards(folder).read(name).samples for name in names))
 """
 
 
@@ -191,7 +192,7 @@ def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.
     """As by Ctrl-C, which comes while one waits for a unit."""
     monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n > '01.tar' and time.sleep(600)"))
     before = set(children(os.getpid()))  # such as the fork server of earlier tests
-    outcomes = run_units(*scan_job(str(folder)), names(folder), workers=3)
+    outcomes = run_units(Shards(str(folder)), names(folder), workers=3)
     next(outcomes)
     started = set(children(os.getpid())) - before
     assert len(started) == 3

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_time import in_time
 from kill_steps import killed_at_every_step
-from number_units import Square, done, files_of, write_inputs
+from number_units import Squares, done, write_inputs
 
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.sharded_job import helpers
-from energon_lite.storage.sharded_job.helpers import run_units
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:
-    run = partial(run_units, files_of(root), Square(str(root)), workers=workers)
-    return ShardedJob(files_of(root), range(units), run, ranks=ranks, where=str(root), **more)
+    return ShardedJob(Squares(str(root)), range(units), ranks=ranks, workers=workers, where=str(root), **more)
 
 
 def results(job: ShardedJob) -> list[int]:
@@ -53,7 +50,7 @@ def test_ranks_in_any_order_killed_anywhere(fresh: Path, data: st.DataObject) ->
     begin(fresh, texts)
     runs = [*data.draw(st.lists(st.integers(0, world - 1), max_size=8)), *range(world - 1, -1, -1)]
     for turn, rank in enumerate(runs):
-        had = set(files_of(fresh).find(range(units)))
+        had = set(Squares(str(fresh)).find(range(units)))
         last = turn >= len(runs) - world
         stop = None if last else data.draw(st.sampled_from([None, *range(units)]))
         if stop is not None:
@@ -68,7 +65,7 @@ def test_ranks_in_any_order_killed_anywhere(fresh: Path, data: st.DataObject) ->
         begun = done(fresh)
         assert max(Counter(begun).values(), default=0) <= 1
         assert not (had - {stop}) & set(begun) and set(begun) <= set(Ranks(rank, world).share(range(units)))
-        assert had - {stop} <= set(files_of(fresh).find(range(units)))
+        assert had - {stop} <= set(Squares(str(fresh)).find(range(units)))
     assert results(job) == [(number * 7) ** 2 for number in range(units)] and not job.errors
 
 
@@ -108,7 +105,7 @@ def test_any_number_of_processes(fresh: Path, monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr(helpers, "_WORK_HERE", here)
     begin(fresh, [str(number) for number in range(7)] + ["no"])
     told: list[tuple[int, bool]] = []
-    job = job_of(fresh, 8, workers=workers, tick=lambda unit, table: told.append((unit, table is None)))
+    job = job_of(fresh, 8, workers=workers, tick=lambda unit, table, *_: told.append((unit, table is None)))
     job.do_share()
     assert sorted(told) == [(unit, unit == 7) for unit in range(8)] and sorted(job.made) == list(range(7))
     assert [job.read(unit) for unit in range(7)] == [number**2 for number in range(7)]
@@ -144,7 +141,7 @@ def test_killed_at_every_step(fresh: Path) -> None:
 
     for killed in killed_at_every_step(work, lambda: begin(fresh, ["1", "2", "3", "4"])):
         kills += killed
-        there = set(files_of(fresh).find(range(4)))
+        there = set(Squares(str(fresh)).find(range(4)))
         done(fresh)
         again = job_of(fresh, 4)
         again.do_share()
@@ -164,7 +161,7 @@ def test_rank_0_waits_and_says_for_whom(fresh: Path) -> None:
     thread.join(20)
     assert not thread.is_alive() and results(first) == [number**2 for number in range(10)]
     for unit in (1, 4, 7, 8):
-        Path(files_of(fresh).path(unit)).unlink()
+        Path(Squares(str(fresh)).path(unit)).unlink()
     late = job_of(fresh, 10, Ranks(0, 3, timeout=0.1))
     late.do_share()
     with pytest.raises(DatasetError) as caught:
@@ -176,10 +173,11 @@ def test_rank_0_waits_and_says_for_whom(fresh: Path) -> None:
 def test_what_is_wrong_with_the_call_ends_it(fresh: Path) -> None:
     begin(fresh, ["1", "2", "3"])
 
-    def refuse(unit: int) -> int:
-        raise UsageError("this cannot work")
+    class Refusal(Squares):
+        def do(self, unit: int) -> int:
+            raise UsageError("this cannot work")
 
-    job = ShardedJob(files_of(fresh), range(3), partial(run_units, files_of(fresh), refuse, workers=1))
+    job = ShardedJob(Refusal(str(fresh)), range(3), workers=1)
     with pytest.raises(UsageError, match="cannot work"):
         job.do_share()
 
@@ -188,8 +186,8 @@ def test_results_worth_another_try(fresh: Path) -> None:
     begin(fresh, ["1", "5", "4"])
     job_of(fresh, 3).do_share()
     done(fresh)
-    job = job_of(fresh, 3, known=[0])
-    job.do_share(again=lambda table: table.get("digits") == 2)
+    job = job_of(fresh, 3, known=[0], again=lambda table: table.get("digits") == 2)
+    job.do_share()
     assert done(fresh) == [1, 2] and job.done[0] == {}
 
 
@@ -197,6 +195,6 @@ def test_a_result_that_goes_after_it_was_found(fresh: Path) -> None:
     begin(fresh, ["1"])
     job = job_of(fresh, 1)
     job.do_share()
-    job.files.remove()
+    job.work.remove()
     with pytest.raises(DatasetError, match=r"result of number 0 was damaged or removed[\s\S]*run again"):
         job.read(0)

@@ -1,4 +1,4 @@
-"""A file for the result of each unit of work, so that nothing is done twice.
+"""Units of work, and a file for the result of each, so that nothing is done twice.
 
 A result file appears whole, when its unit is done. It is used only if its checksum is right and it was made of the
 inputs as they are now. So it needs no flush to the disk: one that a power cut has damaged is one that is not there.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.array_file import FileKind, read_arrays, write_arrays
 
-__all__ = ["Arrays", "ResultFiles", "Table", "UnitKind"]
+__all__ = ["Arrays", "Table", "Work"]
 
 U = TypeVar("U", bound=Hashable)
 R = TypeVar("R")
@@ -32,8 +32,25 @@ Arrays = Mapping[str, NDArray[Any]]
 _RESULT_FILE = FileKind(b"ENRGLRES", 2, "result of a unit of work", "remove the file, and run again")
 
 
-class UnitKind(ABC, Generic[U, R]):
-    """What the units of a job are, and how their results are kept. Units are hashable; both can be pickled."""
+class Work(ABC, Generic[U, R]):
+    """What is done with each unit of a job, what its result depends on, and the files in which the results are kept.
+
+    Units are hashable; they and the work itself can be pickled.
+
+    Args:
+        folder: where the result files are.
+
+    Example:
+        >>> work.write("a.tar", work.inputs("a.tar"), work.do("a.tar"))
+        >>> work.read("a.tar")
+        ShardScan(name='a.tar', ...)
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self._names: dict[U, str] = {}
+
+    # -- what the units are -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def name(self, unit: U) -> str:
@@ -51,6 +68,10 @@ class UnitKind(ABC, Generic[U, R]):
         """The place to be named in an error."""
         return self.name(unit)
 
+    def do(self, unit: U) -> R:
+        """The result of a unit. Not asked for where the job is given who does its units."""
+        raise NotImplementedError
+
     @abstractmethod
     def pack(self, result: R) -> tuple[dict[str, Any], Arrays]:
         """A result as plain data, which is kept in memory for each unit, and arrays, which are not."""
@@ -59,28 +80,12 @@ class UnitKind(ABC, Generic[U, R]):
     def unpack(self, table: Table, arrays: Arrays) -> R:
         """The result that was packed so."""
 
-
-class ResultFiles(Generic[U, R]):
-    """The result files of a job.
-
-    Args:
-        folder: where they are.
-        kind: of the units.
-
-    Example:
-        >>> files.write("a.tar", kind.inputs("a.tar"), scan)
-        >>> files.read("a.tar") == scan
-        True
-    """
-
-    def __init__(self, folder: str, kind: UnitKind[U, R]):
-        self.folder, self.kind = folder, kind
-        self._names: dict[U, str] = {}
+    # -- their results ----------------------------------------------------------------------------------------------
 
     def path(self, unit: U) -> str:
         """The file of a unit: a readable beginning, and a hash that tells equal beginnings apart."""
         if unit not in self._names:
-            name = self.kind.name(unit)
+            name = self.name(unit)
             digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
             self._names[unit] = f"{os.path.basename(name)[:60]}-{digest}.result"
         return os.path.join(self.folder, self._names[unit])
@@ -94,13 +99,13 @@ class ResultFiles(Generic[U, R]):
 
     def write(self, unit: U, inputs: Any, result: R) -> Table:
         """Keep a result, which was made of these inputs; returns its table."""
-        table, arrays = self.kind.pack(result)
+        table, arrays = self.pack(result)
         self._write(unit, inputs, table, arrays)
         return table
 
     def write_failure(self, unit: U) -> None:
         """Let other ranks know that the unit cannot be done with its inputs as they are now."""
-        self._write(unit, self.kind.inputs(unit), None, {})
+        self._write(unit, self.inputs(unit), None, {})
 
     def find(self, units: Iterable[U]) -> dict[U, Table | None]:
         """The tables of those units that have a result of the present inputs; None: they could not be done."""
@@ -121,11 +126,11 @@ class ResultFiles(Generic[U, R]):
         head, arrays = self._read(unit)
         if not head or head["result"] is None:
             raise DataIndexError(
-                f"the result of {self.kind.name(unit)} was damaged or removed since it was written",
+                f"the result of {self.name(unit)} was damaged or removed since it was written",
                 where=self.path(unit),
                 fix="run again: what is done otherwise is kept",
             )
-        return self.kind.unpack(head["result"], arrays)
+        return self.unpack(head["result"], arrays)
 
     def remove(self) -> None:
         """Remove all of them, with the folder."""
@@ -134,7 +139,7 @@ class ResultFiles(Generic[U, R]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, unit: U, inputs: Any, table: Table | None, arrays: Arrays) -> None:
-        head = {"unit": self.kind.name(unit), "inputs": inputs, "result": table}
+        head = {"unit": self.name(unit), "inputs": inputs, "result": table}
         self.make_folder()
         write_arrays(self.path(unit), _RESULT_FILE, arrays, head, flush=False)
 
@@ -144,5 +149,5 @@ class ResultFiles(Generic[U, R]):
             arrays, head = read_arrays(self.path(unit), _RESULT_FILE)
         except (FileNotFoundError, NotADirectoryError, DataIndexError):
             return {}, {}
-        is_ours = head["unit"] == self.kind.name(unit) and self.kind.belongs(unit, head["inputs"])
+        is_ours = head["unit"] == self.name(unit) and self.belongs(unit, head["inputs"])
         return (head, arrays) if is_ours else ({}, {})
