@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -73,11 +74,13 @@ def test_samples_of_columns_are_those_of_the_rule(members: list[str], cuts: list
         patch.setattr(sample_columns, "_USUAL_PART_NAMES", usual)
         for start, stop in pairwise(sorted({0, *cuts, len(rows)})):
             found.add(MemberColumns.from_members(rows[start:stop]))
-    stops, text = found.key_offsets().tolist(), found.keys()
+    fields = found.fields()
+    stops, text = fields["key_offsets"].tolist(), fields["keys"]
     assert [text[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairwise(stops)] == keys
-    assert found.headers().tolist() == [1000 * number for number in first]
-    assert found.part_names() == tuple(part_names)
-    assert found.parts()[:, 2].tolist() == numbers
+    assert fields["headers"].tolist() == [1000 * number for number in first]
+    assert fields["part_names"] == tuple(part_names)
+    assert fields["parts"][:, 2].tolist() == numbers
     kept = [number for number, name in enumerate(members) if split_member_name(name)]
-    assert found.parts()[:, :2].tolist() == [[1000 * number + 512, number] for number in kept]
-    assert found.first_part().tolist() == [*(kept.index(number) for number in first), len(kept)]
+    assert fields["parts"][:, :2].tolist() == [[1000 * number + 512, number] for number in kept]
+    assert fields["first_part"].tolist() == [*(kept.index(number) for number in first), len(kept)]
+    assert {value.dtype for value in fields.values() if isinstance(value, np.ndarray)} == {np.dtype(np.int64)}

@@ -13,11 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError
+from energon_lite.errors import DatasetError, NotPreparedError
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import Int64, ShardScan
+from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
 __all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
 
@@ -61,29 +59,20 @@ def scan_jsonl(path: str) -> ShardScan:
         (200, '0', ('json',))
     """
     check_there(path)
+    lines = _Lines()
     try:
-        with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            head = head_checksum(os.pread(file.fileno(), BLOCK, 0))
-            lines = _Lines()
+        with open(path, "rb") as file, unchanged_file(file.fileno(), path) as found:
             for buffer, stops in _buffers(file):
                 lines.add(buffer, stops)
-            after = os.fstat(file.fileno())
     except OSError as error:
         raise DatasetError(
             f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ShardChangedError(
-            "the file was written to while it was read", where=path, fix="run again when its writer has finished"
-        )
     starts, parts = lines.arrays()
     keys = [b"%d" % number for number in range(len(parts))]
     return ShardScan(
         name=os.path.basename(path),
-        size=before.st_size,
-        head=head,
-        end=before.st_size,
+        end=found["size"],
         headers=starts,
         first_part=np.arange(len(parts) + 1, dtype=np.int64),
         parts=parts,
@@ -91,7 +80,7 @@ def scan_jsonl(path: str) -> ShardScan:
         key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         keys=b"".join(keys),
         notes=lines.notes(),
-        mtime_ns=before.st_mtime_ns,
+        **found,
     )
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.storage.files.shard_store import head_checksum
@@ -17,7 +20,7 @@ from energon_lite.storage.tar.member_columns import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard", "unchanged_file"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -97,8 +100,8 @@ def scan_shard(root: str, name: str) -> ShardScan:
         MissingShardError: there is no such file.
         ShardChangedError: it was written to while it was scanned.
     """
-    check_is_file(os.path.join(root, name))
     path = os.path.join(root, name)
+    check_is_file(path)
     try:
         fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)
     except FileNotFoundError:
@@ -112,34 +115,26 @@ def scan_shard(root: str, name: str) -> ShardScan:
             f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
     try:
-        before = os.fstat(fd)
-        head = head_checksum(os.pread(fd, BLOCK, 0))
-        scan = _collect(TarHeaders(fd, before.st_size, path), name, before, head)
-        after = os.fstat(fd)
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise ShardChangedError(
-                "the shard was written to while it was read", where=path, fix="run again when its writer has finished"
-            )
-        return scan
+        with unchanged_file(fd, path) as found:
+            headers, samples = TarHeaders(fd, found["size"], path), SampleColumns()
+            for members in headers.columns():
+                samples.add(members)
+        return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
     finally:
         os.close(fd)
 
 
-def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
-    samples = SampleColumns()
-    for members in headers.columns():
-        samples.add(members)
-    return ShardScan(
-        name=name,
-        size=status.st_size,
-        head=head,
-        end=headers.end,
-        headers=samples.headers(),
-        first_part=samples.first_part(),
-        parts=samples.parts(),
-        part_names=samples.part_names(),
-        key_offsets=samples.key_offsets(),
-        keys=samples.keys(),
-        notes=tuple(headers.notes),
-        mtime_ns=status.st_mtime_ns,
-    )
+@contextmanager
+def unchanged_file(fd: int, path: str) -> Iterator[dict[str, Any]]:
+    """By what an open file is recognised, as fields of :class:`ShardScan`: size, head and time of its last change.
+
+    Raises:
+        ShardChangedError: (at the end of the block) it was written to meanwhile.
+    """
+    before = os.fstat(fd)
+    yield {"size": before.st_size, "head": head_checksum(os.pread(fd, BLOCK, 0)), "mtime_ns": before.st_mtime_ns}
+    after = os.fstat(fd)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ShardChangedError(
+            "the file was written to while it was read", where=path, fix="run again when its writer has finished"
+        )
