@@ -33,7 +33,7 @@ _EXTENSION_LIMIT = 1 << 20
 #: Bytes behind the end marker that are looked at together.
 _TRAILER = 1 << 20
 #: Bytes that are read together, for the headers of small members that are among them.
-_CHUNK = 1 << 14
+_CHUNK = 1 << 13
 _WRITE_AGAIN = "copy or write it again, then prepare again; or leave it out with --exclude"
 
 #: A run of plain members of this length shows that plain ones are the rule.
