@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
-from energon_lite.storage.index.column_file import ColumnFile
-from energon_lite.storage.index.columns import SKIPPED, Column, find_column, fingerprint_of, unknown_shards
+from energon_lite.storage.index.columns import SKIPPED, Column, find_column, fingerprint_of
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
@@ -148,7 +147,7 @@ class SampleChoice:
         Raises:
             DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
         """
-        file = self._column_file(name)
+        file = find_column(self.path, self.index, name, self._shards)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
         fingerprint = fingerprint_of(file, self._shards)
@@ -158,16 +157,9 @@ class SampleChoice:
 
         return Column(file, self._length, numbers, start=start, fingerprint=fingerprint)
 
-    def _column_file(self, name: str) -> ColumnFile:
-        file = find_column(self.path, self.index, name)
-        error = unknown_shards(file, self.shard_names, self._shards)
-        if error is not None:
-            raise error
-        return file
-
     def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips leaves; None if it leaves all that are not excluded."""
-        file = self._column_file(name)
+        file = find_column(self.path, self.index, name, self._shards)
         found = False
 
         def kept() -> Iterator[NDArray[np.bool_]]:
