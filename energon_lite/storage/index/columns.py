@@ -8,10 +8,10 @@ who know the values already.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import glob
 from itertools import pairwise
 from typing import Any
 
@@ -194,26 +194,14 @@ def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -
             where=stored[0].path,
             fix="make it again, only changed shards are read: " + (stored[0].command or "see energon_lite measure -h"),
         )
+    names = {path.removesuffix(".col") for folder in column_folders(root) for path in glob("*.col", root_dir=folder)}
+    there = f"; it has {', '.join(sorted(names))}" if names else ""
     raise DataIndexError(
-        f"the data set has no column {name!r}{_there(root)}",
+        f"the data set has no column {name!r}{there}",
         where=root,
         fix=f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
         f"`energon-lite prepare --force-overwrite --length-field PART {root}`",
     )
-
-
-def _there(root: str) -> str:
-    names: set[str] = set()
-    for folder in column_folders(root):
-        if os.path.isdir(folder):
-            names |= {name[:-4] for name in os.listdir(folder) if name.endswith(".col") and name[0] != "."}
-    return f"; it has {', '.join(sorted(names))}" if names else ""
-
-
-def fingerprint_of(file: ColumnFile, rows: Sequence[int]) -> str:
-    """Hash of the values of some shards."""
-    text = " ".join(str(file.checksum(row)) for row in rows)
-    return hashlib.blake2b(f"{file.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
 
 
 def write_column(

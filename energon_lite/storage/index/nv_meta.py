@@ -163,7 +163,7 @@ def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = Fal
     document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
     write_bytes(path, json.dumps(document, indent=2).encode())
     if legacy:
-        write_yaml(meta_path(root, INFO_YAML), document)
+        write_yaml(root, INFO_YAML, document)
     return path
 
 
@@ -207,15 +207,15 @@ def write_split(root: str, split_parts: Mapping[str, Sequence[str]], exclude: Se
         split_parts: per split, shard names or brace patterns such as ``"shards/{000..127}.tar"``.
         exclude: shards, or samples as ``"shard/key"``.
     """
-    path = meta_path(root, SPLIT_YAML)
     parts = {name: list(patterns) for name, patterns in split_parts.items()}
-    write_yaml(path, {"split_parts": parts, "exclude": list(exclude)})
-    return path
+    return write_yaml(root, SPLIT_YAML, {"split_parts": parts, "exclude": list(exclude)})
 
 
-def write_yaml(path: str, document: Mapping[str, Any]) -> None:
-    """Write a document in the order of its keys."""
+def write_yaml(root: str, name: str, document: Mapping[str, Any]) -> str:
+    """Write a document of the data set ``root``, in the order of its keys; returns its path."""
+    path = meta_path(root, name)
     write_bytes(path, yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).encode())
+    return path
 
 
 def crude_dataset_document() -> dict[str, Any]:

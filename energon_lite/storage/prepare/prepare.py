@@ -116,9 +116,7 @@ def write_prepared(
     collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
     written.append(nv_meta.write_split(root, collapsed, kept))
     if dataset_document is not None:
-        path = nv_meta.meta_path(root, dataset_yaml_name)
-        nv_meta.write_yaml(path, dataset_document)
-        written.append(path)
+        written.append(nv_meta.write_yaml(root, dataset_yaml_name, dataset_document))
     with _database(database, scan, warnings, wanted=sqlite) as made:
         # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
         # for something else altogether. A run that is killed in between can be told by the mark.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
-from energon_lite.storage.index.columns import SKIPPED, Column, find_column, fingerprint_of
+from energon_lite.storage.index.columns import SKIPPED, Column, find_column
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
@@ -150,12 +150,11 @@ class SampleChoice:
         file = find_column(self.path, self.index, name, self._shards)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
-        fingerprint = fingerprint_of(file, self._shards)
 
         def numbers(indices: Int64) -> Int64:
             return self.locate_many(indices)[1]
 
-        return Column(file, self._length, numbers, start=start, fingerprint=fingerprint)
+        return Column(file, self._length, numbers, start=start, fingerprint=file.fingerprint(self._shards))
 
     def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips leaves; None if it leaves all that are not excluded."""
