@@ -154,13 +154,16 @@ class _Folder:
         self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            if not os.path.isdir(self._path):
+            with suppress(FileExistsError):
                 os.mkdir(self._path, 0o700)
-        except FileExistsError:
-            if not os.path.isdir(self._path):  # else another process was faster
-                raise _no_folder(self._path, "it is a file") from None
+            if not os.path.isdir(self._path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         except OSError as error:
-            raise _no_folder(self._path, error.strerror or str(error)) from error
+            raise UsageError(
+                f"read_ahead: the folder cannot be used: {error.strerror or error}",
+                where=self._path,
+                fix="give a folder that this process can write to",
+            ) from error
         #: Ranges that were not as they had been written.
         self.damaged = 0
         #: Bytes written by this process since it last looked how full the folder is.
@@ -269,14 +272,6 @@ def _make_own(folder: str) -> None:
         status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None
-
-
-def _no_folder(path: str, reason: str) -> UsageError:
-    return UsageError(
-        f"read_ahead: the folder cannot be used: {reason}",
-        where=path,
-        fix="give a folder that this process can write to",
-    )
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

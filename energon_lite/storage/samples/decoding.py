@@ -28,12 +28,16 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
+
+import msgpack
+import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
@@ -219,7 +223,7 @@ def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, mos
     if extension in _PICKLES:
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")
-        return _decode_torch if extension == "pth" else _decode_pickle
+        return _decode_torch if extension == "pth" else pickle.loads
     return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
 
 
@@ -246,13 +250,7 @@ def _gunzip(data: bytes, most: int | None) -> bytes:
     return b"".join(pieces)
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def _decode_array(data: bytes) -> Any:
-    import numpy as np
-
     # numpy parses the header as Python source, which takes longer than all the rest; most headers look like this one.
     header = _NPY.match(data)
     if header is not None:
@@ -284,12 +282,6 @@ def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
     }
 
 
-def _decode_msgpack(data: bytes) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(data)
-
-
 def _decode_tenbin(data: bytes) -> Any:
     from webdataset import tenbin
 
@@ -302,17 +294,11 @@ def _decode_torch(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def _decode_pickle(data: bytes) -> Any:
-    import pickle
-
-    return pickle.loads(data)
-
-
 _BY_EXTENSION: dict[str, Decode] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("txt", "text", "transcript"), partial(str, encoding="utf-8")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
+    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.unpackb),
     **dict.fromkeys(("ten", "tb"), _decode_tenbin),
     "npy": _decode_array,
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from itertools import repeat
+from typing import Any
 
 from energon_lite.samples import SourceInfo
 
@@ -42,6 +43,8 @@ class SourceList(Sequence[SourceInfo]):
     def _made(self) -> tuple[SourceInfo, ...]:
         if self._items is None:
             paths, indices, shards, keys, names = self._columns
+            path_of = repeat(paths) if isinstance(paths, str) else paths
+            names_of = names if isinstance(names, list) else repeat(names)
             self._items = tuple(
                 SourceInfo(
                     dataset_path=path,
@@ -49,27 +52,14 @@ class SourceList(Sequence[SourceInfo]):
                     shard_name=shard,
                     file_names=tuple([f"{key}.{name}" for name in parts]),
                 )
-                for path, index, shard, key, parts in zip(
-                    [paths] * len(keys) if isinstance(paths, str) else paths,
-                    indices,
-                    shards,
-                    keys,
-                    names if isinstance(names, list) else [names] * len(keys),
-                    strict=True,
-                )
+                for path, index, shard, key, parts in zip(path_of, indices, shards, keys, names_of, strict=False)
             )
         return self._items
 
     def __len__(self) -> int:
         return len(self._columns[3])
 
-    @overload
-    def __getitem__(self, place: int) -> SourceInfo: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
+    def __getitem__(self, place: Any) -> Any:
         return self._made()[place]
 
     def __iter__(self) -> Iterator[SourceInfo]:
