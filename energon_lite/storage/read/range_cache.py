@@ -92,20 +92,12 @@ class RangeCache:
 
     def load(self, ranges: Iterable[ShardRange]) -> None:
         """Have these ranges at hand until the next call. What fails is tried again, and raises, in :meth:`get`."""
-        held: dict[ShardRange, memoryview] = {}
-        missing = []
-        for one in dict.fromkeys(ranges):
-            data = self._held.get(one) or self._kept.get(one)
-            if data is None:
-                missing.append(one)
-            else:
-                held[one] = data
-        fetched = self._executor().map(self._fetch_or_none, missing) if len(missing) > 1 else []
-        for one, data in zip(missing, fetched, strict=False):
-            if data is not None:
-                held[one] = data
-        self._held = held
-        for one, data in held.items():
+        found = {one: self._held.get(one) or self._kept.get(one) for one in ranges}
+        missing = [one for one, data in found.items() if data is None]
+        if len(missing) > 1:
+            found.update(zip(missing, self._executor().map(self._fetch_or_none, missing), strict=True))
+        self._held = {one: data for one, data in found.items() if data is not None}
+        for one, data in self._held.items():
             self._keep(one, data)
 
     def get(self, one: ShardRange) -> memoryview:
@@ -232,12 +224,10 @@ class _Folder:
         self._written = size
         files = []
         for place, _, names in os.walk(self._path):
-            for name in names:
-                path = os.path.join(place, name)
+            for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
                 with suppress(OSError):
-                    if not name.endswith(".lock"):
-                        status = os.stat(path)
-                        files.append((status.st_mtime_ns, status.st_size, path))
+                    status = os.stat(path)
+                    files.append((status.st_mtime_ns, status.st_size, path))
         total = size + sum(bytes_of for _, bytes_of, _ in files)
         for _, bytes_of, path in sorted(files):
             if total <= _KEEP * self._limit:

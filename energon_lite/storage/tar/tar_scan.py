@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
 from energon_lite.storage.tar.member_columns import Int64
@@ -69,9 +70,8 @@ class ShardScan:
 
     def all_keys(self) -> list[str]:
         """The keys of all samples, in order."""
-        keys, stops = self.keys, self.key_offsets.tolist()
-        pairs = pairwise(stops)
-        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
+        keys, places = self.keys, pairwise(self.key_offsets.tolist())
+        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in places]
 
 
 def check_is_file(path: str) -> None:
@@ -103,7 +103,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
     path = os.path.join(root, name)
     check_is_file(path)
     try:
-        fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)
+        fd = patiently(lambda: open_file(path, os.O_RDONLY), path)
     except FileNotFoundError:
         raise MissingShardError(
             "the shard does not exist",
@@ -114,14 +114,11 @@ def scan_shard(root: str, name: str) -> ShardScan:
         raise DatasetError(
             f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
-    try:
-        with unchanged_file(fd, path) as found:
-            headers, samples = TarHeaders(fd, found["size"], path), SampleColumns()
-            for members in headers.columns():
-                samples.add(members)
-        return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
-    finally:
-        os.close(fd)
+    with open(fd, "rb", buffering=0), unchanged_file(fd, path) as found:
+        headers, samples = TarHeaders(fd, found["size"], path), SampleColumns()
+        for members in headers.columns():
+            samples.add(members)
+    return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
 
 
 @contextmanager
