@@ -150,32 +150,23 @@ class SampleChoice:
         file = find_column(self.path, self.index, name, self._shards)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
-
-        def numbers(indices: Int64) -> Int64:
-            return self.locate_many(indices)[1]
-
-        return Column(file, self._length, numbers, start=start, fingerprint=file.fingerprint(self._shards))
+        fingerprint = file.fingerprint(self._shards)
+        return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
 
     def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips leaves; None if it leaves all that are not excluded."""
         file = find_column(self.path, self.index, name, self._shards)
-        found = False
 
         def kept() -> Iterator[NDArray[np.bool_]]:
-            nonlocal found
             for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
                 low, high = max(begin, self._start), min(end, stop)
-                if low >= high:
-                    continue
-                left = file.values[first + low - begin : first + high - begin] != SKIPPED
-                out = excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low
-                left[out] = True
-                found = found or not left.all()
-                left[out] = False
-                yield left
+                if low < high:
+                    left = file.values[first + low - begin : first + high - begin] != SKIPPED
+                    left[excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low] = False
+                    yield left
 
-        many = DenseExclusion(stop - self._start, kept())
-        return many if found else None
+        left = DenseExclusion(stop - self._start, kept())
+        return left if len(left) < stop - self._start - len(excluded) else None
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
@@ -192,9 +183,9 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
         first, stop = index.shards[rows[name] : rows[name] + 2, 3].tolist()
         keys = wanted.get(name)
         if keys:
-            found = [(position, key) for position, key in enumerate(index.keys(first, stop), start) if key in keys]
-            positions += [position for position, _ in found]
-            for key in keys - {key for _, key in found}:
+            found = {place: key for place, key in enumerate(index.keys(first, stop), start) if key in keys}
+            positions += found
+            for key in keys - {*found.values()}:
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
         start += stop - first
     return np.array(positions, dtype=np.int64)

@@ -14,7 +14,7 @@ from itertools import islice
 
 from energon_lite.errors import ShardFormatError
 from energon_lite.storage.tar.member_columns import Member, MemberColumns
-from energon_lite.storage.tar.pax_records import SPARSE, pax_records
+from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
 from energon_lite.storage.tar.plain_headers import PlainHeaders
 
 __all__ = ["BLOCK", "Member", "TarHeaders"]
@@ -86,7 +86,9 @@ class TarHeaders:
         while True:
             block = self._read(position, BLOCK)
             if block == _ZEROS or not block:
-                self._finish(position, first, bool(block))
+                if position != first:
+                    raise self._truncated(f"after the extended header at byte {first}")
+                self._finish(position, bool(block))
                 return
             self._check(block, position)
             kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
@@ -94,14 +96,17 @@ class TarHeaders:
                 raise self._damaged(position, "its size is no number")
             if kind in _EXTENSIONS:
                 # Of several extensions to one member the outermost, which comes first, wins.
-                text = self._extension(payload, size, position)
+                if size > _EXTENSION_LIMIT:
+                    raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
+                after = self._after(payload, size, "an extended header", position)
+                text = self._read(payload, size)
                 if kind == _GNU_NAME:
-                    said = {"path": _text(text.partition(b"\0")[0])} | said
+                    said = {"path": text_of(text.partition(b"\0")[0])} | said
                 elif kind == _PAX_GLOBAL:
                     self._everywhere |= self._pax_records(text, position)
                 elif kind != _GNU_LINK:
                     said = self._pax_records(text, position) | said
-                position = self._after(payload, size, "an extended header", position)
+                position = after
                 continue
             if kind == _GNU_SPARSE:
                 raise self._sparse(position)
@@ -175,16 +180,14 @@ class TarHeaders:
             raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
         return after
 
-    def _finish(self, position: int, first: int, marker: bool) -> None:
-        if position == 0 and not marker:
+    def _finish(self, end: int, marker: bool) -> None:
+        if not end and not marker:
             raise self._error("the shard is an empty file", "write it again, or remove it and prepare again")
-        if position != first:
-            raise self._truncated(f"after the extended header at byte {first}")
-        self.end = position
-        if not marker:
-            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
+        self.end = end
+        if marker:
+            self._check_trailer(end)
         else:
-            self._check_trailer(position)
+            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
 
     def _check_trailer(self, end: int) -> None:
         """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
@@ -203,14 +206,6 @@ class TarHeaders:
                 )
             position += len(chunk)
 
-    def _extension(self, payload: int, size: int, position: int) -> bytes:
-        if size > _EXTENSION_LIMIT:
-            raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
-        text = self._read(payload, size)
-        if len(text) < size:
-            raise self._truncated(f"in the extended header at byte {position}")
-        return text
-
     def _pax_records(self, text: bytes, position: int) -> dict[str, str]:
         try:
             records = pax_records(text)
@@ -218,8 +213,7 @@ class TarHeaders:
             raise self._damaged(position, str(error)) from None
         if SPARSE in records:
             raise self._sparse(position)
-        texts = {key: _text(value) for key, value in records.items()}
-        return texts | {"path": texts["path"].rstrip("/")} if "path" in texts else texts
+        return records
 
     def _truncated(self, place: str) -> ShardFormatError:
         return self._error(f"the tar file is truncated: its {self._size} bytes end {place}")
@@ -252,10 +246,5 @@ def _number(field: bytes) -> int:
 def _short_name(block: bytes) -> str:
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == b"ustar\0":
-        return _text(block[345:500].partition(b"\0")[0] + b"/" + name)
-    return _text(name)
-
-
-def _text(raw: bytes) -> str:
-    # Names need not be text; surrogateescape keeps foreign bytes so that they can be written back.
-    return raw.decode("utf-8", "surrogateescape")
+        return text_of(block[345:500].partition(b"\0")[0] + b"/" + name)
+    return text_of(name)

@@ -6,7 +6,6 @@ A pure function of one file, so shards can be scanned in any order, on any numbe
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,11 +79,7 @@ def check_is_file(path: str) -> None:
     Raises:
         ShardFormatError: it is one. What is not there is for others to say.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ShardFormatError(
             "the shard is not a file, but a pipe, a device or the like",
             where=path,
