@@ -63,13 +63,14 @@ class MemberColumns:
 
     @classmethod
     def from_members(cls, members: Sequence[Member]) -> MemberColumns:
-        """Columns of members that were parsed one by one; there is at least one."""
-        headers, names, offsets, sizes = zip(*members, strict=True)
-        texts = [name.encode("utf-8", "surrogateescape") for name in names]
-        lengths = np.array([len(text) for text in texts])
-        width = padded_width(int(lengths.max()))
-        matrix = np.array(texts, dtype=f"S{width}").view(np.uint8).reshape(-1, width)
-        return cls(np.array(headers), np.array(offsets), np.array(sizes), matrix, lengths)
+        """Columns of members that were parsed one by one."""
+        texts = [member.name.encode("utf-8", "surrogateescape") for member in members]
+        lengths = np.array([len(text) for text in texts], dtype=np.int64)
+        width = padded_width(int(lengths.max(initial=0)))
+        names = np.array(texts, dtype=f"S{width}").view(np.uint8).reshape(-1, width)
+        numbers = np.array([(m.header_offset, m.offset, m.size) for m in members], dtype=np.int64).reshape(-1, 3)
+        headers, offsets, sizes = numbers.T.copy()
+        return cls(headers, offsets, sizes, names, lengths)
 
 
 def padded_width(length: int) -> int:
