@@ -14,10 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from energon_lite.errors import DatasetError, NotPreparedError
-from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
-__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
+__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl"]
 
 #: The name of the one part of each sample.
 PART = "json"
@@ -89,13 +88,6 @@ def scan_jsonl(path: str) -> ShardScan:
         notes=(f"{many_odd} line(s) are no JSON objects, such as line {odd[0]}",) if odd else (),
         **found,
     )
-
-
-def write_line_index(path: str, scan: ShardScan) -> str:
-    """Write ``<path>.idx`` as Energon does: where each record starts, and the size of the file, as 64-bit numbers."""
-    target = path + ".idx"
-    write_bytes(target, scan.headers.astype("<u8").tobytes(), scan.end.to_bytes(8, "little"))
-    return target
 
 
 def _buffers(file: BinaryIO) -> Iterator[tuple[int, bytes, Int64]]:

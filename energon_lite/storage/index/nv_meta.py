@@ -9,7 +9,7 @@ file                          contents
 ``.nv-meta/index.uuid``       changes with every indexing
 ``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.storage.index.sqlite_index`)
 ``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.storage.index.packed_index`)
-``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers
+``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers; ``chats.jsonl.idx``, too
 ============================  =========================================================================================
 
 A JSONL file has no folder of its own. What is kept about ``chats.jsonl`` is called ``chats.jsonl.<file>`` instead.
@@ -45,10 +45,10 @@ __all__ = [
     "read_info",
     "read_uuid",
     "sample_dataset_document",
-    "tar_index_path",
+    "shard_index_path",
     "write_info",
+    "write_shard_index",
     "write_split",
-    "write_tar_index",
     "write_uuid",
     "write_yaml",
 ]
@@ -230,14 +230,14 @@ def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> d
     return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
 
 
-def tar_index_path(root: str, shard: str) -> str:
-    """Path of a shard's ``.tar.idx``."""
-    return os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
+def shard_index_path(root: str, shard: str) -> str:
+    """Path of the file in which Energon finds the samples of a shard: ``<shard>.tar.idx``, or ``<file>.jsonl.idx``."""
+    return f"{root}.idx" if is_jsonl(root) else os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
 
 
-def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
-    """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
-    path = tar_index_path(root, scan.name)
+def write_shard_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
+    """Write the file of :func:`shard_index_path`, unless it is there already with these contents; returns its path."""
+    path = shard_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:
         write_bytes(path, offsets, flush=flush)

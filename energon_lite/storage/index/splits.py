@@ -15,16 +15,7 @@ from itertools import accumulate, pairwise
 from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 
-__all__ = [
-    "collapse_names",
-    "divide",
-    "divide_by_patterns",
-    "divide_by_ratio",
-    "meant_to_be_empty",
-    "parse_pattern",
-    "parse_ratio",
-    "split_notes",
-]
+__all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]
 
 RATIO_SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"([0-9]+)")

@@ -29,7 +29,6 @@ from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.index.jsonl import write_line_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
@@ -158,7 +157,7 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
     """
     file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     index, _ = open_index(file)
-    write_line_index(file, index.scan(0))
+    nv_meta.write_shard_index(file, index.scan(0))
     return index
 
 

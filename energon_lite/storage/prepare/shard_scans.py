@@ -21,7 +21,7 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, tar_index_path, write_tar_index
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.helpers import run_units
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
@@ -115,7 +115,7 @@ class ShardScans:
         """Scan this rank's shards, as far as they are new or have changed; all have a ``.tar.idx`` then."""
         self.job.do_share()
         for name in self.job.done.keys() - self.job.made:
-            write_tar_index(self.root, self.scan(name))
+            write_shard_index(self.root, self.scan(name))
         if self.job.ranks.rank:
             self._flush()
 
@@ -129,7 +129,7 @@ class ShardScans:
         return self._indexed.get(name) or self.job.read(name)
 
     def _flush(self) -> None:
-        flush_files([tar_index_path(self.root, name) for name in self.job.made])
+        flush_files([shard_index_path(self.root, name) for name in self.job.made])
 
 
 class _Bytes:
@@ -151,7 +151,7 @@ class _Bytes:
 def _scan(root: str, name: str) -> ShardScan:
     """What is done with a shard."""
     scan = scan_shard(root, name)
-    write_tar_index(root, scan, flush=False)
+    write_shard_index(root, scan, flush=False)
     return scan
 
 

@@ -182,25 +182,15 @@ class _Folder:
 
     def _map(self, path: str, one: ShardRange) -> memoryview | None:
         """A range that is there and as it was written; any other is removed."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                return None
-            view = map_file(fd) if status.st_size == _HEADER.size + one.size else memoryview(b"")
+        with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
+            size = os.fstat(file.fileno()).st_size
+            view = map_file(file.fileno()) if size == _HEADER.size + one.size else memoryview(b"")
             data = view[_HEADER.size :]
-            if bytes(view[: _HEADER.size]) != _header(path, data):
-                self._drop(path)
-                return None
-            os.utime(fd)  # it is in use: cleaning up goes by this time
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return data
+            if bytes(view[: _HEADER.size]) == _header(path, data):
+                os.utime(file.fileno())  # it is in use: cleaning up goes by this time
+                return data
+            self._drop(path)
+        return None
 
     def _drop(self, path: str) -> None:
         self.damaged += 1
@@ -248,6 +238,20 @@ def _header(path: str, data: bytes | memoryview) -> bytes:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """A descriptor of a file of this user's, which is no link to one.
+
+    Raises:
+        OSError: something else is there.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(errno.EPERM, f"{path} is not a file of this user")
+    return fd
 
 
 def _make_own(folder: str) -> None:

@@ -72,22 +72,20 @@ class SampleChoice:
         self._kept: KeptSamples | None = None
         if len(excluded):
             self._kept = SparseExclusion(stop - self._start, excluded - self._start)
-        self._length = without_skips = stop - self._start - len(excluded)
+        without_skips = stop - self._start - len(excluded)
         left = None if skips is None else self._without_skips(skips, stop, excluded)
-        if left is not None:
-            self._kept, self._length = left, len(left)
+        self._kept = self._kept if left is None else left
+        self._length = without_skips if left is None else len(left)
         self.skipped = without_skips - self._length
         starts = np.array(self._starts, dtype=np.int64)
         self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
-        digest = hashlib.sha256()
-        for name, row, count in zip(shard_names, rows, counts, strict=True):
-            digest.update(f"{name}\0{row[0]}\0{count}\n".encode("utf-8", "surrogateescape"))
-        digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
+        read = [f"{name}\0{row[0]}\0{count}\n" for name, row, count in zip(shard_names, rows, counts, strict=True)]
+        read.append(f"excluded {' '.join(map(str, excluded.tolist()))}")
         if (self._start, stop) != (0, self._starts[-1]):
-            digest.update(f"\nsubset {self._start} {stop}".encode())
+            read.append(f"\nsubset {self._start} {stop}")
         if left is not None:
-            digest.update(f"\nkept {left.digest}".encode())
-        self.fingerprint = digest.hexdigest()
+            read.append(f"\nkept {left.digest}")
+        self.fingerprint = hashlib.sha256("".join(read).encode("utf-8", "surrogateescape")).hexdigest()
         heads = b"".join(row[1].to_bytes(4, "little") for row in rows)
         self.contents = hashlib.sha256(self.fingerprint.encode() + heads).hexdigest()
 

@@ -132,20 +132,15 @@ class SampleDecoder:
                 continue
             is_av = extension.lower() in _AV_EXTENSIONS
             if self.av_decode is not None and is_av:
-                raise UsageError(
-                    f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of audio "
-                    "and video yet",
-                    where=where,
-                    fix="give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own "
-                    f"decoder, SampleDecoder(handlers={{{extension!r}: ...}})",
-                )
-            if self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
-                raise UsageError(
-                    f"guess_content=True is not supported, and part {name!r} has an extension that says nothing",
-                    where=where,
-                    fix="leave guess_content out, with which it stays bytes; or give SampleDecoder(handlers="
-                    f"{{{extension!r}: ...}})",
-                )
+                what = f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of "
+                what += "audio and video yet"
+                fix = "give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own,"
+            elif self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
+                what = f"guess_content=True is not supported, and part {name!r} has an extension that says nothing"
+                fix = "leave guess_content out, with which it stays bytes; or give"
+            else:
+                continue
+            raise UsageError(what, where=where, fix=f"{fix} SampleDecoder(handlers={{{extension!r}: ...}})")
 
     def decode(self, part_name: str, data: bytes) -> Any:
         """Decode one part.
