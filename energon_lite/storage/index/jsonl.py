@@ -54,7 +54,7 @@ def scan_jsonl(path: str) -> ShardScan:
 
     Example:
         >>> scan = scan_jsonl("chats.jsonl")
-        >>> scan.samples, scan.key(0), scan.part_names
+        >>> scan.samples, scan.all_keys()[0], scan.part_names
         (200, '0', ('json',))
     """
     check_there(path)

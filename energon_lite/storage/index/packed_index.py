@@ -114,14 +114,6 @@ class PackedIndex:
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
         return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
 
-    def sample_ends(self, samples: Int64) -> Int64:
-        """``[n, 2, 3]``: of each of these samples its row and the next."""
-        return self.samples.stretches(samples, 2)
-
-    def parts_of(self, first: Int64, count: int) -> Int64:
-        """``[n, count, 3]``: of samples with so many parts, whose first ones are given, the rows of all of them."""
-        return self.parts.stretches(first, count)
-
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
         """Put the scans of all shards together, in the order given.

@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.tar.member_columns import Bytes2D, Int64, MemberColumns, padded_width
+from energon_lite.storage.tar.member_columns import Bytes2D, Int64, MemberColumns
 
 __all__ = ["SampleColumns", "split_member_name"]
-
-#: Part names that are looked up in one step each. A shard with more of them is looked up member by member.
-_USUAL_PART_NAMES = 32
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
@@ -69,28 +66,11 @@ class SampleColumns:
         self._runs.append((members.headers[kept][first], np.flatnonzero(first) + self._rows, dots[first], parts))
         self._rows += len(kept)
 
-    def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> Int64:
+    def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> list[int]:
         """Number of each name's bytes from start to stop, counted in the order in which they are first seen."""
-        lengths = stops - starts
-        width = padded_width(int(lengths.max()))
-        column = np.arange(width)
-        places = np.minimum(starts[:, None] + column, names.shape[1] - 1)
-        texts = np.take_along_axis(names, places, 1) * (column < lengths[:, None])
-        words = texts.view(np.uint64)
-        numbers = np.empty(len(names), dtype=np.int64)
-        left = np.arange(len(names))
-        for _ in range(_USUAL_PART_NAMES):
-            if not len(left):
-                return numbers
-            row = left[0]
-            same = (words[left] == words[row]).all(1) & (lengths[left] == lengths[row])
-            numbers[left[same]] = self._number(texts[row, : lengths[row]].tobytes())
-            left = left[~same]
-        numbers[left] = [self._number(texts[row, : lengths[row]].tobytes()) for row in left]
-        return numbers
-
-    def _number(self, text: bytes) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
+        text, numbers, before = names.tobytes(), self._numbers, np.arange(len(names)) * names.shape[1]
+        places = zip((before + starts).tolist(), (before + stops).tolist(), strict=True)
+        return [numbers.setdefault(text[start:stop], len(numbers)) for start, stop in places]
 
     def fields(self) -> dict[str, Any]:
         """Where the samples are, as the fields of :class:`~energon_lite.storage.tar.tar_scan.ShardScan` say it."""

@@ -63,10 +63,6 @@ class ShardScan:
         """Number of samples."""
         return len(self.headers)
 
-    def key(self, index: int) -> str:
-        """The key of the ``index``-th sample."""
-        return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
-
     def all_keys(self) -> list[str]:
         """The keys of all samples, in order."""
         keys, places = self.keys, pairwise(self.key_offsets.tolist())
