@@ -24,7 +24,7 @@ from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_inf
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
+__all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +102,20 @@ def first_writable(root: str, what: str, places: Sequence[str], owner: str, writ
     )
 
 
+def check_count(root: str, shard: str, samples: int, expected: int) -> None:
+    """A shard has as many samples as it had when the data set ``root`` was prepared.
+
+    Raises:
+        ShardChangedError: it has not.
+    """
+    if samples != expected:
+        raise ShardChangedError(
+            f"the shard has {samples} samples, but {expected} when the data set was prepared",
+            where=os.path.join(root, shard),
+            fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
+        )
+
+
 def _is_of(root: str, counts: Mapping[str, int]) -> _Fits:
     """Tells whether an index is that of the folder as it was prepared last."""
     # The order of shards counts as well: sample numbers depend on it.
@@ -175,12 +189,7 @@ def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:
     start = shown = time.monotonic()
     for name, count in counts.items():
         scan = scan_shard(root, name)
-        if scan.samples != count:
-            raise ShardChangedError(
-                f"the shard has {scan.samples} samples, but {count} when the data set was prepared",
-                where=os.path.join(root, name),
-                fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
-            )
+        check_count(root, name, scan.samples, count)
         scans.append(scan)
         now = time.monotonic()
         if now - shown > 10:

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_lite.errors import MissingShardError, ShardChangedError, UsageError
+from energon_lite.errors import MissingShardError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
@@ -301,12 +301,7 @@ def index_again(
     scans.do_share()
     scan = merge_scans(scans)
     for name, count in scan.index.shard_counts.items():
-        if counts[name] != count:
-            raise ShardChangedError(
-                f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
-                where=os.path.join(root, name),
-                fix="prepare anew with --force-overwrite",
-            )
+        check_count(root, name, count, counts[name])
     written, warnings = _write_indexes(scan), list(scan.notes)
     database = nv_meta.meta_path(root, nv_meta.SQLITE_INDEX)
     with _database(database, scan, warnings, wanted=sqlite) as made:

@@ -181,18 +181,13 @@ class TarHeaders:
         return after
 
     def _finish(self, end: int, marker: bool) -> None:
-        if not end and not marker:
-            raise self._error("the shard is an empty file", "write it again, or remove it and prepare again")
-        self.end = end
-        if marker:
-            self._check_trailer(end)
-        else:
-            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
-
-    def _check_trailer(self, end: int) -> None:
         """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
         was overwritten by zeros looks like the end, and joined tars have an end in their middle."""
-        position = end
+        if not end and not marker:
+            raise self._error("the shard is an empty file", "write it again, or remove it and prepare again")
+        if not marker:
+            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
+        self.end = position = end
         while chunk := os.pread(self._fd, _TRAILER, position):
             rest = chunk.lstrip(b"\0")
             if rest:
