@@ -121,16 +121,15 @@ def test_a_changed_info_is_read_or_refused_by_us(root: str, data: st.DataObject)
 
 
 def test_split(root: str) -> None:
-    path = nv_meta.write_split(root, {"train": ["a{0..3}.tar"], "val": []}, ["a1.tar/key"])
-    assert yaml.safe_load(Path(path).read_text()) == {
-        "split_parts": {"train": ["a{0..3}.tar"], "val": []},
-        "exclude": ["a1.tar/key"],
-    }
+    parts = {"train": ["a{0..3}.tar"], "val": []}
+    path = nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": parts, "exclude": ["a1.tar/key"]})
+    assert Path(path).name == "split.yaml"
+    assert yaml.safe_load(Path(path).read_text()) == {"split_parts": parts, "exclude": ["a1.tar/key"]}
 
 
 def test_uuid(root: str) -> None:
     assert nv_meta.read_uuid(root) == ""
-    nv_meta.write_uuid(root, "12-34")
+    nv_meta.write_meta(root, nv_meta.UUID_FILE, "12-34")
     assert nv_meta.read_uuid(root) == "12-34"
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -39,18 +39,14 @@ __all__ = [
     "SQLITE_INDEX",
     "SQLITE_KEPT",
     "UUID_FILE",
-    "crude_dataset_document",
     "is_prepared",
     "meta_path",
     "read_info",
     "read_uuid",
-    "sample_dataset_document",
     "shard_index_path",
     "write_info",
+    "write_meta",
     "write_shard_index",
-    "write_split",
-    "write_uuid",
-    "write_yaml",
 ]
 
 META_FOLDER = ".nv-meta"
@@ -159,11 +155,10 @@ def _not_prepared(root: str) -> NotPreparedError:
 
 def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
     """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` that old versions read); returns its path."""
-    path = meta_path(root, INFO_JSON)
     document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
-    write_bytes(path, json.dumps(document, indent=2).encode())
+    path = write_meta(root, INFO_JSON, json.dumps(document, indent=2))
     if legacy:
-        write_yaml(root, INFO_YAML, document)
+        write_meta(root, INFO_YAML, document)
     return path
 
 
@@ -192,42 +187,14 @@ def read_uuid(root: str) -> str:
         ) from None
 
 
-def write_uuid(root: str, uuid: str) -> str:
-    """Write ``index.uuid``; returns its path."""
-    path = meta_path(root, UUID_FILE)
-    write_bytes(path, uuid.encode())
-    return path
-
-
-def write_split(root: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> str:
-    """Write ``split.yaml``; returns its path.
-
-    Args:
-        root: the data set.
-        split_parts: per split, shard names or brace patterns such as ``"shards/{000..127}.tar"``.
-        exclude: shards, or samples as ``"shard/key"``.
-    """
-    parts = {name: list(patterns) for name, patterns in split_parts.items()}
-    return write_yaml(root, SPLIT_YAML, {"split_parts": parts, "exclude": list(exclude)})
-
-
-def write_yaml(root: str, name: str, document: Mapping[str, Any]) -> str:
-    """Write a document of the data set ``root``, in the order of its keys; returns its path."""
+def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
+    """Write a file of the data set ``root``: text, or a document as YAML, in the order of its keys; returns its path."""
     path = meta_path(root, name)
-    write_bytes(path, yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).encode())
+    text = (
+        contents if isinstance(contents, str) else yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
+    )
+    write_bytes(path, text.encode())
     return path
-
-
-def crude_dataset_document() -> dict[str, Any]:
-    """``dataset.yaml`` of a data set whose samples are given to the user's code as they are."""
-    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-
-
-def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> dict[str, Any]:
-    """``dataset.yaml`` of a data set with a sample type."""
-    # Energon does not export this one type at its top level.
-    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
-    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
 
 
 def shard_index_path(root: str, shard: str) -> str:

@@ -113,9 +113,9 @@ def write_prepared(
     if kept:
         warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
     collapsed = {name: collapse_names(shards) for name, shards in splits.items()}
-    written.append(nv_meta.write_split(root, collapsed, kept))
+    written.append(nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": collapsed, "exclude": kept}))
     if dataset_document is not None:
-        written.append(nv_meta.write_yaml(root, dataset_yaml_name, dataset_document))
+        written.append(nv_meta.write_meta(root, dataset_yaml_name, dataset_document))
     with _database(database, scan, warnings, wanted=sqlite) as made:
         # The database gets its name right after this: with it, and without .info.json, Energon would take the folder
         # for something else altogether. A run that is killed in between can be told by the mark.
@@ -139,7 +139,7 @@ def write_prepared(
 
 def _write_indexes(scan: DatasetScan) -> list[str]:
     path = nv_meta.meta_path(scan.root, nv_meta.PACKED_INDEX)
-    uuid_path = nv_meta.write_uuid(scan.root, scan.index.uuid)
+    uuid_path = nv_meta.write_meta(scan.root, nv_meta.UUID_FILE, scan.index.uuid)
     scan.index.write(path)
     return [uuid_path, path]
 
