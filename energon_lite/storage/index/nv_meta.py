@@ -188,12 +188,11 @@ def read_uuid(root: str) -> str:
 
 
 def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
-    """Write a file of the data set ``root``: text, or a document as YAML, in the order of its keys; returns its path."""
+    """Write a file of the data set ``root``: text, or a document as YAML in the order of its keys; returns its path."""
     path = meta_path(root, name)
-    text = (
-        contents if isinstance(contents, str) else yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
-    )
-    write_bytes(path, text.encode())
+    if not isinstance(contents, str):
+        contents = yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
+    write_bytes(path, contents.encode())
     return path
 
 
