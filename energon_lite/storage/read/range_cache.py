@@ -177,7 +177,9 @@ class _Folder:
         except OSError as error:
             if isinstance(error, EnergonLiteError):
                 raise
-            self._tell(error)
+            if not self._told:
+                self._told = True
+                _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
             return memoryview(read(one))
 
     def _map(self, path: str, one: ShardRange) -> memoryview | None:
@@ -189,15 +191,11 @@ class _Folder:
             if bytes(view[: _HEADER.size]) == _header(path, data):
                 os.utime(file.fileno())  # it is in use: cleaning up goes by this time
                 return data
-            self._drop(path)
-        return None
-
-    def _drop(self, path: str) -> None:
-        self.damaged += 1
-        if self.damaged == 1:
-            _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
-        with suppress(OSError):
+            self.damaged += 1
+            if self.damaged == 1:
+                _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
             os.unlink(path)
+        return None
 
     def _write(self, path: str, data: bytes) -> memoryview:
         self._written += len(data)
@@ -225,11 +223,6 @@ class _Folder:
             with suppress(OSError):  # another process was faster
                 os.unlink(path)
             total -= bytes_of
-
-    def _tell(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
-            _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
 
 
 def _header(path: str, data: bytes | memoryview) -> bytes:
