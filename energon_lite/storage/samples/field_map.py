@@ -129,16 +129,13 @@ class FieldMap:
         return tuple((field, accesses[0].part) for field, accesses in self.fields)
 
     def _value(self, field: str, accesses: tuple[Access, ...], decoded: Mapping[str, Any]) -> Any:
-        for access in accesses[:-1]:
+        for access in accesses:
             try:
                 return access.follow(decoded)
-            except FieldAccessError:
-                continue
-        try:
-            return accesses[-1].follow(decoded)
-        except FieldAccessError as error:
-            others = f" (nor is there {', '.join(map(str, accesses[:-1]))})" if len(accesses) > 1 else ""
-            raise FieldAccessError(f"field {field!r}: {error.what}{others}", fix=error.fix) from None
+            except FieldAccessError as error:
+                what, fix = error.what, error.fix
+        others = f" (nor is there {', '.join(map(str, accesses[:-1]))})" if len(accesses) > 1 else ""
+        raise FieldAccessError(f"field {field!r}: {what}{others}", fix=fix)
 
 
 def compile_field_map(field_map: Mapping[str, str]) -> FieldMap:
