@@ -192,7 +192,7 @@ def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -
         raise DataIndexError(
             f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
             where=stored[0].path,
-            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon_lite measure -h"),
+            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon-lite measure -h"),
         )
     names = {path.removesuffix(".col") for folder in column_folders(root) for path in glob("*.col", root_dir=folder)}
     there = f"; it has {', '.join(sorted(names))}" if names else ""
