@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.index.columns import Column, column_folders, stored_columns, write_column
-from energon_lite.storage.index.index_cache import find_or_make_index
-from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -91,7 +90,7 @@ class TestReading:
         fingerprint = ""
         for skips in (None, "skip"):
             left = [n for n in chosen[start:stop] if n not in excluded and not (skips and n in skipped)]
-            index, path = find_or_make_index(str(ten), read_info(str(ten)))
+            index, path = open_index(str(ten))
             out = np.array([place for place, n in enumerate(chosen) if n in excluded], dtype=np.int64)
             choice = SampleChoice(index, str(ten), order[:count], out, (start, stop), skips)
             source = WebdatasetSource(choice, index_path=path)
@@ -136,7 +135,7 @@ class TestStale:
 
     def test_a_shard_has_other_contents_of_the_same_shape(self, data: Path, make_tar: Callable[..., Path]) -> None:
         write_column(data, "length", VALUES)
-        index = find_or_make_index(str(data), read_info(str(data)))[0]
+        index = open_index(str(data))[0]
         old = (data / "a.tar").stat()
         members = [
             (f"{n}.{part}", f"TEXT {n}".encode() if part == "txt" else b"7")
@@ -146,7 +145,7 @@ class TestStale:
         make_tar("ten/a.tar", members)
         os.utime(data / "a.tar", ns=(old.st_atime_ns, old.st_mtime_ns + 5))
         prepare(data)
-        assert find_or_make_index(str(data), read_info(str(data)))[0].digest == index.digest  # only the time tells
+        assert open_index(str(data))[0].digest == index.digest  # only the time tells
         with pytest.raises(DataIndexError, match="older than the data set"):
             column_of(data)
 
@@ -156,7 +155,7 @@ class TestStale:
         prepare(data)
         with pytest.raises(DataIndexError, match="older than the data set"):
             column_of(data)
-        index = find_or_make_index(str(data), read_info(str(data)))[0]
+        index = open_index(str(data))[0]
         (file,) = stored_columns(str(data), "length")
         kept = file.unchanged(index)  # rows of the new index: a, aa, b, sub/c
         assert {row: values.tolist() for row, values in kept.items()} == {

@@ -17,7 +17,8 @@ from kill_steps import killed_at_every_step
 from energon_lite.errors import EmptyDatasetError, NotPreparedError, ShardChangedError
 from energon_lite.storage.index import jsonl
 from energon_lite.storage.index.index_cache import index_places
-from energon_lite.storage.index.jsonl import scan_jsonl, write_line_index
+from energon_lite.storage.index.jsonl import scan_jsonl
+from energon_lite.storage.index.nv_meta import write_shard_index
 from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -66,7 +67,7 @@ def test_the_index_is_the_one_that_energon_writes(tmp_path: Path, file: tuple[by
     path.write_bytes(content)
     if not lines:
         return  # which Energon refuses
-    write_line_index(str(path), scan_jsonl(str(path)))
+    write_shard_index(str(path), scan_jsonl(str(path)))
     ours = (tmp_path / "x.jsonl.idx").read_bytes()
     assert JsonlPreparator.prepare_dataset(path) == len(lines)
     assert (tmp_path / "x.jsonl.idx").read_bytes() == ours

@@ -121,21 +121,20 @@ def test_a_changed_info_is_read_or_refused_by_us(root: str, data: st.DataObject)
 
 
 def test_split(root: str) -> None:
-    path = nv_meta.write_split(root, {"train": ["a{0..3}.tar"], "val": []}, ["a1.tar/key"])
-    assert yaml.safe_load(Path(path).read_text()) == {
-        "split_parts": {"train": ["a{0..3}.tar"], "val": []},
-        "exclude": ["a1.tar/key"],
-    }
+    parts = {"train": ["a{0..3}.tar"], "val": []}
+    path = nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": parts, "exclude": ["a1.tar/key"]})
+    assert Path(path).name == "split.yaml"
+    assert yaml.safe_load(Path(path).read_text()) == {"split_parts": parts, "exclude": ["a1.tar/key"]}
 
 
 def test_uuid(root: str) -> None:
     assert nv_meta.read_uuid(root) == ""
-    nv_meta.write_uuid(root, "12-34")
+    nv_meta.write_meta(root, nv_meta.UUID_FILE, "12-34")
     assert nv_meta.read_uuid(root) == "12-34"
 
 
 def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
-    path = nv_meta.write_tar_index(str(tmp_path), scan_shard(str(tmp_path), "s/a.0.tar"))
+    path = nv_meta.write_shard_index(str(tmp_path), scan_shard(str(tmp_path), "s/a.0.tar"))
     assert path.endswith("s/a.0.tar.idx")
     assert struct.unpack("<3Q", Path(path).read_bytes()) == (0, 2048, 3584)

@@ -57,7 +57,7 @@ def test_what_is_packed_is_found(tmp_path: Path, shards: list[Samples]) -> None:
     index = PackedIndex.open(str(tmp_path / "i.idx"))
     for number, (key, parts) in enumerate(flat):
         assert index.key(number) == key
-        found = index.part_rows(number)
+        found = index.key_and_part_rows(number)[1]
         assert [(o, s, index.part_names[n]) for o, s, n in zip(*[iter(found)] * 3, strict=True)] == parts
 
 
@@ -106,7 +106,7 @@ FLIPPED: Samples = [(f"{n:03d}", [(1024 * n + 512, n % 7, "txt"), (3, 4, "cls")]
 def contents(path: Path) -> list[object]:
     index = PackedIndex.open(str(path))
     scans = [index.scan(row) for row in range(len(index.shard_names))]
-    found: list[object] = [(index.key(n), index.part_rows(n)) for n in range(len(index))]
+    found: list[object] = [(index.key(n), index.key_and_part_rows(n)[1]) for n in range(len(index))]
     found += [index.samples.take(np.arange(len(index)), 0).tolist(), index.parts[:].tolist(), index.shards.tolist()]
     return [*found, [scan.all_keys() for scan in scans], index.shard_counts, index.uuid, index.digest, index.part_names]
 

@@ -84,7 +84,7 @@ def test_an_interrupted_second_preparation_does_not_leave_a_mixture(ten: Path, m
     def interrupted(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare.nv_meta, "write_split", interrupted)
+    monkeypatch.setattr(prepare, "collapse_names", interrupted)  # right before split.yaml is written
     with pytest.raises(KeyboardInterrupt):
         prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
     # Neither we nor Energon (which asks for index.sqlite without .info.json) take it for anything but unprepared.

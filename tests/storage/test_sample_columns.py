@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar import sample_columns
 from energon_lite.storage.tar.member_columns import Member, MemberColumns
 from energon_lite.storage.tar.sample_columns import SampleColumns, split_member_name
 
@@ -61,23 +61,23 @@ names = st.one_of(
 )
 
 
-@given(st.lists(names, max_size=20), st.lists(st.integers(0, 20), max_size=3), st.sampled_from([0, 1, 32]))
-@example(["k.a", "none", "k.b", "k.c"], [2], 32)
-@example(["k.a", "k\0.a", "k.a\0", "k.a"], [], 32)
-@example([f"k.{number}" for number in range(100)] * 2, [], 32)
-def test_samples_of_columns_are_those_of_the_rule(members: list[str], cuts: list[int], usual: int) -> None:
+@given(st.lists(names, max_size=20), st.lists(st.integers(0, 20), max_size=3))
+@example(["k.a", "none", "k.b", "k.c"], [2])
+@example(["k.a", "k\0.a", "k.a\0", "k.a"], [])
+@example([f"k.{number}" for number in range(100)] * 2, [])
+def test_samples_of_columns_are_those_of_the_rule(members: list[str], cuts: list[int]) -> None:
     keys, first, numbers, part_names = one_by_one(members)
     found = SampleColumns()
     rows = [Member(1000 * number, name, 1000 * number + 512, number) for number, name in enumerate(members)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_columns, "_USUAL_PART_NAMES", usual)
-        for start, stop in pairwise(sorted({0, *cuts, len(rows)})):
-            found.add(MemberColumns.from_members(rows[start:stop]))
-    stops, text = found.key_offsets().tolist(), found.keys()
+    for start, stop in pairwise(sorted({0, *cuts, len(rows)})):
+        found.add(MemberColumns.from_members(rows[start:stop]))
+    fields = found.fields()
+    stops, text = fields["key_offsets"].tolist(), fields["keys"]
     assert [text[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairwise(stops)] == keys
-    assert found.headers().tolist() == [1000 * number for number in first]
-    assert found.part_names() == tuple(part_names)
-    assert found.parts()[:, 2].tolist() == numbers
+    assert fields["headers"].tolist() == [1000 * number for number in first]
+    assert fields["part_names"] == tuple(part_names)
+    assert fields["parts"][:, 2].tolist() == numbers
     kept = [number for number, name in enumerate(members) if split_member_name(name)]
-    assert found.parts()[:, :2].tolist() == [[1000 * number + 512, number] for number in kept]
-    assert found.first_part().tolist() == [*(kept.index(number) for number in first), len(kept)]
+    assert fields["parts"][:, :2].tolist() == [[1000 * number + 512, number] for number in kept]
+    assert fields["first_part"].tolist() == [*(kept.index(number) for number in first), len(kept)]
+    assert {value.dtype for value in fields.values() if isinstance(value, np.ndarray)} == {np.dtype(np.int64)}

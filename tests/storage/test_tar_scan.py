@@ -22,7 +22,7 @@ def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:
         ],
     )
     scan = scan_shard(str(tmp_path), "s/a.tar")
-    assert [scan.key(i) for i in range(scan.samples)] == ["0", "f/1", "0"]
+    assert scan.all_keys() == ["0", "f/1", "0"]
     assert scan.part_names == ("txt", "cls")
     # Each member takes 1024 bytes; the first one is skipped.
     assert scan.headers.tolist() == [1024, 4096, 5120]
@@ -33,7 +33,7 @@ def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_names_that_are_not_text_survive(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("a.tar", [("caf\udce9.txt", b"")])
-    assert scan_shard(str(tmp_path), "a.tar").key(0) == "caf\udce9"
+    assert scan_shard(str(tmp_path), "a.tar").all_keys()[0] == "caf\udce9"
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:

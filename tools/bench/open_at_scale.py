@@ -149,7 +149,7 @@ def measure_index(path: str) -> dict[str, float]:
         numbers, before = random.Random(seed), private_memory()
         for _ in range(LOOK_UPS):
             sample = numbers.randrange(len(index))
-            assert (index.key(sample), index.part_rows(sample)[1]) == (f"{sample:08d}", sample % 512)
+            assert (index.key(sample), index.key_and_part_rows(sample)[1][1]) == (f"{sample:08d}", sample % 512)
         results.put(private_memory() - before)
 
     helpers = [multiprocessing.get_context("fork").Process(target=work, args=(seed,)) for seed in range(2)]

@@ -14,9 +14,10 @@ The file is an array file (:mod:`energon_lite.storage.files.array_file`) with th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,22 +82,23 @@ class ColumnFile:
         """Whether the values of the ``row``-th shard were measured."""
         return bool(self.shards[row, _KNOWN])
 
-    def checksum(self, row: int) -> int:
-        """Crc32 of the values of the ``row``-th shard."""
-        return int(self.shards[row, _CHECKSUM])
+    def fingerprint(self, rows: Sequence[int]) -> str:
+        """Hash of the values of some shards."""
+        text = " ".join(map(str, self.shards[rows, _CHECKSUM].tolist()))
+        return hashlib.blake2b(f"{self.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
 
     def unchanged(self, index: PackedIndex) -> dict[int, NDArray[Any]]:
         """The known values of shards that ``index`` has as well, by their row in ``index``."""
-        table, rows = shard_table(index), {name: row for row, name in enumerate(index.shard_names)}
-        starts = np.concatenate([[0], np.cumsum(self.shards[:, 3])])
+        identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
+        rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
         found: dict[int, NDArray[Any]] = {}
-        for old, name in enumerate(self.shard_names):
-            row = rows.get(name)
+        stop = 0
+        for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
+            start, stop = stop, stop + shard[3]
+            row = rows.get((name, tuple(shard[:_IDENTITY])))
             # A shard of unknown time cannot be told from one that has changed.
-            if row is None or not self.known(old) or not self.shards[old, 2]:
-                continue
-            if np.array_equal(self.shards[old, :_IDENTITY], table[row, :_IDENTITY]):
-                found[row] = self.values[starts[old] : starts[old + 1]]
+            if row is not None and shard[_KNOWN] and shard[2]:
+                found[row] = self.values[start:stop]
         return found
 
 

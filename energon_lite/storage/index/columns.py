@@ -7,10 +7,11 @@ who know the values already.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import glob
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.index.column_file import ColumnFile, write_column_file
-from energon_lite.storage.index.index_cache import index_places, open_index
+from energon_lite.storage.index.index_cache import first_writable, index_places, open_index
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
@@ -58,6 +59,7 @@ class Column:
 
     Attributes:
         name: of the column.
+        dtype, shape: of the values; ``(samples,)``.
         fingerprint: 32 hexadecimal characters; equal for equal values of the source's shards, on every machine.
         maker: plain data that says by what the values were made.
 
@@ -77,27 +79,15 @@ class Column:
         fingerprint: str,
     ):
         self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
+        self.dtype, self.shape = file.values.dtype, (length,)
         self._values, self._length, self._positions, self._start = file.values, length, positions, start
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
-        return self._values.dtype
-
-    @property
-    def shape(self) -> tuple[int]:
-        """``(samples,)``."""
-        return (self._length,)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            start, stop, step = key.indices(self._length)
-            if self._start is not None:  # neighbours in the file
-                return self._range(range(self._start + start, self._start + stop, step))
-            return self._gather(range(start, stop, step))
+            return self._slice(range(self._length)[key])
         index = np.asarray(key)
         if index.dtype == bool or not (np.issubdtype(index.dtype, np.integer) or not index.size):
             raise TypeError(f"a column is indexed by numbers, slices and arrays of integers, not {index.dtype}")
@@ -118,17 +108,15 @@ class Column:
     def __repr__(self) -> str:
         return f"Column({self.name!r}, {self._length} samples, {self.dtype})"
 
-    def _range(self, wanted: range) -> NDArray[Any]:
-        low, high = (min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1) if wanted else (0, 0)
-        return self._values[low:high][:: wanted.step]
-
-    def _gather(self, wanted: range) -> NDArray[Any]:
+    def _slice(self, wanted: range) -> NDArray[Any]:
+        if self._start is not None and wanted:  # neighbours in the file
+            low, high = sorted((wanted[0], wanted[-1]))
+            return self._values[self._start + low : self._start + high + 1][:: wanted.step]
         values = np.empty(len(wanted), dtype=self.dtype)
         for place in range(0, len(wanted), _CHUNK):
             part = wanted[place : place + _CHUNK]
-            values[place : place + len(part)] = self._values.take(
-                self._positions(np.arange(part.start, part.stop, part.step, dtype=np.int64)), 0
-            )
+            numbers = np.arange(part.start, part.stop, part.step, dtype=np.int64)
+            values[place : place + len(part)] = self._values.take(self._positions(numbers), 0)
         return values
 
 
@@ -162,20 +150,14 @@ def writable_folder(root: str) -> str:
     Raises:
         DataIndexError: neither can.
     """
-    failures = []
-    for folder in column_folders(root):
-        try:
-            os.makedirs(folder, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
-            failures.append(f"{folder} (no permission)")
-        except OSError as error:
-            failures.append(f"{folder} ({error.strerror or error})")
-    raise DataIndexError(
-        "columns cannot be written anywhere: " + ", ".join(failures),
-        where=root,
-        fix="set ENERGON_LITE_CACHE to a folder that can be written, or let the owner of the data measure",
-    )
+
+    def made(folder: str) -> str:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission")
+        return folder
+
+    return first_writable(root, "columns", column_folders(root), "measure", made)
 
 
 def stored_columns(root: str, name: str) -> list[ColumnFile]:
@@ -189,54 +171,37 @@ def stored_columns(root: str, name: str) -> list[ColumnFile]:
     return found
 
 
-def find_column(root: str, index: PackedIndex, name: str) -> ColumnFile:
-    """The column that belongs to ``index``.
+def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -> ColumnFile:
+    """The column that belongs to ``index``, and knows the shards in these rows of it.
 
     Raises:
-        DataIndexError: there is none, or only one that is older than the data.
+        DataIndexError: there is none, only one that is older than the data, or it has no values for some shards.
     """
     stored = stored_columns(root, name)
     for file in stored:
         if file.fits(index):
-            return file
+            missing = [index.shard_names[row] for row in rows if not file.known(row)]
+            if not missing:
+                return file
+            raise DataIndexError(
+                f"the column {name!r} has no values for {len(missing)} of {len(rows)} shards, such as {missing[0]!r}",
+                where=file.path,
+                fix="measure these as well: " + (file.command or "see energon-lite measure -h"),
+            )
     if stored:
         raise DataIndexError(
             f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
             where=stored[0].path,
-            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon_lite measure -h"),
+            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon-lite measure -h"),
         )
+    names = {path.removesuffix(".col") for folder in column_folders(root) for path in glob("*.col", root_dir=folder)}
+    there = f"; it has {', '.join(sorted(names))}" if names else ""
     raise DataIndexError(
-        f"the data set has no column {name!r}{_there(root)}",
+        f"the data set has no column {name!r}{there}",
         where=root,
         fix=f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
         f"`energon-lite prepare --force-overwrite --length-field PART {root}`",
     )
-
-
-def _there(root: str) -> str:
-    names: set[str] = set()
-    for folder in column_folders(root):
-        if os.path.isdir(folder):
-            names |= {name[:-4] for name in os.listdir(folder) if name.endswith(".col") and name[0] != "."}
-    return f"; it has {', '.join(sorted(names))}" if names else ""
-
-
-def unknown_shards(file: ColumnFile, shards: Sequence[str], rows: Sequence[int]) -> DataIndexError | None:
-    """The error for a column that does not know all of these shards."""
-    missing = [name for name, row in zip(shards, rows, strict=True) if not file.known(row)]
-    if not missing:
-        return None
-    return DataIndexError(
-        f"the column {file.name!r} has no values for {len(missing)} of {len(shards)} shards, such as {missing[0]!r}",
-        where=file.path,
-        fix="measure these as well: " + (file.command or "see energon-lite measure -h"),
-    )
-
-
-def fingerprint_of(file: ColumnFile, rows: Sequence[int]) -> str:
-    """Hash of the values of some shards."""
-    text = " ".join(str(file.checksum(row)) for row in rows)
-    return hashlib.blake2b(f"{file.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
 
 
 def write_column(

@@ -13,7 +13,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
 from energon_lite.storage.files.file_lock import only_one
@@ -22,12 +24,13 @@ from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_inf
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "find_index", "find_or_make_index", "index_places", "open_index", "shard_counts"]
+__all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
 
 _log = logging.getLogger(__name__)
 
-#: Gives the index in a file, if it is there and that of the data set as it is now.
-_Valid = Callable[[str], PackedIndex | None]
+_T = TypeVar("_T")
+#: Whether an index is that of the data set as it is now.
+_Fits = Callable[[PackedIndex], bool]
 
 
 def cache_folder() -> str:
@@ -53,9 +56,15 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
 
     Raises:
         NotPreparedError: there is no such folder or file, or the folder was not prepared.
-        DatasetError: as :func:`find_or_make_index`, :func:`~energon_lite.storage.index.jsonl.scan_jsonl`.
+        ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
+            should be.
+        DatasetError: as :func:`~energon_lite.storage.index.jsonl.scan_jsonl`; or the index can be written nowhere.
     """
-    return _jsonl_index(root) if is_jsonl(root) else find_or_make_index(root, counts or read_info(root))
+    if is_jsonl(root):
+        check_there(root)
+        return _find_or_make(root, partial(_is_of_file, root), partial(_make_of_file, root))
+    counts = counts or read_info(root)
+    return _find_or_make(root, _is_of(root, counts), partial(_make, root, counts))
 
 
 def shard_counts(root: str) -> dict[str, int]:
@@ -64,130 +73,126 @@ def shard_counts(root: str) -> dict[str, int]:
     Raises:
         NotPreparedError, DatasetError: as :func:`open_index`.
     """
-    return dict(open_index(root)[0].shard_counts) if is_jsonl(root) else read_info(root)
+    return open_index(root)[0].shard_counts if is_jsonl(root) else read_info(root)
 
 
-def find_or_make_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str]:
-    """The packed index of the data set ``root``, and the file it is in.
+def find_index(root: str, counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
+    """:func:`open_index` of a prepared folder without the making: None if there is no index, or none that fits."""
+    return _find(root, _is_of(root, counts))
 
-    Args:
-        root: the prepared folder.
-        shard_counts: the contents of its ``.info.json``.
+
+def first_writable(root: str, what: str, places: Sequence[str], owner: str, write: Callable[[str], _T]) -> _T:
+    """What ``write`` gives for the first of these places where it does not fail for a reason of the file system.
 
     Raises:
-        ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
-            should be.
+        DataIndexError: it fails everywhere; ``owner`` says what the owner of the data set ``root`` can do.
     """
-    return _find_or_make(root, _fits(root, shard_counts), lambda: _make(root, shard_counts))
-
-
-def find_index(root: str, shard_counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
-    """:func:`find_or_make_index` without the making: None if there is no index, or none that fits."""
-    return _find(root, _fits(root, shard_counts))
-
-
-def _fits(root: str, shard_counts: Mapping[str, int]) -> _Valid:
-    uuid = read_uuid(root)
-
-    def valid(path: str) -> PackedIndex | None:
-        index = _open_if_sound(path)
-        if index is None:
-            return None
-        # The order of shards counts as well: sample numbers depend on it.
-        if index.uuid != uuid or list(index.shard_counts.items()) != list(shard_counts.items()):
-            _log.info("%s is older than the data set's preparation, it will be made again", path)
-            return None
-        return index
-
-    return valid
-
-
-def _jsonl_index(path: str) -> tuple[PackedIndex, str]:
-    check_there(path)
-
-    def valid(place: str) -> PackedIndex | None:
-        index = _open_if_sound(place)
-        if index is None:
-            return None
-        try:
-            now = os.stat(path)
-        except OSError:
-            return None  # reading it will say what is wrong
-        then = index.shard_names, int(index.shards[0, 0]), int(index.shard_times[0])
-        return index if then == ((os.path.basename(path),), now.st_size, now.st_mtime_ns) else None
-
-    def make() -> PackedIndex:
-        scan = scan_jsonl(path)
-        for note in scan.notes:
-            _log.warning("%s: %s", path, note)
-        return PackedIndex.from_scans([scan])
-
-    return _find_or_make(path, valid, make)
-
-
-def _find_or_make(root: str, valid: _Valid, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
-    """A valid index, made if need be in the first place that can be written, unless another process does or did."""
-    found = _find(root, valid)
-    if found is not None:
-        return found
     failures = []
-    for path in index_places(root):
+    for place in places:
         try:
-            with only_one(path):
-                index = valid(path)  # another process may have made it while this one waited
-                if index is None:
-                    make().write(path)
-                    index = PackedIndex.open(path)
-                return index, path
+            return write(place)
         except OSError as error:
             if isinstance(error, EnergonLiteError):
                 raise
-            failures.append(f"{os.path.dirname(path)} ({error.strerror or error})")
+            failures.append(f"{place} ({error.strerror or error})")
     raise DataIndexError(
-        "the packed index cannot be written anywhere: " + ", ".join(failures),
+        f"{what} cannot be written anywhere: {', '.join(failures)}",
         where=root,
-        fix="set ENERGON_LITE_CACHE to a folder that can be written, or let the owner run `energon-lite prepare`",
+        fix=f"set ENERGON_LITE_CACHE to a folder that can be written, or let the owner of the data {owner}",
     )
 
 
-def _find(root: str, valid: _Valid) -> tuple[PackedIndex, str] | None:
+def check_count(root: str, shard: str, samples: int, expected: int) -> None:
+    """A shard has as many samples as it had when the data set ``root`` was prepared.
+
+    Raises:
+        ShardChangedError: it has not.
+    """
+    if samples != expected:
+        raise ShardChangedError(
+            f"the shard has {samples} samples, but {expected} when the data set was prepared",
+            where=os.path.join(root, shard),
+            fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
+        )
+
+
+def _is_of(root: str, counts: Mapping[str, int]) -> _Fits:
+    """Tells whether an index is that of the folder as it was prepared last."""
+    # The order of shards counts as well: sample numbers depend on it.
+    wanted = read_uuid(root), list(counts.items())
+    return lambda index: (index.uuid, list(index.shard_counts.items())) == wanted
+
+
+def _is_of_file(path: str, index: PackedIndex) -> bool:
+    """Whether an index is that of a JSONL file as it is now."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return False  # reading it will say what is wrong
+    then = index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist()
+    return then == ((os.path.basename(path),), [now.st_size], [now.st_mtime_ns])
+
+
+def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
+    """A fitting index, made if need be in the first place that can be written, unless another process does or did."""
+
+    def make_at(path: str) -> tuple[PackedIndex, str]:
+        with only_one(path):
+            index = _fitting(path, fits)  # another process may have made it while this one waited
+            if index is None:
+                make().write(path)
+                index = PackedIndex.open(path)
+            return index, path
+
+    found = _find(root, fits)
+    return found or first_writable(root, "the packed index", index_places(root), "run `energon-lite prepare`", make_at)
+
+
+def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
     for path in index_places(root):
-        index = valid(path)
+        index = _fitting(path, fits)
         if index is not None:
             return index, path
     return None
 
 
-def _open_if_sound(path: str) -> PackedIndex | None:
+def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
+    """The index in a file, if it is there, whole, and that of the data set as it is now."""
     try:
-        return PackedIndex.open(path)
+        index = PackedIndex.open(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except DataIndexError as error:
         _log.warning("%s (it will be made again)", error)
         return None
+    if fits(index):
+        return index
+    _log.info("%s is older than what it belongs to, it will be made again", path)
+    return None
 
 
-def _make(root: str, shard_counts: Mapping[str, int]) -> PackedIndex:
+def _make_of_file(path: str) -> PackedIndex:
+    scan = scan_jsonl(path)
+    for note in scan.notes:
+        _log.warning("%s: %s", path, note)
+    return PackedIndex.from_scans([scan])
+
+
+def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:
     _log.warning(
         "%s has no packed index: reading the headers of its %d shards (`energon-lite prepare` does this once, in "
         "parallel)",
         root,
-        len(shard_counts),
+        len(counts),
     )
     scans: list[ShardScan] = []
     start = shown = time.monotonic()
-    for name, count in shard_counts.items():
+    for name, count in counts.items():
         scan = scan_shard(root, name)
-        if scan.samples != count:
-            raise ShardChangedError(
-                f"the shard has {scan.samples} samples, but {count} when the data set was prepared",
-                where=os.path.join(root, name),
-                fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
-            )
+        check_count(root, name, scan.samples, count)
         scans.append(scan)
         now = time.monotonic()
         if now - shown > 10:
-            _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(shard_counts), now - start)
+            _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(counts), now - start)
             shown = now
     return PackedIndex.from_scans(scans, uuid=read_uuid(root))

@@ -13,13 +13,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError
-from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import Int64, ShardScan
+from energon_lite.errors import DatasetError, NotPreparedError
+from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
-__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl", "write_line_index"]
+__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl"]
 
 #: The name of the one part of each sample.
 PART = "json"
@@ -57,106 +54,72 @@ def scan_jsonl(path: str) -> ShardScan:
 
     Example:
         >>> scan = scan_jsonl("chats.jsonl")
-        >>> scan.samples, scan.key(0), scan.part_names
+        >>> scan.samples, scan.all_keys()[0], scan.part_names
         (200, '0', ('json',))
     """
     check_there(path)
+    nothing = np.zeros(0, dtype=np.int64)
+    starts, parts, odd, many_odd, lines = [nothing], [nothing.reshape(0, 3)], list[int](), 0, 0
     try:
-        with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            head = head_checksum(os.pread(file.fileno(), BLOCK, 0))
-            lines = _Lines()
-            for buffer, stops in _buffers(file):
-                lines.add(buffer, stops)
-            after = os.fstat(file.fileno())
+        with open(path, "rb") as file, unchanged_file(file.fileno(), path) as found:
+            for offset, buffer, stops in _buffers(file):
+                first, texts, sizes, strange = _lines(buffer, stops, not offset)
+                kept = sizes > 0
+                starts.append(first[kept] + offset)
+                parts.append(np.stack([texts + offset, sizes, np.zeros_like(sizes)], axis=1)[kept])
+                odd += [lines + line + 1 for line in strange[:1]]
+                many_odd, lines = many_odd + len(strange), lines + len(stops)
     except OSError as error:
         raise DatasetError(
             f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ShardChangedError(
-            "the file was written to while it was read", where=path, fix="run again when its writer has finished"
-        )
-    starts, parts = lines.arrays()
-    keys = [b"%d" % number for number in range(len(parts))]
+    headers, rows = np.concatenate(starts), np.concatenate(parts)
+    headers[:1] = 0  # as Energon has it
+    keys = [b"%d" % number for number in range(len(rows))]
     return ShardScan(
         name=os.path.basename(path),
-        size=before.st_size,
-        head=head,
-        end=before.st_size,
-        headers=starts,
-        first_part=np.arange(len(parts) + 1, dtype=np.int64),
-        parts=parts,
+        end=found["size"],
+        headers=headers,
+        first_part=np.arange(len(rows) + 1, dtype=np.int64),
+        parts=rows,
         part_names=(PART,),
         key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         keys=b"".join(keys),
-        notes=lines.notes(),
-        mtime_ns=before.st_mtime_ns,
+        notes=(f"{many_odd} line(s) are no JSON objects, such as line {odd[0]}",) if odd else (),
+        **found,
     )
 
 
-def write_line_index(path: str, scan: ShardScan) -> str:
-    """Write ``<path>.idx`` as Energon does: where each record starts, and the size of the file, as 64-bit numbers."""
-    target = path + ".idx"
-    write_bytes(target, scan.headers.astype("<u8").tobytes(), scan.end.to_bytes(8, "little"))
-    return target
-
-
-def _buffers(file: BinaryIO) -> Iterator[tuple[bytes, Int64]]:
-    """The file in buffers of whole lines, with the place of each line's end in the buffer."""
-    rest = b""
+def _buffers(file: BinaryIO) -> Iterator[tuple[int, bytes, Int64]]:
+    """The file in buffers of whole lines: where each starts, it, and the place of each line's end in it."""
+    rest, offset = b"", 0
     while chunk := file.read(max(_CHUNK, len(rest))):
         buffer = rest + chunk
         stops = np.flatnonzero(np.frombuffer(buffer, np.uint8) == _LINE_END)
         end = int(stops[-1]) + 1 if len(stops) else 0
         rest = buffer[end:]
         if end:
-            yield buffer[:end], stops
+            yield offset, buffer[:end], stops
+            offset += end
     if rest:
-        yield rest, np.array([len(rest)])
+        yield offset, rest, np.array([len(rest)])
 
 
-class _Lines:
-    """Where the samples are, collected buffer by buffer."""
-
-    def __init__(self) -> None:
-        self._starts: list[Int64] = []
-        self._parts: list[Int64] = []
-        self._offset = self._count = 0
-        #: Number of the first line that is no object, and how many there are.
-        self._odd = (0, 0)
-
-    def add(self, buffer: bytes, stops: Int64) -> None:
-        """The next buffer of the file."""
-        data = np.frombuffer(buffer, np.uint8)
-        starts = np.concatenate([[0], stops[:-1] + 1])
-        texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)
-        filled = ends > starts
-        # What is written as usual, without white space around it, needs no second look.
-        usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
-        for line in np.flatnonzero(~usual).tolist():
-            start, text = int(starts[line]), buffer[starts[line] : stops[line]]
-            if not self._offset and not line and text.startswith(_BOM):
-                start, text = start + len(_BOM), text[len(_BOM) :]
-            start += len(text) - len(text.lstrip())
-            text = text.strip()
-            texts[line], ends[line] = start, start + len(text)
-            if text and not (text.startswith(b"{") and text.endswith(b"}")):
-                self._odd = (self._odd[0] or self._count + line + 1, self._odd[1] + 1)
-        kept = ends > texts
-        self._starts.append(starts[kept] + self._offset)
-        sizes = ends - texts
-        self._parts.append(np.stack([texts + self._offset, sizes, np.zeros_like(sizes)], axis=1)[kept])
-        self._offset += len(buffer)
-        self._count += len(stops)
-
-    def arrays(self) -> tuple[Int64, Int64]:
-        """Where the line of each sample starts (0 for the first one, as Energon has it), and the rows of the parts."""
-        starts = np.concatenate([np.zeros(0, np.int64), *self._starts])
-        starts[:1] = 0
-        return starts, np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
-
-    def notes(self) -> tuple[str, ...]:
-        """What looked odd, in words."""
-        first, many = self._odd
-        return (f"{many} line(s) are no JSON objects, such as line {first}",) if many else ()
+def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, Int64, list[int]]:
+    """Of each line of a buffer its start, that of its text and the text's size; and which lines are no objects."""
+    data = np.frombuffer(buffer, np.uint8)
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)
+    filled, strange = ends > starts, []
+    # What is written as usual, without white space around it, needs no second look.
+    usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
+    for line in np.flatnonzero(~usual).tolist():
+        start, text = int(starts[line]), buffer[starts[line] : stops[line]]
+        if is_first and not line and text.startswith(_BOM):
+            start, text = start + len(_BOM), text[len(_BOM) :]
+        start += len(text) - len(text.lstrip())
+        text = text.strip()
+        texts[line], ends[line] = start, start + len(text)
+        if text and not (text.startswith(b"{") and text.endswith(b"}")):
+            strange.append(line)
+    return starts, texts, ends - texts, strange

@@ -9,7 +9,7 @@ file                          contents
 ``.nv-meta/index.uuid``       changes with every indexing
 ``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.storage.index.sqlite_index`)
 ``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.storage.index.packed_index`)
-``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers
+``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers; ``chats.jsonl.idx``, too
 ============================  =========================================================================================
 
 A JSONL file has no folder of its own. What is kept about ``chats.jsonl`` is called ``chats.jsonl.<file>`` instead.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -39,18 +39,14 @@ __all__ = [
     "SQLITE_INDEX",
     "SQLITE_KEPT",
     "UUID_FILE",
-    "crude_dataset_document",
     "is_prepared",
     "meta_path",
     "read_info",
     "read_uuid",
-    "sample_dataset_document",
-    "tar_index_path",
+    "shard_index_path",
     "write_info",
-    "write_split",
-    "write_tar_index",
-    "write_uuid",
-    "write_yaml",
+    "write_meta",
+    "write_shard_index",
 ]
 
 META_FOLDER = ".nv-meta"
@@ -159,11 +155,10 @@ def _not_prepared(root: str) -> NotPreparedError:
 
 def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
     """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` that old versions read); returns its path."""
-    path = meta_path(root, INFO_JSON)
     document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
-    write_bytes(path, json.dumps(document, indent=2).encode())
+    path = write_meta(root, INFO_JSON, json.dumps(document, indent=2))
     if legacy:
-        write_yaml(meta_path(root, INFO_YAML), document)
+        write_meta(root, INFO_YAML, document)
     return path
 
 
@@ -192,52 +187,23 @@ def read_uuid(root: str) -> str:
         ) from None
 
 
-def write_uuid(root: str, uuid: str) -> str:
-    """Write ``index.uuid``; returns its path."""
-    path = meta_path(root, UUID_FILE)
-    write_bytes(path, uuid.encode())
+def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
+    """Write a file of the data set ``root``: text, or a document as YAML in the order of its keys; returns its path."""
+    path = meta_path(root, name)
+    if not isinstance(contents, str):
+        contents = yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
+    write_bytes(path, contents.encode())
     return path
 
 
-def write_split(root: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> str:
-    """Write ``split.yaml``; returns its path.
-
-    Args:
-        root: the data set.
-        split_parts: per split, shard names or brace patterns such as ``"shards/{000..127}.tar"``.
-        exclude: shards, or samples as ``"shard/key"``.
-    """
-    path = meta_path(root, SPLIT_YAML)
-    parts = {name: list(patterns) for name, patterns in split_parts.items()}
-    write_yaml(path, {"split_parts": parts, "exclude": list(exclude)})
-    return path
+def shard_index_path(root: str, shard: str) -> str:
+    """Path of the file in which Energon finds the samples of a shard: ``<shard>.tar.idx``, or ``<file>.jsonl.idx``."""
+    return f"{root}.idx" if is_jsonl(root) else os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
 
 
-def write_yaml(path: str, document: Mapping[str, Any]) -> None:
-    """Write a document in the order of its keys."""
-    write_bytes(path, yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).encode())
-
-
-def crude_dataset_document() -> dict[str, Any]:
-    """``dataset.yaml`` of a data set whose samples are given to the user's code as they are."""
-    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-
-
-def sample_dataset_document(sample_type: str, field_map: Mapping[str, str]) -> dict[str, Any]:
-    """``dataset.yaml`` of a data set with a sample type."""
-    # Energon does not export this one type at its top level.
-    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
-    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
-
-
-def tar_index_path(root: str, shard: str) -> str:
-    """Path of a shard's ``.tar.idx``."""
-    return os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
-
-
-def write_tar_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
-    """Write ``<shard>.tar.idx``, unless it is there already with these contents; returns its path."""
-    path = tar_index_path(root, scan.name)
+def write_shard_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
+    """Write the file of :func:`shard_index_path`, unless it is there already with these contents; returns its path."""
+    path = shard_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:
         write_bytes(path, offsets, flush=flush)

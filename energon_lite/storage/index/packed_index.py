@@ -109,22 +109,10 @@ class PackedIndex:
         """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
         return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
 
-    def part_rows(self, sample: int) -> list[int]:
-        """Offset, size and name number of each part of a sample, one after the other in one flat list."""
-        return self.key_and_part_rows(sample)[1]
-
     def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
-        """:meth:`key` and :meth:`part_rows`."""
+        """The key of a sample; and offset, size and name number of each of its parts, in one flat list."""
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
         return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
-
-    def sample_ends(self, samples: Int64) -> Int64:
-        """``[n, 2, 3]``: of each of these samples its row and the next."""
-        return self.samples.stretches(samples, 2)
-
-    def parts_of(self, first: Int64, count: int) -> Int64:
-        """``[n, count, 3]``: of samples with so many parts, whose first ones are given, the rows of all of them."""
-        return self.parts.stretches(first, count)
 
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:

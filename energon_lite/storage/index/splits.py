@@ -10,20 +10,12 @@ import random
 import re
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 
-__all__ = [
-    "collapse_names",
-    "divide",
-    "divide_by_patterns",
-    "divide_by_ratio",
-    "meant_to_be_empty",
-    "parse_pattern",
-    "parse_ratio",
-    "split_notes",
-]
+__all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]
 
 RATIO_SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"([0-9]+)")
@@ -68,14 +60,8 @@ def divide_by_ratio(
     order = list(shards)
     if shuffle:
         random.Random(_SHUFFLE_SEED).shuffle(order)
-    splits: dict[str, list[str]] = {}
-    start, until = 0, Fraction(0)
-    for name, share in zip(RATIO_SPLITS, shares, strict=True):
-        until += share / sum(shares)
-        stop = int(len(order) * until)
-        splits[name] = order[start:stop]
-        start = stop
-    return splits
+    stops = [int(len(order) * until / sum(shares)) for until in accumulate(shares, initial=Fraction(0))]
+    return {name: order[start:stop] for name, (start, stop) in zip(RATIO_SPLITS, pairwise(stops), strict=True)}
 
 
 def meant_to_be_empty(ratio: str | Sequence[float]) -> tuple[str, ...]:
@@ -185,24 +171,19 @@ def collapse_names(names: Sequence[str]) -> list[str]:
         >>> collapse_names(["a/000.tar", "a/001.tar", "a/002.tar", "b.tar"])
         ['a/{000..002}.tar', 'b.tar']
     """
-    patterns: list[str] = []
-    start = 0
-    words = [_NUMBER.split(name) for name in names]
-    while start < len(names):
-        place, stop = None, start + 1
-        while stop < len(names):
-            changed = _counted_up(words[stop - 1], words[stop])
-            if changed is None or (place is not None and changed != place):
-                break
-            place, stop = changed, stop + 1
-        if place is None:
-            patterns.append(names[start])
+    #: Of each run the words of its first name and of its last one, and the place that counts up.
+    runs: list[tuple[list[str], list[str], int | None]] = []
+    for words in map(_NUMBER.split, names):
+        first, last, place = runs[-1] if runs else ([], [], None)
+        changed = _counted_up(last, words)
+        if changed is None or place not in (None, changed):
+            runs.append((words, words, None))
         else:
-            first, last = words[start], words[stop - 1]
-            run = f"{{{first[place]}..{last[place]}}}"
-            patterns.append("".join([*first[:place], run, *first[place + 1 :]]))
-        start = stop
-    return patterns
+            runs[-1] = first, words, changed
+    return [
+        "".join(first if place is None else [*first[:place], f"{{{first[place]}..{last[place]}}}", *first[place + 1 :]])
+        for first, last, place in runs
+    ]
 
 
 def _counted_up(before: list[str], after: list[str]) -> int | None:

@@ -45,12 +45,12 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
 def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | None:
     """The first key that appears twice: (key, shard, other shard), or None."""
-    seen: dict[str, int] = {}
-    for number, scan in enumerate(scans):
+    seen: dict[str, str] = {}
+    for scan in scans:
         for key in scan.all_keys():
             if key in seen:
-                return key, scans[seen[key]].name, scan.name
-            seen[key] = number
+                return key, seen[key], scan.name
+            seen[key] = scan.name
     return None
 
 

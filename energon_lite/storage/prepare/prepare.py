@@ -23,11 +23,10 @@ from typing import Any
 
 import yaml
 
-from energon_lite.errors import ShardChangedError, UsageError
+from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.index.jsonl import write_line_index
+from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
 from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
@@ -95,7 +94,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
             os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
         for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
             remove_if_there(nv_meta.meta_path(root, name))
-    written = [nv_meta.write_uuid(root, scan.index.uuid), packed]
+    written = [nv_meta.write_meta(root, nv_meta.UUID_FILE, scan.index.uuid), packed]
     scan.index.write(packed)
     if choice:
         warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
@@ -131,10 +130,9 @@ def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
     if kept:
         warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
     collapsed = {name: collapse_names(shards) for name, shards in choice.splits.items()}
-    written = [nv_meta.write_split(root, collapsed, kept)]
+    written = [nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": collapsed, "exclude": kept})]
     if choice.dataset_document is not None:
-        written.append(nv_meta.meta_path(root, choice.dataset_yaml_name))
-        nv_meta.write_yaml(written[-1], choice.dataset_document)
+        written.append(nv_meta.write_meta(root, choice.dataset_yaml_name, choice.dataset_document))
     return written
 
 
@@ -151,7 +149,7 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
     """
     file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     index, _ = open_index(file)
-    write_line_index(file, index.scan(0))
+    nv_meta.write_shard_index(file, index.scan(0))
     return index
 
 
@@ -250,12 +248,7 @@ def index_again(
     scans.run()
     scan = merge_scans(scans)
     for name in names:
-        if (count := scan.index.shard_counts.get(name, 0)) != counts[name]:
-            raise ShardChangedError(
-                f"the shard has {count} samples, but {counts[name]} when the data set was prepared",
-                where=os.path.join(root, name),
-                fix="prepare anew with --force-overwrite",
-            )
+        check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
     return _write(scan, None, sqlite)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError
 from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
-from energon_lite.storage.index.nv_meta import crude_dataset_document, sample_dataset_document
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
@@ -70,7 +69,7 @@ def sample_document(
     if crude or sample_type == CRUDE:
         if field_map is not None or sample_type not in (None, CRUDE):
             raise UsageError("a crude data set has neither a sample type nor a field map", fix="leave one of them out")
-        return crude_dataset_document()
+        return {"__module__": "megatron.energon", "__class__": CRUDE}
     if sample_type is None:
         if field_map is not None:
             raise UsageError("a field map needs a sample type", fix="--sample-type CaptioningSample, for example")
@@ -86,7 +85,9 @@ def sample_document(
     _check_fields(sample_type, field_map)
     check_parts(compiled, scan.parts)
     _try_on_samples(compiled, scan)
-    return sample_dataset_document(sample_type, field_map)
+    # Energon does not export this one type at its top level.
+    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
+    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
 
 
 def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:

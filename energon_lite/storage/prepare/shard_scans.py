@@ -18,7 +18,7 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, tar_index_path, write_tar_index
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
@@ -57,7 +57,7 @@ class Shards(Work[str, ShardScan]):
 
     def do(self, unit: str) -> ShardScan:
         scan = scan_shard(self.root, unit)
-        write_tar_index(self.root, scan, flush=False)
+        write_shard_index(self.root, scan, flush=False)
         return scan
 
     def pack(self, result: ShardScan) -> tuple[dict[str, Any], Arrays]:
@@ -109,7 +109,7 @@ class ShardScans(ShardedJob[str, ShardScan]):
         """Scan this rank's shards, as far as they are new or have changed; all have a ``.tar.idx`` then."""
         super().do_share()
         for name in self.done.keys() - self.made:
-            write_tar_index(self.root, self.read(name))
+            write_shard_index(self.root, self.read(name))
         if self.ranks.rank:
             self._flush()
 
@@ -123,7 +123,7 @@ class ShardScans(ShardedJob[str, ShardScan]):
         return self._indexed.get(unit) or super().read(unit)
 
     def _flush(self) -> None:
-        flush_files([tar_index_path(self.root, name) for name in self.made])
+        flush_files([shard_index_path(self.root, name) for name in self.made])
 
 
 class _Bytes:

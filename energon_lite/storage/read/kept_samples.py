@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +22,6 @@ _BLOCK = 512
 _BYTES = _BLOCK // 8
 #: Places that are looked up at once: so many rows of a block are unpacked.
 _ROWS = 4096
-
-
-class KeptSamples(Protocol):
-    """The samples of a range that are not left out, counted from 0."""
-
-    def __len__(self) -> int: ...
-
-    def place(self, number: int) -> int:
-        """Where in the range the kept sample of this number stands."""
-
-    def places(self, numbers: Int64) -> Int64:
-        """:meth:`place` of many."""
 
 
 class SparseExclusion:
@@ -60,9 +47,11 @@ class SparseExclusion:
         return self._length
 
     def place(self, number: int) -> int:
+        """Where in the range the kept sample of this number stands."""
         return number + bisect_right(self._view, number)
 
     def places(self, numbers: Int64) -> Int64:
+        """:meth:`place` of many."""
         return numbers + np.searchsorted(self._shifted, numbers, side="right")
 
 
@@ -107,11 +96,13 @@ class DenseExclusion:
         return self._view[-1]
 
     def place(self, number: int) -> int:
+        """Where in the range the kept sample of this number stands."""
         block = bisect_right(self._view, number) - 1
         ones = np.flatnonzero(np.unpackbits(self._bits[block]))
         return block * _BLOCK + int(ones[number - self._view[block]])
 
     def places(self, numbers: Int64) -> Int64:
+        """:meth:`place` of many."""
         found = np.empty(len(numbers), dtype=np.int64)
         for start in range(0, len(numbers), _ROWS):
             part = numbers[start : start + _ROWS]
@@ -125,6 +116,9 @@ class DenseExclusion:
             found[start : start + len(part)] = block * _BLOCK + 8 * byte + _SELECT[here, rank]
         return found
 
+
+#: The samples of a range that are not left out, counted from 0.
+KeptSamples = SparseExclusion | DenseExclusion
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 #: Ones in each byte, and where in a byte the n-th one stands.

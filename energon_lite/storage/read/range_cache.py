@@ -92,20 +92,12 @@ class RangeCache:
 
     def load(self, ranges: Iterable[ShardRange]) -> None:
         """Have these ranges at hand until the next call. What fails is tried again, and raises, in :meth:`get`."""
-        held: dict[ShardRange, memoryview] = {}
-        missing = []
-        for one in dict.fromkeys(ranges):
-            data = self._held.get(one) or self._kept.get(one)
-            if data is None:
-                missing.append(one)
-            else:
-                held[one] = data
-        fetched = self._executor().map(self._fetch_or_none, missing) if len(missing) > 1 else []
-        for one, data in zip(missing, fetched, strict=False):
-            if data is not None:
-                held[one] = data
-        self._held = held
-        for one, data in held.items():
+        found = {one: self._held.get(one) or self._kept.get(one) for one in ranges}
+        missing = [one for one, data in found.items() if data is None]
+        if len(missing) > 1:
+            found.update(zip(missing, self._executor().map(self._fetch_or_none, missing), strict=True))
+        self._held = {one: data for one, data in found.items() if data is not None}
+        for one, data in self._held.items():
             self._keep(one, data)
 
     def get(self, one: ShardRange) -> memoryview:
@@ -154,13 +146,16 @@ class _Folder:
         self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            if not os.path.isdir(self._path):
+            with suppress(FileExistsError):
                 os.mkdir(self._path, 0o700)
-        except FileExistsError:
-            if not os.path.isdir(self._path):  # else another process was faster
-                raise _no_folder(self._path, "it is a file") from None
+            if not os.path.isdir(self._path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         except OSError as error:
-            raise _no_folder(self._path, error.strerror or str(error)) from error
+            raise UsageError(
+                f"read_ahead: the folder cannot be used: {error.strerror or error}",
+                where=self._path,
+                fix="give a folder that this process can write to",
+            ) from error
         #: Ranges that were not as they had been written.
         self.damaged = 0
         #: Bytes written by this process since it last looked how full the folder is.
@@ -182,37 +177,25 @@ class _Folder:
         except OSError as error:
             if isinstance(error, EnergonLiteError):
                 raise
-            self._tell(error)
+            if not self._told:
+                self._told = True
+                _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
             return memoryview(read(one))
 
     def _map(self, path: str, one: ShardRange) -> memoryview | None:
         """A range that is there and as it was written; any other is removed."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                return None
-            view = map_file(fd) if status.st_size == _HEADER.size + one.size else memoryview(b"")
+        with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
+            size = os.fstat(file.fileno()).st_size
+            view = map_file(file.fileno()) if size == _HEADER.size + one.size else memoryview(b"")
             data = view[_HEADER.size :]
-            if bytes(view[: _HEADER.size]) != _header(path, data):
-                self._drop(path)
-                return None
-            os.utime(fd)  # it is in use: cleaning up goes by this time
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return data
-
-    def _drop(self, path: str) -> None:
-        self.damaged += 1
-        if self.damaged == 1:
-            _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
-        with suppress(OSError):
+            if bytes(view[: _HEADER.size]) == _header(path, data):
+                os.utime(file.fileno())  # it is in use: cleaning up goes by this time
+                return data
+            self.damaged += 1
+            if self.damaged == 1:
+                _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
             os.unlink(path)
+        return None
 
     def _write(self, path: str, data: bytes) -> memoryview:
         self._written += len(data)
@@ -229,12 +212,10 @@ class _Folder:
         self._written = size
         files = []
         for place, _, names in os.walk(self._path):
-            for name in names:
-                path = os.path.join(place, name)
+            for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
                 with suppress(OSError):
-                    if not name.endswith(".lock"):
-                        status = os.stat(path)
-                        files.append((status.st_mtime_ns, status.st_size, path))
+                    status = os.stat(path)
+                    files.append((status.st_mtime_ns, status.st_size, path))
         total = size + sum(bytes_of for _, bytes_of, _ in files)
         for _, bytes_of, path in sorted(files):
             if total <= _KEEP * self._limit:
@@ -243,11 +224,6 @@ class _Folder:
                 os.unlink(path)
             total -= bytes_of
 
-    def _tell(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
-            _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
-
 
 def _header(path: str, data: bytes | memoryview) -> bytes:
     return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
@@ -255,6 +231,20 @@ def _header(path: str, data: bytes | memoryview) -> bytes:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """A descriptor of a file of this user's, which is no link to one.
+
+    Raises:
+        OSError: something else is there.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(errno.EPERM, f"{path} is not a file of this user")
+    return fd
 
 
 def _make_own(folder: str) -> None:
@@ -269,14 +259,6 @@ def _make_own(folder: str) -> None:
         status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None
-
-
-def _no_folder(path: str, reason: str) -> UsageError:
-    return UsageError(
-        f"read_ahead: the folder cannot be used: {reason}",
-        where=path,
-        fix="give a folder that this process can write to",
-    )
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
-from energon_lite.storage.index.column_file import ColumnFile
-from energon_lite.storage.index.columns import SKIPPED, Column, find_column, fingerprint_of, unknown_shards
+from energon_lite.storage.index.columns import SKIPPED, Column, find_column
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
@@ -73,22 +72,20 @@ class SampleChoice:
         self._kept: KeptSamples | None = None
         if len(excluded):
             self._kept = SparseExclusion(stop - self._start, excluded - self._start)
-        self._length = without_skips = stop - self._start - len(excluded)
+        without_skips = stop - self._start - len(excluded)
         left = None if skips is None else self._without_skips(skips, stop, excluded)
-        if left is not None:
-            self._kept, self._length = left, len(left)
+        self._kept = self._kept if left is None else left
+        self._length = without_skips if left is None else len(left)
         self.skipped = without_skips - self._length
         starts = np.array(self._starts, dtype=np.int64)
         self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
-        digest = hashlib.sha256()
-        for name, row, count in zip(shard_names, rows, counts, strict=True):
-            digest.update(f"{name}\0{row[0]}\0{count}\n".encode("utf-8", "surrogateescape"))
-        digest.update(("excluded " + " ".join(map(str, excluded.tolist()))).encode())
+        read = [f"{name}\0{row[0]}\0{count}\n" for name, row, count in zip(shard_names, rows, counts, strict=True)]
+        read.append(f"excluded {' '.join(map(str, excluded.tolist()))}")
         if (self._start, stop) != (0, self._starts[-1]):
-            digest.update(f"\nsubset {self._start} {stop}".encode())
+            read.append(f"\nsubset {self._start} {stop}")
         if left is not None:
-            digest.update(f"\nkept {left.digest}".encode())
-        self.fingerprint = digest.hexdigest()
+            read.append(f"\nkept {left.digest}")
+        self.fingerprint = hashlib.sha256("".join(read).encode("utf-8", "surrogateescape")).hexdigest()
         heads = b"".join(row[1].to_bytes(4, "little") for row in rows)
         self.contents = hashlib.sha256(self.fingerprint.encode() + heads).hexdigest()
 
@@ -148,43 +145,26 @@ class SampleChoice:
         Raises:
             DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
         """
-        file = self._column_file(name)
+        file = find_column(self.path, self.index, name, self._shards)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
-        fingerprint = fingerprint_of(file, self._shards)
-
-        def numbers(indices: Int64) -> Int64:
-            return self.locate_many(indices)[1]
-
-        return Column(file, self._length, numbers, start=start, fingerprint=fingerprint)
-
-    def _column_file(self, name: str) -> ColumnFile:
-        file = find_column(self.path, self.index, name)
-        error = unknown_shards(file, self.shard_names, self._shards)
-        if error is not None:
-            raise error
-        return file
+        fingerprint = file.fingerprint(self._shards)
+        return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
 
     def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips leaves; None if it leaves all that are not excluded."""
-        file = self._column_file(name)
-        found = False
+        file = find_column(self.path, self.index, name, self._shards)
 
         def kept() -> Iterator[NDArray[np.bool_]]:
-            nonlocal found
             for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
                 low, high = max(begin, self._start), min(end, stop)
-                if low >= high:
-                    continue
-                left = file.values[first + low - begin : first + high - begin] != SKIPPED
-                out = excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low
-                left[out] = True
-                found = found or not left.all()
-                left[out] = False
-                yield left
+                if low < high:
+                    left = file.values[first + low - begin : first + high - begin] != SKIPPED
+                    left[excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low] = False
+                    yield left
 
-        many = DenseExclusion(stop - self._start, kept())
-        return many if found else None
+        left = DenseExclusion(stop - self._start, kept())
+        return left if len(left) < stop - self._start - len(excluded) else None
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
@@ -201,9 +181,9 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
         first, stop = index.shards[rows[name] : rows[name] + 2, 3].tolist()
         keys = wanted.get(name)
         if keys:
-            found = [(position, key) for position, key in enumerate(index.keys(first, stop), start) if key in keys]
-            positions += [position for position, _ in found]
-            for key in keys - {key for _, key in found}:
+            found = {place: key for place, key in enumerate(index.keys(first, stop), start) if key in keys}
+            positions += found
+            for key in keys - {*found.values()}:
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
         start += stop - first
     return np.array(positions, dtype=np.int64)

@@ -247,13 +247,13 @@ class SampleReader:
     def _look_up(self, samples: Ints) -> _Found | None:
         """Where samples are in their shards; None: they are not alike."""
         index = self.source.choice.index
-        rows = index.sample_ends(samples)
+        rows = index.samples.stretches(samples, 2)
         parts, keys = rows[:, :, 0], rows[:, :, 1]
         first = parts[:, 0]
         count = int(parts[0, 1] - first[0])
         if not count or ((parts[:, 1] - first) != count).any():
             return None
-        found = self._wanted_of(index.parts_of(first, count))
+        found = self._wanted_of(index.parts.stretches(first, count))
         return None if found is None else found._replace(keys=index.keys_between(keys))
 
     def _look_up_neighbours(self, first: int, length: int) -> _Found | None:

@@ -28,12 +28,16 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
+
+import msgpack
+import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
@@ -128,20 +132,15 @@ class SampleDecoder:
                 continue
             is_av = extension.lower() in _AV_EXTENSIONS
             if self.av_decode is not None and is_av:
-                raise UsageError(
-                    f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of audio "
-                    "and video yet",
-                    where=where,
-                    fix="give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own "
-                    f"decoder, SampleDecoder(handlers={{{extension!r}: ...}})",
-                )
-            if self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
-                raise UsageError(
-                    f"guess_content=True is not supported, and part {name!r} has an extension that says nothing",
-                    where=where,
-                    fix="leave guess_content out, with which it stays bytes; or give SampleDecoder(handlers="
-                    f"{{{extension!r}: ...}})",
-                )
+                what = f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of "
+                what += "audio and video yet"
+                fix = "give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own,"
+            elif self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
+                what = f"guess_content=True is not supported, and part {name!r} has an extension that says nothing"
+                fix = "leave guess_content out, with which it stays bytes; or give"
+            else:
+                continue
+            raise UsageError(what, where=where, fix=f"{fix} SampleDecoder(handlers={{{extension!r}: ...}})")
 
     def decode(self, part_name: str, data: bytes) -> Any:
         """Decode one part.
@@ -219,7 +218,7 @@ def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, mos
     if extension in _PICKLES:
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")
-        return _decode_torch if extension == "pth" else _decode_pickle
+        return _decode_torch if extension == "pth" else pickle.loads
     return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
 
 
@@ -246,13 +245,7 @@ def _gunzip(data: bytes, most: int | None) -> bytes:
     return b"".join(pieces)
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def _decode_array(data: bytes) -> Any:
-    import numpy as np
-
     # numpy parses the header as Python source, which takes longer than all the rest; most headers look like this one.
     header = _NPY.match(data)
     if header is not None:
@@ -284,12 +277,6 @@ def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
     }
 
 
-def _decode_msgpack(data: bytes) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(data)
-
-
 def _decode_tenbin(data: bytes) -> Any:
     from webdataset import tenbin
 
@@ -302,17 +289,11 @@ def _decode_torch(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def _decode_pickle(data: bytes) -> Any:
-    import pickle
-
-    return pickle.loads(data)
-
-
 _BY_EXTENSION: dict[str, Decode] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("txt", "text", "transcript"), partial(str, encoding="utf-8")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
+    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.unpackb),
     **dict.fromkeys(("ten", "tb"), _decode_tenbin),
     "npy": _decode_array,
 }

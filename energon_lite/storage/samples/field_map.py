@@ -129,16 +129,13 @@ class FieldMap:
         return tuple((field, accesses[0].part) for field, accesses in self.fields)
 
     def _value(self, field: str, accesses: tuple[Access, ...], decoded: Mapping[str, Any]) -> Any:
-        for access in accesses[:-1]:
+        for access in accesses:
             try:
                 return access.follow(decoded)
-            except FieldAccessError:
-                continue
-        try:
-            return accesses[-1].follow(decoded)
-        except FieldAccessError as error:
-            others = f" (nor is there {', '.join(map(str, accesses[:-1]))})" if len(accesses) > 1 else ""
-            raise FieldAccessError(f"field {field!r}: {error.what}{others}", fix=error.fix) from None
+            except FieldAccessError as error:
+                what, fix = error.what, error.fix
+        others = f" (nor is there {', '.join(map(str, accesses[:-1]))})" if len(accesses) > 1 else ""
+        raise FieldAccessError(f"field {field!r}: {what}{others}", fix=fix)
 
 
 def compile_field_map(field_map: Mapping[str, str]) -> FieldMap:
@@ -158,21 +155,13 @@ def compile_field_map(field_map: Mapping[str, str]) -> FieldMap:
 
 
 def _parse(field: str, text: object) -> tuple[Access, ...]:
-    if not isinstance(text, str):
-        raise _wrong(field, text)
-    accesses = []
-    for option in text.split(","):
-        match = _OPTION.fullmatch(option.strip())
-        if match is None:
-            raise _wrong(field, text)
-        accesses.append(Access(match[1].strip(), tuple(_STEP.findall(match[2]))))
-    return tuple(accesses)
-
-
-def _wrong(field: str, text: object) -> ConfigError:
-    return ConfigError(
-        "this is not a field access",
-        at=f"field_map.{field}",
-        expected="a part name such as 'jpg', with accesses as in 'json[text][0]', alternatives as in 'jpg,png'",
-        found=repr(text),
-    )
+    options = text.split(",") if isinstance(text, str) else [""]
+    matches = [match for option in options if (match := _OPTION.fullmatch(option.strip()))]
+    if len(matches) < len(options):
+        raise ConfigError(
+            "this is not a field access",
+            at=f"field_map.{field}",
+            expected="a part name such as 'jpg', with accesses as in 'json[text][0]', alternatives as in 'jpg,png'",
+            found=repr(text),
+        )
+    return tuple(Access(match[1].strip(), tuple(_STEP.findall(match[2]))) for match in matches)

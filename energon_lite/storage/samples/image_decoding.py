@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
+
 from energon_lite.errors import DecodeError
 
 __all__ = ["FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "check_size", "decode_image"]
@@ -37,35 +39,22 @@ IMAGE_FORMS: dict[str, tuple[str, str, str]] = {
 
 #: The pictures of the web. Their names are often mixed up there, so the extension of one means any of them.
 _WEB = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-#: The formats that an extension means, as Pillow calls them, where it is not one of the web's.
+#: The formats that an extension means, as Pillow calls them, where it is not one of the web's: most are its name.
+_NAMED_ALIKE = "BLP CUR DCX DDS DIB GBR ICNS ICO IM MSP PCD PCX PSD XBM XPM".split()  # noqa: SIM905
 FORMATS = {
     extension: (kind,)
     for kind, extensions in {
-        "BLP": "blp",
-        "CUR": "cur",
-        "DCX": "dcx",
-        "DDS": "dds",
-        "DIB": "dib",
+        **{kind: kind.lower() for kind in _NAMED_ALIKE},
         "FITS": "fit fits",
         "FLI": "flc fli",
         "FTEX": "ftc ftu",
-        "GBR": "gbr",
-        "ICNS": "icns",
-        "ICO": "ico",
-        "IM": "im",
         "JPEG2000": "j2c j2k jp2 jpc jpf jpx",
-        "MSP": "msp",
-        "PCD": "pcd",
-        "PCX": "pcx",
         "PIXAR": "pxr",
         "PPM": "pbm pgm pnm ppm",
-        "PSD": "psd",
         "SGI": "bw rgb rgba sgi",
         "SUN": "ras",
         "TGA": "icb tga vda vst",
         "TIFF": "tif tiff",
-        "XBM": "xbm",
-        "XPM": "xpm",
     }.items()
     for extension in extensions.split()
 } | dict.fromkeys("apng bmp gif jfif jpe jpeg jpg png webp".split(), _WEB)  # noqa: SIM905
@@ -99,8 +88,6 @@ def decode_image(container: str, dtype: str, mode: str, formats: tuple[str, ...]
     Raises:
         DecodeError: it would become more. What else is wrong with it shows as any other exception.
     """
-    import numpy as np
-
     pixels: Any = None
     if mode == "RGB" and container != "pil" and "JPEG" in formats and data.startswith(_JPEG):
         pixels = _decode_jpeg(data, most)

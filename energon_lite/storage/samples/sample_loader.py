@@ -56,15 +56,11 @@ class SampleLoader:
             DecodeError, FieldAccessError: with part, key and shard.
         """
         try:
-            decoder = self.decoder
-            decoded: dict[str, Any] = (
-                dict(raw.parts)
-                if decoder is None
-                else {
-                    name: decoder.decode(name, data) if isinstance(data, bytes) else data
-                    for name, data in raw.parts.items()
-                }
-            )
+            decode = None if self.decoder is None else self.decoder.decode
+            decoded: dict[str, Any] = {
+                name: decode(name, data) if decode is not None and isinstance(data, bytes) else data
+                for name, data in raw.parts.items()
+            }
             base: dict[str, Any] = {
                 "__key__": raw.key,
                 "__restore_key__": restore_key,

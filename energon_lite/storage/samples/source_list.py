@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from functools import cached_property
+from itertools import repeat
+from typing import Any
 
 from energon_lite.samples import SourceInfo
 
@@ -26,8 +28,6 @@ class SourceList(Sequence[SourceInfo]):
         ('key.jpg', 'key.txt')
     """
 
-    __slots__ = ("_columns", "_items")
-
     def __init__(
         self,
         paths: str | Sequence[str],
@@ -37,60 +37,44 @@ class SourceList(Sequence[SourceInfo]):
         names: tuple[str, ...] | list[tuple[str, ...]],
     ):
         self._columns = (paths, indices, shards, keys, names)
-        self._items: tuple[SourceInfo, ...] | None = None
 
+    @cached_property
     def _made(self) -> tuple[SourceInfo, ...]:
-        if self._items is None:
-            paths, indices, shards, keys, names = self._columns
-            self._items = tuple(
-                SourceInfo(
-                    dataset_path=path,
-                    index=index,
-                    shard_name=shard,
-                    file_names=tuple([f"{key}.{name}" for name in parts]),
-                )
-                for path, index, shard, key, parts in zip(
-                    [paths] * len(keys) if isinstance(paths, str) else paths,
-                    indices,
-                    shards,
-                    keys,
-                    names if isinstance(names, list) else [names] * len(keys),
-                    strict=True,
-                )
+        paths, indices, shards, keys, names = self._columns
+        path_of = repeat(paths, len(keys)) if isinstance(paths, str) else paths
+        names_of = names if isinstance(names, list) else repeat(names, len(keys))
+        return tuple(
+            SourceInfo(
+                dataset_path=path, index=index, shard_name=shard, file_names=tuple([f"{key}.{name}" for name in parts])
             )
-        return self._items
+            for path, index, shard, key, parts in zip(path_of, indices, shards, keys, names_of, strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self._columns[3])
 
-    @overload
-    def __getitem__(self, place: int) -> SourceInfo: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
-        return self._made()[place]
+    def __getitem__(self, place: Any) -> Any:
+        return self._made[place]
 
     def __iter__(self) -> Iterator[SourceInfo]:
-        return iter(self._made())
+        return iter(self._made)
 
     def __add__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
-        return self._made() + tuple(other)
+        return self._made + tuple(other)
 
     def __radd__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
-        return tuple(other) + self._made()
+        return tuple(other) + self._made
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (tuple, SourceList)):
-            return self._made() == tuple(other)
+            return self._made == tuple(other)
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._made())
+        return hash(self._made)
 
     def __repr__(self) -> str:
-        return repr(self._made())
+        return repr(self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceList, self._columns

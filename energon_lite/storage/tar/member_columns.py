@@ -64,13 +64,13 @@ class MemberColumns:
     @classmethod
     def from_members(cls, members: Sequence[Member]) -> MemberColumns:
         """Columns of members that were parsed one by one."""
-        names = [member.name.encode("utf-8", "surrogateescape") for member in members]
-        lengths = np.array([len(name) for name in names], dtype=np.int64)
+        texts = [member.name.encode("utf-8", "surrogateescape") for member in members]
+        lengths = np.array([len(text) for text in texts], dtype=np.int64)
         width = padded_width(int(lengths.max(initial=0)))
-        matrix = np.frombuffer(b"".join(name.ljust(width, b"\0") for name in names), dtype=np.uint8)
+        names = np.array(texts, dtype=f"S{width}").view(np.uint8).reshape(-1, width)
         numbers = np.array([(m.header_offset, m.offset, m.size) for m in members], dtype=np.int64).reshape(-1, 3)
         headers, offsets, sizes = numbers.T.copy()
-        return cls(headers, offsets, sizes, matrix.reshape(-1, width), lengths)
+        return cls(headers, offsets, sizes, names, lengths)
 
 
 def padded_width(length: int) -> int:

@@ -7,15 +7,14 @@ component, and members without a part name, belong to no sample.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.tar.member_columns import Bytes2D, Int64, MemberColumns, padded_width
+from energon_lite.storage.tar.member_columns import Bytes2D, Int64, MemberColumns
 
 __all__ = ["SampleColumns", "split_member_name"]
-
-#: Part names that are looked up in one step each. A shard with more of them is looked up member by member.
-_USUAL_PART_NAMES = 32
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
@@ -27,34 +26,25 @@ def split_member_name(name: str) -> tuple[str, str] | None:
         >>> split_member_name("__meta__/x.txt") is None
         True
     """
-    if name.startswith("__"):
-        top = name.partition("/")[0]
-        if len(top) >= 4 and top.endswith("__"):
-            return None
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    if dot < 0:
-        return None
-    if dot == start:  # a hidden file: Energon takes the folder, slash included, as its key if that has no dot
-        folder = name[:start]
-        above = folder[:-1].rfind("/") + 1
-        if not folder or "." in folder[above:]:
-            return None
-    return name[:dot], name[dot + 1 :]
+    top, (folder, slash, file) = name.partition("/")[0], name.rpartition("/")
+    key, dot, part = file.partition(".")
+    is_reserved = len(top) >= 4 and top.startswith("__") and top.endswith("__")
+    # A hidden file: Energon takes the folder, slash included, as its key if that has no dot.
+    is_lost = not key and (not slash or "." in folder.rpartition("/")[2])
+    return None if not dot or is_reserved or is_lost else (folder + slash + key, part)
 
 
 class SampleColumns:
-    """Collect the members of a shard, in order, into samples. The arrays are those of ``ShardScan``."""
+    """Collect the members of a shard, in order, into samples."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._last_key: bytes | None = None
-        self._rows = 0
-        self._headers: list[Int64] = []
-        self._first_part: list[Int64] = []
-        self._parts: list[Int64] = []
-        self._key_lengths: list[Int64] = []
         self._keys: list[bytes] = []
+        nothing = np.zeros(0, dtype=np.int64)
+        #: Of each run: headers, first parts and lengths of keys of its samples, and parts.
+        self._runs = [(nothing, nothing, nothing, nothing.reshape(0, 3))]
+        self._rows = 0
 
     def add(self, members: MemberColumns) -> None:
         """Take the members that follow."""
@@ -70,64 +60,29 @@ class SampleColumns:
         first[0] = self._last_key != keys[0, : dots[0]].tobytes()
         first[1:] = (words[1:] != words[:-1]).any(1) | (dots[1:] != dots[:-1])
         self._last_key = keys[-1, : dots[-1]].tobytes()
-        self._headers.append(members.headers[kept][first])
-        self._first_part.append(np.flatnonzero(first) + self._rows)
-        self._key_lengths.append(dots[first])
         self._keys.append(names[first][in_key[first]].tobytes())
         numbers = self._part_numbers(names, dots + 1, lengths)
-        self._parts.append(np.stack([members.offsets[kept], members.sizes[kept], numbers], 1))
+        parts = np.stack([members.offsets[kept], members.sizes[kept], numbers], 1)
+        self._runs.append((members.headers[kept][first], np.flatnonzero(first) + self._rows, dots[first], parts))
         self._rows += len(kept)
 
-    def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> Int64:
+    def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> list[int]:
         """Number of each name's bytes from start to stop, counted in the order in which they are first seen."""
-        lengths = stops - starts
-        width = padded_width(int(lengths.max()))
-        column = np.arange(width)
-        places = np.minimum(starts[:, None] + column, names.shape[1] - 1)
-        texts = np.take_along_axis(names, places, 1) * (column < lengths[:, None])
-        words = texts.view(np.uint64)
-        numbers = np.empty(len(names), dtype=np.int64)
-        left = np.arange(len(names))
-        for _ in range(_USUAL_PART_NAMES):
-            if not len(left):
-                return numbers
-            row = left[0]
-            same = (words[left] == words[row]).all(1) & (lengths[left] == lengths[row])
-            numbers[left[same]] = self._number(texts[row, : lengths[row]].tobytes())
-            left = left[~same]
-        numbers[left] = [self._number(texts[row, : lengths[row]].tobytes()) for row in left]
-        return numbers
+        text, numbers, before = names.tobytes(), self._numbers, np.arange(len(names)) * names.shape[1]
+        places = zip((before + starts).tolist(), (before + stops).tolist(), strict=True)
+        return [numbers.setdefault(text[start:stop], len(numbers)) for start, stop in places]
 
-    def _number(self, text: bytes) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def headers(self) -> Int64:
-        """``[samples]``, byte at which each sample's first header starts."""
-        return _joined(self._headers)
-
-    def first_part(self) -> Int64:
-        """``[samples + 1]``, row of each sample's first part."""
-        return _joined([*self._first_part, np.array([self._rows], dtype=np.int64)])
-
-    def parts(self) -> Int64:
-        """``[parts, 3]``: payload offset, payload size, number of the part's name."""
-        return _joined([np.zeros((0, 3), dtype=np.int64), *self._parts])
-
-    def part_names(self) -> tuple[str, ...]:
-        """The names those numbers stand for."""
-        return tuple(text.decode("utf-8", "surrogateescape") for text in self._numbers)
-
-    def key_offsets(self) -> Int64:
-        """``[samples + 1]``, where each key starts in :meth:`keys`."""
-        return np.cumsum(_joined([np.zeros(1, dtype=np.int64), *self._key_lengths]))
-
-    def keys(self) -> bytes:
-        """All keys in UTF-8, without separator."""
-        return b"".join(self._keys)
-
-
-def _joined(arrays: list[Int64]) -> Int64:
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+    def fields(self) -> dict[str, Any]:
+        """Where the samples are, as the fields of :class:`~energon_lite.storage.tar.tar_scan.ShardScan` say it."""
+        headers, first_part, key_lengths, parts = map(np.concatenate, zip(*self._runs, strict=True))
+        return {
+            "headers": headers,
+            "first_part": np.append(first_part, self._rows),
+            "parts": parts,
+            "part_names": tuple(text.decode("utf-8", "surrogateescape") for text in self._numbers),
+            "key_offsets": np.append(0, np.cumsum(key_lengths)),
+            "keys": b"".join(self._keys),
+        }
 
 
 def _dots(members: MemberColumns) -> Int64:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from energon_lite.errors import ShardFormatError
 from energon_lite.storage.tar.member_columns import Member, MemberColumns
-from energon_lite.storage.tar.pax_records import SPARSE, pax_records
+from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
 from energon_lite.storage.tar.plain_headers import PlainHeaders
 
 __all__ = ["BLOCK", "Member", "TarHeaders"]
@@ -23,15 +23,18 @@ __all__ = ["BLOCK", "Member", "TarHeaders"]
 BLOCK = 512
 
 _ZEROS = bytes(BLOCK)
-_REGULAR = frozenset(b"0\x007")
+_REGULAR = b"0\x007"
 #: Links, devices, directories, pipes: they have a size field at times, but never a payload.
-_WITHOUT_PAYLOAD = frozenset(b"123456")
-_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"xXgLKS"
+_WITHOUT_PAYLOAD = b"123456"
+_EXTENSIONS = b"xXgLK"
+_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = _EXTENSIONS + b"S"
 #: No sane extended header is larger; a larger one means damage, and must not be read into memory.
 _EXTENSION_LIMIT = 1 << 20
 #: Bytes behind the end marker that are looked at together.
 _TRAILER = 1 << 20
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 20
+#: Bytes that are read together, for the headers of small members that are among them.
+_CHUNK = 1 << 13
+_WRITE_AGAIN = "copy or write it again, then prepare again; or leave it out with --exclude"
 
 #: A run of plain members of this length shows that plain ones are the rule.
 _WORTH_A_RUN = 64
@@ -66,7 +69,6 @@ class TarHeaders:
     def __init__(self, fd: int, size: int, path: str):
         self._fd, self._size, self._path = fd, size, path
         self._buffer, self._base = b"", 0
-        self._chunk, self._hits = 1 << 16, 4
         #: What global extended headers say of all members that follow.
         self._everywhere: dict[str, str] = {}
         #: Byte after the last member, where the end marker stands.
@@ -80,43 +82,44 @@ class TarHeaders:
     def _members(self, position: int) -> Iterator[Member]:
         """The members whose headers start at ``position`` or behind it."""
         first = position
-        name: str | None = None
-        long_size: int | None = None
+        said: dict[str, str] = {}  # by the extended headers of the next member
         while True:
             block = self._read(position, BLOCK)
             if block == _ZEROS or not block:
-                self._finish(position, first, bool(block))
+                if position != first:
+                    raise self._truncated(f"after the extended header at byte {first}")
+                self._finish(position, bool(block))
                 return
             self._check(block, position)
             kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
             if size < 0:
                 raise self._damaged(position, "its size is no number")
-            if kind in _REGULAR:
-                size = size if long_size is None else long_size
-                found = name if name is not None else self._everywhere.get("path") or _short_name(block)
-                after = self._after(payload, size, found, position)
-                if kind or not found.endswith("/"):  # a v7 tar marks a folder only by the slash
-                    yield Member(first, found, payload, size)
-                name = long_size = None
-                position = first = after
-            elif kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
-                text = self._extension(payload, size, position)
+            if kind in _EXTENSIONS:
+                # Of several extensions to one member the outermost, which comes first, wins.
+                if size > _EXTENSION_LIMIT:
+                    raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
+                after = self._after(payload, size, "an extended header", position)
+                text = self._read(payload, size)
                 if kind == _GNU_NAME:
-                    name = name if name is not None else _text(text.partition(b"\0")[0])
+                    said = {"path": text_of(text.partition(b"\0")[0])} | said
+                elif kind == _PAX_GLOBAL:
+                    self._everywhere |= self._pax_records(text, position)
                 elif kind != _GNU_LINK:
-                    records = self._pax_records(text, position)
-                    if kind == _PAX_GLOBAL:
-                        self._everywhere |= records
-                    else:  # of several extensions to one member the outermost, which comes first, wins
-                        name = name if name is not None else records.get("path")
-                        if long_size is None and "size" in records:
-                            long_size = int(records["size"])
-                position = self._after(payload, size, "an extended header", position)
-            elif kind == _GNU_SPARSE:
+                    said = self._pax_records(text, position) | said
+                position = after
+                continue
+            if kind == _GNU_SPARSE:
                 raise self._sparse(position)
+            if kind in _REGULAR:
+                size = int(said.get("size", size))
+                name = said["path"] if "path" in said else self._everywhere.get("path") or _short_name(block)
+                after = self._after(payload, size, name, position)
+                if kind or not name.endswith("/"):  # a v7 tar marks a folder only by the slash
+                    yield Member(first, name, payload, size)
             else:
-                position = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
-                first, name, long_size = position, None, None
+                after = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
+            position = first = after
+            said = {}
 
     def columns(self) -> Iterator[MemberColumns]:
         """The same members, in the same order and with the same errors, as arrays, and many times faster."""
@@ -142,15 +145,8 @@ class TarHeaders:
         """Bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
         if start < 0 or start + length > len(self._buffer):
-            # Small members: read many headers at once. Large ones: read little more than the header.
-            if self._hits >= 8:
-                self._chunk = min(self._chunk * 2, _LARGEST_CHUNK)
-            elif self._hits <= 1:
-                self._chunk = max(self._chunk // 4, _SMALLEST_CHUNK)
-            self._hits = 0
-            self._buffer, self._base = os.pread(self._fd, max(self._chunk, length), position), position
+            self._buffer, self._base = os.pread(self._fd, max(_CHUNK, length), position), position
             start = 0
-        self._hits += 1
         return self._buffer[start : start + length]
 
     def _check(self, block: bytes, position: int) -> None:
@@ -167,15 +163,13 @@ class TarHeaders:
         if position == 0:
             for magic, (format_name, tool) in _COMPRESSED.items():
                 if block.startswith(magic):
-                    raise ShardFormatError(
+                    raise self._error(
                         f"the shard is compressed ({format_name}), so its samples cannot be read at random",
-                        where=self._path,
-                        fix=f"unpack it with `{tool}` (compressed images gain nothing from it) and prepare again",
+                        f"unpack it with `{tool}` (compressed images gain nothing from it) and prepare again",
                     )
-            raise ShardFormatError(
+            raise self._error(
                 "the file is not a tar file (no header at byte 0)",
-                where=self._path,
-                fix="write it again, remove it, or leave it out with --exclude",
+                "write it again, remove it, or leave it out with --exclude",
             )
         raise self._damaged(position, "its checksum is wrong")
 
@@ -186,44 +180,26 @@ class TarHeaders:
             raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
         return after
 
-    def _finish(self, position: int, first: int, marker: bool) -> None:
-        if position == 0 and not marker:
-            raise ShardFormatError(
-                "the shard is an empty file", where=self._path, fix="write it again, or remove it and prepare again"
-            )
-        if position != first:
-            raise self._truncated(f"after the extended header at byte {first}")
-        self.end = position
-        if not marker:
-            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
-        else:
-            self._check_trailer(position)
-
-    def _check_trailer(self, end: int) -> None:
+    def _finish(self, end: int, marker: bool) -> None:
         """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
         was overwritten by zeros looks like the end, and joined tars have an end in their middle."""
-        position = end
+        if not end and not marker:
+            raise self._error("the shard is an empty file", "write it again, or remove it and prepare again")
+        if not marker:
+            self.notes.append("no end marker: its writer may not have finished, samples may be missing")
+        self.end = position = end
         while chunk := os.pread(self._fd, _TRAILER, position):
             rest = chunk.lstrip(b"\0")
             if rest:
                 first = position + len(chunk) - len(rest)
-                raise ShardFormatError(
+                raise self._error(
                     f"the tar file goes on behind its end: blocks of zeros at byte {end} end it, but there are data at "
                     f"byte {first} of {self._size}",
-                    where=self._path,
-                    fix="if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if "
+                    "if tars were joined with `cat`, unpack it with `tar --ignore-zeros -xf` and pack it again; if "
                     f"a header was lost, copy or write it again; to do without the rest, `truncate -s {end + BLOCK}`; "
                     "then prepare again; or leave it out with --exclude",
                 )
             position += len(chunk)
-
-    def _extension(self, payload: int, size: int, position: int) -> bytes:
-        if size > _EXTENSION_LIMIT:
-            raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
-        text = self._read(payload, size)
-        if len(text) < size:
-            raise self._truncated(f"in the extended header at byte {position}")
-        return text
 
     def _pax_records(self, text: bytes, position: int) -> dict[str, str]:
         try:
@@ -232,29 +208,20 @@ class TarHeaders:
             raise self._damaged(position, str(error)) from None
         if SPARSE in records:
             raise self._sparse(position)
-        texts = {key: _text(value) for key, value in records.items()}
-        return texts | {"path": texts["path"].rstrip("/")} if "path" in texts else texts
+        return records
 
     def _truncated(self, place: str) -> ShardFormatError:
-        return ShardFormatError(
-            f"the tar file is truncated: its {self._size} bytes end {place}",
-            where=self._path,
-            fix="copy or write it again, then prepare again; or leave it out with --exclude",
-        )
+        return self._error(f"the tar file is truncated: its {self._size} bytes end {place}")
 
     def _damaged(self, position: int, reason: str) -> ShardFormatError:
-        return ShardFormatError(
-            f"the tar file is damaged: no valid header at byte {position} ({reason})",
-            where=self._path,
-            fix="copy or write it again, then prepare again; or leave it out with --exclude",
-        )
+        return self._error(f"the tar file is damaged: no valid header at byte {position} ({reason})")
 
     def _sparse(self, position: int) -> ShardFormatError:
-        return ShardFormatError(
-            f"the member at byte {position} is stored sparsely, so its bytes do not stand together",
-            where=self._path,
-            fix="write the shard without `tar --sparse`",
-        )
+        what = f"the member at byte {position} is stored sparsely, so its bytes do not stand together"
+        return self._error(what, "write the shard without `tar --sparse`")
+
+    def _error(self, what: str, fix: str = _WRITE_AGAIN) -> ShardFormatError:
+        return ShardFormatError(what, where=self._path, fix=fix)
 
 
 def _padded(size: int) -> int:
@@ -274,10 +241,5 @@ def _number(field: bytes) -> int:
 def _short_name(block: bytes) -> str:
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == b"ustar\0":
-        return _text(block[345:500].partition(b"\0")[0] + b"/" + name)
-    return _text(name)
-
-
-def _text(raw: bytes) -> str:
-    # Names need not be text; surrogateescape keeps foreign bytes so that they can be written back.
-    return raw.decode("utf-8", "surrogateescape")
+        return text_of(block[345:500].partition(b"\0")[0] + b"/" + name)
+    return text_of(name)

@@ -6,18 +6,21 @@ A pure function of one file, so shards can be scanned in any order, on any numbe
 from __future__ import annotations
 
 import os
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
 from energon_lite.storage.tar.member_columns import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard", "unchanged_file"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -60,15 +63,10 @@ class ShardScan:
         """Number of samples."""
         return len(self.headers)
 
-    def key(self, index: int) -> str:
-        """The key of the ``index``-th sample."""
-        return self.keys[self.key_offsets[index] : self.key_offsets[index + 1]].decode("utf-8", "surrogateescape")
-
     def all_keys(self) -> list[str]:
         """The keys of all samples, in order."""
-        keys, stops = self.keys, self.key_offsets.tolist()
-        pairs = pairwise(stops)
-        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in pairs]
+        keys, places = self.keys, pairwise(self.key_offsets.tolist())
+        return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in places]
 
 
 def check_is_file(path: str) -> None:
@@ -77,11 +75,7 @@ def check_is_file(path: str) -> None:
     Raises:
         ShardFormatError: it is one. What is not there is for others to say.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ShardFormatError(
             "the shard is not a file, but a pipe, a device or the like",
             where=path,
@@ -97,10 +91,10 @@ def scan_shard(root: str, name: str) -> ShardScan:
         MissingShardError: there is no such file.
         ShardChangedError: it was written to while it was scanned.
     """
-    check_is_file(os.path.join(root, name))
     path = os.path.join(root, name)
+    check_is_file(path)
     try:
-        fd = patiently(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path)
+        fd = patiently(lambda: open_file(path, os.O_RDONLY), path)
     except FileNotFoundError:
         raise MissingShardError(
             "the shard does not exist",
@@ -111,35 +105,24 @@ def scan_shard(root: str, name: str) -> ShardScan:
         raise DatasetError(
             f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
-    try:
-        before = os.fstat(fd)
-        head = head_checksum(os.pread(fd, BLOCK, 0))
-        scan = _collect(TarHeaders(fd, before.st_size, path), name, before, head)
-        after = os.fstat(fd)
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise ShardChangedError(
-                "the shard was written to while it was read", where=path, fix="run again when its writer has finished"
-            )
-        return scan
-    finally:
-        os.close(fd)
+    with open(fd, "rb", buffering=0), unchanged_file(fd, path) as found:
+        headers, samples = TarHeaders(fd, found["size"], path), SampleColumns()
+        for members in headers.columns():
+            samples.add(members)
+    return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
 
 
-def _collect(headers: TarHeaders, name: str, status: os.stat_result, head: int) -> ShardScan:
-    samples = SampleColumns()
-    for members in headers.columns():
-        samples.add(members)
-    return ShardScan(
-        name=name,
-        size=status.st_size,
-        head=head,
-        end=headers.end,
-        headers=samples.headers(),
-        first_part=samples.first_part(),
-        parts=samples.parts(),
-        part_names=samples.part_names(),
-        key_offsets=samples.key_offsets(),
-        keys=samples.keys(),
-        notes=tuple(headers.notes),
-        mtime_ns=status.st_mtime_ns,
-    )
+@contextmanager
+def unchanged_file(fd: int, path: str) -> Iterator[dict[str, Any]]:
+    """By what an open file is recognised, as fields of :class:`ShardScan`: size, head and time of its last change.
+
+    Raises:
+        ShardChangedError: (at the end of the block) it was written to meanwhile.
+    """
+    before = os.fstat(fd)
+    yield {"size": before.st_size, "head": head_checksum(os.pread(fd, BLOCK, 0)), "mtime_ns": before.st_mtime_ns}
+    after = os.fstat(fd)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ShardChangedError(
+            "the file was written to while it was read", where=path, fix="run again when its writer has finished"
+        )
