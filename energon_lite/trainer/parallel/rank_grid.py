@@ -5,10 +5,12 @@ Nothing here talks to other ranks, so it answers for any number of them: ``energ
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.errors import TopologyError
 
@@ -64,34 +66,29 @@ class RankGrid:
         names = self.order.split("-")
         return (*(axis for axis in AXES if axis not in names), *reversed(names))
 
+    @property
+    def ranks(self) -> NDArray[np.intp]:
+        """All ranks, ``[pp, dp, cp, tp]``."""
+        counted = np.arange(self.world_size).reshape([self.size(axis) for axis in self.slow_to_fast])
+        return counted.transpose([self.slow_to_fast.index(axis) for axis in AXES])
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank is along each axis."""
-        place = {}
-        for axis in reversed(self.slow_to_fast):
-            rank, place[axis] = divmod(rank, self.size(axis))
-        return place
+        return dict(zip(AXES, np.argwhere(self.ranks == rank)[0].tolist(), strict=True))
 
     def rank_at(self, place: dict[str, int]) -> int:
         """The rank with these coordinates; the inverse of :meth:`coordinates`."""
-        rank = 0
-        for axis in self.slow_to_fast:
-            rank = rank * self.size(axis) + place[axis]
-        return rank
+        return int(self.ranks[tuple(place[axis] for axis in AXES)])
 
     def groups(self, *axes: str) -> list[list[int]]:
         """The ranks that differ along ``axes`` only, group by group; sorted, as are the ranks of a group."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world_size):
-            place = self.coordinates(rank)
-            found.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
-        return sorted(found.values())
+        last = np.moveaxis(self.ranks, [AXES.index(axis) for axis in axes], range(-len(axes), 0))
+        found: list[list[int]] = last.reshape(-1, math.prod(map(self.size, axes))).tolist()
+        return sorted(map(sorted, found))
 
     def end_groups(self) -> list[list[int]]:
         """First and last stage of each pipeline: those who both hold a tied embedding."""
-        return [[group[0], group[-1]] for group in self._pipelines()] if self.pp > 1 else []
-
-    def _pipelines(self) -> list[list[int]]:
-        return [sorted(group, key=lambda rank: self.coordinates(rank)["pp"]) for group in self.groups("pp")]
+        return sorted(self.ranks[[0, -1]].reshape(2, -1).T.tolist()) if self.pp > 1 else []
 
 
 def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:
@@ -117,8 +114,7 @@ def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[i
     each, more = divmod(layers, runs)
     first_longer = (runs - more) // 2
     lengths = [each + (first_longer <= run < first_longer + more) for run in range(runs)]
-    ends = list(itertools.accumulate(lengths))
-    numbers = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
+    numbers = [run.tolist() for run in np.split(np.arange(layers), np.cumsum(lengths)[:-1])]
     return [numbers[stage::pp] for stage in range(pp)]
 
 
