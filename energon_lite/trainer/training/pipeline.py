@@ -93,7 +93,7 @@ class Wire:
         """The rank of a neighbouring stage, and the group for messages in one direction between the two."""
         other = self.mesh.rank("pp") + step
         street = ("down" if direction > 0 else "up") + ("" if 0 <= other < self.mesh.pp else "_wrap")
-        return self.mesh.stage_rank(other), self.mesh.extra_groups[street]
+        return self.mesh.stage_rank(other), self.mesh.process_groups[street]
 
 
 def run_pipeline(
