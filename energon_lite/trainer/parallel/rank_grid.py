@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ class RankGrid:
         names = self.order.split("-")
         return (*(axis for axis in AXES if axis not in names), *reversed(names))
 
-    @property
+    @cached_property
     def ranks(self) -> NDArray[np.intp]:
         """All ranks, ``[pp, dp, cp, tp]``."""
         counted = np.arange(self.world_size).reshape([self.size(axis) for axis in self.slow_to_fast])
@@ -74,7 +75,8 @@ class RankGrid:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank is along each axis."""
-        return dict(zip(AXES, np.argwhere(self.ranks == rank)[0].tolist(), strict=True))
+        place = np.unravel_index(rank, [self.size(axis) for axis in self.slow_to_fast])
+        return dict(zip(self.slow_to_fast, map(int, place), strict=True))
 
     def rank_at(self, place: dict[str, int]) -> int:
         """The rank with these coordinates; the inverse of :meth:`coordinates`."""

@@ -48,13 +48,9 @@ def sequence_part(
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh)
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    kind = find_attention(config.attention)
-    return SequencePart(
-        rotation_table(positions, config),
-        tuple(Run(*run, None if documents is None else kind.document_mask(documents, *run)) for run in runs),
-        mesh,
-        documents,
-    )
+    mask = find_attention(config.attention).document_mask
+    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
+    return SequencePart(rotation_table(positions, config), masked, mesh)
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -114,17 +110,13 @@ class Attention(nn.Module):
             mixed = checkpoint(self._mix, q, k, v, part, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed = self._mix(q, k, v, part)
-        out: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Each run of queries with the keys up to its end."""
-        mixed, first = [], 0
-        for run in part.runs:
-            end = run.start + run.length
-            queries = q.narrow(2, first, run.length)
-            mixed.append(self.function(queries, k[:, :, :end], v[:, :, :end], run))
-            first += run.length
+        pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
+        ends = [(queries, run.start + run.length, run) for queries, run in pieces]
+        mixed = [self.function(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,15 +129,12 @@ class Attention(nn.Module):
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
+    mask = run.mask
+    if mask is None and run.start > 0:
+        # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
+        mask = causal_lower_right(q.shape[2], k.shape[2])
     grouped = q.shape[1] != k.shape[1]
-    if run.mask is not None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=run.mask, enable_gqa=grouped)
-    if run.start == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), enable_gqa=grouped
-    )
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
@@ -165,15 +154,11 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch
     rows = []
     for row, segments in enumerate(run.mask):
         queries, keys, values = (x[row : row + 1] for x in (q, k, v))
-        parts = [
-            sdpa(
-                queries[:, :, first - run.start : last - run.start],
-                keys[:, :, begin:last],
-                values[:, :, begin:last],
-                Run(first - begin, last - first),
-            )
-            for begin, first, last in segments
-        ]
+        parts = []
+        for begin, first, last in segments:
+            asking, seen = slice(first - run.start, last - run.start), slice(begin, last)
+            local = Run(first - begin, last - first)
+            parts.append(sdpa(queries[:, :, asking], keys[:, :, seen], values[:, :, seen], local))
         rows.append(torch.cat(parts, dim=2))
     return torch.cat(rows)
 
@@ -195,8 +180,7 @@ def document_segments(documents: torch.Tensor, start: int, length: int) -> list[
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
     mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
-    mixed: torch.Tensor = _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return mixed
+    return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
+from energon_lite.trainer.parallel.parameters import initialize_parameters
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 from energon_lite.trainer.training.attention import Attention, sequence_part
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import OutputLayer, vocab_parallel_cross_entropy
-from energon_lite.trainer.training.registry import make_norm, register_norm
+from energon_lite.trainer.training.cross_entropy import OutputLayer
+from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
 from energon_lite.trainer.training.tensor_parallel import (
     ColumnParallelLinear,
@@ -67,20 +67,12 @@ class Stream:
     documents: torch.Tensor | None = None
 
 
-class RMSNorm(nn.Module):
+def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
     """``x / rms(x) * weight`` (Zhang and Sennrich, arXiv:1910.07467). Every rank has the whole weight."""
-
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
-        super().__init__()
-        self.eps = config.norm_eps
-        layout = ParameterLayout((config.hidden_size,), mean=1.0, sum_over=mesh.sequence_axes)
-        self.weight = new_parameter(layout, mesh, config.torch_dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    return adopt_norm(nn.RMSNorm(config.hidden_size, config.norm_eps), config, mesh)
 
 
-register_norm("rms_norm", RMSNorm)
+register_norm("rms_norm", rms_norm)
 
 
 class FeedForward(nn.Module):
@@ -98,8 +90,7 @@ class FeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = enter_parallel(x, self.group, sequence=self.sequence)
         gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
-        out: torch.Tensor = self.down_proj(F.silu(gate) * up)
-        return out
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -116,8 +107,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), part)
-        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaModel(nn.Module):
@@ -145,21 +135,18 @@ class LlamaModel(nn.Module):
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
         first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
         rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
-        shared = ("ends",) if tied and mesh.pp > 1 else ()
         self.embed_tokens: VocabParallelEmbedding | None = None
         if first or (last and tied):
+            shared = ("ends",) if tied and mesh.pp > 1 else ()
             self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
         self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
         # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
         self.norm = make_norm(config, mesh) if last else None
-        self.lm_head: OutputLayer | None = None
-        if last:
-            sizes = {"vocab_size": config.vocab_size, "chunk": config.loss_chunk}
-            self.lm_head = OutputLayer(hidden, rows, mesh, **sizes, compiled=config.compile, std=std, dtype=dtype)
-            if tied and self.embed_tokens is not None:
-                self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head = OutputLayer(config, mesh) if last else None
+        if tied and self.lm_head is not None and self.embed_tokens is not None:
+            self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
         if config.compile:
             for layer in self.layers.values():
@@ -225,8 +212,7 @@ class LlamaModel(nn.Module):
     def logits(self, stream: Stream) -> torch.Tensor:
         """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
         assert self.lm_head is not None  # only where a chunk ends
-        logits: torch.Tensor = self.lm_head(self._normed(stream))
-        return logits
+        return self.lm_head(self._normed(stream))
 
     def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
         """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
@@ -234,12 +220,7 @@ class LlamaModel(nn.Module):
         x = self._normed(stream)
         length = x.shape[1] * self.mesh.cp
         labels, counted = (own_positions(pad_rows(y, length), self.mesh) for y in (batch.labels, batch.loss_mask))
-        if self.config.loss_chunk:
-            loss: torch.Tensor = self.lm_head(x, labels, counted)
-            return loss
-        logits = self.lm_head(x)
-        losses = vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.config.vocab_size)
-        return (losses * counted).sum()
+        return self.lm_head(x, labels, counted)
 
     def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
         """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
@@ -255,7 +236,7 @@ class LlamaModel(nn.Module):
         if self.starts(chunk):
             assert batch is not None
             images = batch.image, batch.image_rows, batch.image_starts
-            received = self.embed(batch.tokens, *images, documents=batch.documents)
+            received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
         if not self.ends(chunk):

@@ -43,13 +43,11 @@ class SequencePart:
         rotation: for this rank's positions.
         runs: of this rank's positions, in the order in which it holds them.
         mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows, if tokens see their own document only.
     """
 
     rotation: Rotation
     runs: tuple[Run, ...]
     mesh: ParallelMesh
-    documents: torch.Tensor | None = None
 
 
 def padded_length(length: int, mesh: ParallelMesh) -> int:
