@@ -168,7 +168,7 @@ def build_mesh(
     Raises:
         TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
     """
-    device, started = _start_process_group()
+    device, started = start_process_group()
     world = dist.get_world_size() if dist.is_initialized() else 1
     replicas = fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp)
     if virtual < 1 or (virtual > 1 and pp == 1):
@@ -206,8 +206,15 @@ def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
     return {name: mine for name, mine in found.items() if mine is not None}
 
 
-def _start_process_group() -> tuple[torch.device, bool]:
-    """Make the process group if torchrun wants one and nobody has; return this process' device, and whether it did."""
+def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
+    """Make the process group, with these settings, if torchrun wants one and nobody has.
+
+    Returns:
+        This process' device, and whether a group was made.
+
+    Raises:
+        TopologyError: there are fewer GPUs than ranks on this machine.
+    """
     on_gpu = torch.cuda.is_available()
     if on_gpu and dist.is_initialized():
         on_gpu = "nccl" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl", torch's default
@@ -222,7 +229,7 @@ def _start_process_group() -> tuple[torch.device, bool]:
         torch.cuda.set_device(device)
     start = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if start:
-        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ))
+        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ), **settings)
     return device, start
 
 

@@ -8,11 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,11 +40,14 @@ from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import evaluate, train_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
 
-#: Settings of ``train`` that change no step.
-HARMLESS = (
-    *("save_every", "keep", "async_save", "save_timeout", "log_every", "eval_every", "tensorboard", "peak_tflops"),
-    *("init_from", "init_from_ignore", "profile", "nonfinite_limit"),
-)
+#: Settings that change no step, by section.
+HARMLESS = {
+    "": "output mesh",
+    "data.": "workers path val_path share prefetch_factor",
+    "model.": "recompute compile fuse_projections loss_chunk",
+    "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
+    "init_from_ignore profile nonfinite_limit",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -69,25 +71,23 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig):
-        if config.train.deterministic:
+        self.config, train = config, config.train
+        if train.deterministic:
             make_deterministic()
-        self.config = config
         self.mesh = build_mesh(**vars(config.mesh))
         self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
-        freeze(self.model, config.train.freeze, self.mesh)
+        freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         self.loader = self._training_loader()
-        self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
+        self.val_loader = get_loader(self._dataset(training=False)) if train.eval_every else None
         self.checkpoints = f"{config.output}/checkpoints"
-        train = config.train
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
-        skip = config.data.skip_steps
-        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, limit=train.nonfinite_limit, skip_steps=skip)
+        skipped = config.data.skip_steps
+        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, skipped)
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
-        self.profile = ProfileWindow(config.train.profile, f"{config.output}/profile", self.mesh)
-        given = config.train.peak_tflops
-        self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
+        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
+        self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
 
     def run(self) -> int:
         """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
@@ -102,10 +102,11 @@ class Trainer:
         with ExitStack() as stack:
             terminated = stack.enter_context(_until_sigterm())
             stack.push(self._finish_saving)
-            metrics = self._metrics(stack, after=start)
             visible = self.mesh.is_main
             progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
-            stack.enter_context(closing(progress))
+            metrics = self._metrics(start)
+            for closed in (progress, *metrics):
+                stack.callback(closed.close)
             batches, overdue = iter(self.loader), False
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
@@ -148,10 +149,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
-            "tokens": result.tokens,
-            "lr": result.lr,
+            **vars(result),
             "seconds": seconds,
             "data_wait": fetched - began,
             "tokens_per_second": result.tokens / seconds,
@@ -175,8 +173,8 @@ class Trainer:
             NonFiniteError: weights or moments are not finite; nothing is written.
         """
         self.guard.check_state(step)
-        state = {"loader": self.loader.save_state_rank(), "config": config_to_dict(self.config)}
-        state["nonfinite"] = self.guard.state()
+        config, guard = config_to_dict(self.config), self.guard.state()
+        state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard}
         place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
@@ -190,9 +188,10 @@ class Trainer:
         """
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
-            if self.config.train.init_from is not None:
-                begin, ignore = self.config.train.init_from, self.config.train.init_from_ignore
-                read = load_starting_weights(begin, self.model, self.mesh, self.optimizer, ignore=ignore)
+            train = self.config.train
+            if train.init_from is not None:
+                ignore = train.init_from_ignore
+                read = load_starting_weights(train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)
                 self.guard.check_state(0, read=read)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
@@ -283,23 +282,17 @@ class Trainer:
         )
 
     def _learning_rate(self, step: int, tokens: int) -> float:
-        settings = self.config.optimizer
-        lr = learning_rate(step - 1, self.config.train.steps, settings)
-        if settings.scale_rule == "none":
-            return lr
-        rule: Any = settings.scale_rule
-        return lr * learning_rate_scale(tokens, settings.reference_tokens, rule)
+        settings, rule = self.config.optimizer, cast(Any, self.config.optimizer.scale_rule)
+        scale = learning_rate_scale(tokens, settings.reference_tokens or 1, rule)
+        return learning_rate(step - 1, self.config.train.steps, settings) * scale
 
-    def _metrics(self, stack: ExitStack, *, after: int) -> list[MetricsFile | TensorBoardFolder]:
+    def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
         """Where this rank writes each step's metrics."""
-        sinks: list[MetricsFile | TensorBoardFolder] = []
-        if self.mesh.is_main:
-            output = Path(self.config.output)
-            sinks.append(MetricsFile(output / "metrics.jsonl", after=after))
-            if self.config.train.tensorboard:
-                sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
-        for sink in sinks:
-            stack.enter_context(closing(sink))
+        if not self.mesh.is_main:
+            return []
+        sinks: list[MetricsFile | TensorBoardFolder] = [MetricsFile(f"{self.config.output}/metrics.jsonl", after=after)]
+        if self.config.train.tensorboard:
+            sinks.append(TensorBoardFolder(f"{self.config.output}/tensorboard", after=after))
         return sinks
 
 
@@ -342,12 +335,12 @@ def _until_sigterm() -> Iterator[threading.Event]:
 
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
     """What differs between two configurations, but for settings that change no step."""
-    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share", "data.prefetch_factor"}
-    harmless |= {"model.recompute", "model.compile", "model.fuse_projections", "model.loss_chunk"}
-    harmless |= {f"train.{name}" for name in HARMLESS}
+    harmless = HARMLESS.get(at, "").split()
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict) and path not in harmless:
+        if key in harmless or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
             yield from _changes(before, now, f"{path}.")
-        elif before != now and path not in harmless:
+        else:
             yield f"{path} was {before!r}, is {now!r}"

@@ -26,14 +26,14 @@ class StepResult:
 
     Args:
         loss: mean loss of a token.
-        tokens: number of tokens that the loss counted.
         grad_norm: global norm of the gradient before clipping.
+        tokens: number of tokens that the loss counted.
         lr: the learning rate.
     """
 
     loss: float
-    tokens: int
     grad_norm: float
+    tokens: int
     lr: float
 
 
@@ -69,9 +69,9 @@ def train_step(
         record=record,
     )
     loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    rate = lr(int(tokens.item())) if callable(lr) else lr
-    grad_norm = optimizer.step(rate)
-    return StepResult(loss.item(), int(tokens.item()), grad_norm, rate)
+    counted = int(tokens.item())
+    rate = lr(counted) if callable(lr) else lr
+    return StepResult(loss.item(), optimizer.step(rate), counted, rate)
 
 
 @torch.no_grad()
