@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -107,7 +106,7 @@ class Trainer:
             metrics = self._metrics(start)
             for closed in (progress, *metrics):
                 stack.callback(closed.close)
-            batches, overdue = iter(self.loader), False
+            batches, done, overdue = iter(self.loader), start, False
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
                 for sink in metrics:
@@ -120,12 +119,12 @@ class Trainer:
                 if stopping or step == total or (overdue and not bad):
                     self.save(step)
                     overdue = False
+                done = step
                 if stopping:
-                    self.saver.finish()
                     logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
-                    return step
+                    break
             self.saver.finish()
-        return max(start, total)
+        return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
         """One optimizer step, and the evaluation if it is due.
@@ -216,9 +215,7 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with ExitStack() as stack:  # whatever fails, and if it is a second Ctrl-C, the rest is closed too
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
@@ -230,9 +227,7 @@ class Trainer:
         if terminated.is_set() and error is None:
             os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
 
-    def _finish_saving(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _finish_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for the checkpoint that is being written. If it fails, that does not hide an error that was before."""
         try:
             self.saver.close()
@@ -264,22 +259,14 @@ class Trainer:
             workers = WorkerConfig(rank=0, world_size=1, **settings)
         else:
             workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
-        common: dict[str, Any] = {
-            "worker_config": workers,
-            "task_encoder": make_task_encoder(data, self.config.model, training=training),
-            "batch_size": data.micro_batch_size,
-        }
+        common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
         if data.batching is not None:
             common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
+        common["task_encoder"] = make_task_encoder(data, self.config.model, training=training)
         if not training:
-            return get_val_dataset(data.val_path or data.path, split_part="val", **common)
-        return get_train_dataset(
-            data.path,
-            split_part="train",
-            shuffle_buffer_size=data.shuffle_buffer_size,
-            max_samples_per_sequence=data.max_samples_per_sequence,
-            **common,
-        )
+            return get_val_dataset(data.val_path or data.path, **common)
+        order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
+        return get_train_dataset(data.path, **order, **common)
 
     def _learning_rate(self, step: int, tokens: int) -> float:
         settings, rule = self.config.optimizer, cast(Any, self.config.optimizer.scale_rule)
