@@ -215,9 +215,8 @@ def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
     Raises:
         TopologyError: there are fewer GPUs than ranks on this machine.
     """
-    on_gpu = torch.cuda.is_available()
-    if on_gpu and dist.is_initialized():
-        on_gpu = "nccl" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl", torch's default
+    # Where there is a group: it may be "cpu:gloo,cuda:nccl", torch's default.
+    on_gpu = torch.cuda.is_available() and (not dist.is_initialized() or "nccl" in dist.get_backend_config())
     number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if on_gpu else 0
     if on_gpu and number >= there:
         raise TopologyError(

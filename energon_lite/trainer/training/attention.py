@@ -21,36 +21,8 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.registry import find_attention, register_attention
-from energon_lite.trainer.training.sequence import (
-    Rotation,
-    Run,
-    SequencePart,
-    gather_positions,
-    rotation_table,
-    runs_of_rank,
-    whole_length,
-)
+from energon_lite.trainer.training.sequence import Rotation, Run, SequencePart, gather_positions
 from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
-
-
-def sequence_part(
-    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
-) -> SequencePart:
-    """What attention must know of the rows of a micro-batch; one for all layers.
-
-    Args:
-        local: number of positions that this rank holds between blocks.
-        config: the model's shape.
-        mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
-            their row.
-    """
-    length = whole_length(local, mesh)
-    runs = runs_of_rank(length, mesh)
-    positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask = find_attention(config.attention).document_mask
-    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
-    return SequencePart(rotation_table(positions, config), masked, mesh)
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -18,11 +18,11 @@ from energon_lite.trainer.parallel.collectives import enter_parallel, gather_par
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import initialize_parameters
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
-from energon_lite.trainer.training.attention import Attention, sequence_part
+from energon_lite.trainer.training.attention import Attention
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.cross_entropy import OutputLayer
 from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
-from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
+from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length, sequence_part
 from energon_lite.trainer.training.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -209,15 +209,16 @@ class LlamaModel(nn.Module):
                 x = layer(x, part)
         return Stream(x, documents)
 
-    def logits(self, stream: Stream) -> torch.Tensor:
-        """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
-        assert self.lm_head is not None  # only where a chunk ends
-        return self.lm_head(self._normed(stream))
+    def head(self, stream: Stream, batch: ModelInput | None = None) -> torch.Tensor:
+        """This rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
 
-    def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
-        """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
-        assert self.lm_head is not None  # only where a chunk ends
-        x = self._normed(stream)
+        With a batch, the sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on
+        tensor-parallel ranks.
+        """
+        assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
+        x = enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
+        if batch is None:
+            return self.lm_head(x)
         length = x.shape[1] * self.mesh.cp
         labels, counted = (own_positions(pad_rows(y, length), self.mesh) for y in (batch.labels, batch.loss_mask))
         return self.lm_head(x, labels, counted)
@@ -242,7 +243,7 @@ class LlamaModel(nn.Module):
         if not self.ends(chunk):
             return made
         assert batch is not None
-        return self.head_loss(made, batch)
+        return self.head(made, batch)
 
     def loss_sum(self, batch: ModelInput) -> torch.Tensor:
         """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
@@ -273,16 +274,12 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        return self.logits(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
+        return self.head(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: torch.Tensor) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
-
-    def _normed(self, stream: Stream) -> torch.Tensor:
-        assert self.norm is not None  # only where a chunk ends
-        return enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
 
     def _whole_pipeline(self) -> None:
         if self.mesh.pp > 1:

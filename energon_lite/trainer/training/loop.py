@@ -10,22 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from energon_lite import (
-    SavableDataLoader,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    learning_rate_scale,
-)
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import StateError, TopologyError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
-from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
@@ -70,20 +63,23 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig):
-        self.config, train = config, config.train
+        self.config, data, train = config, config.data, config.train
         if train.deterministic:
             make_deterministic()
         self.mesh = build_mesh(**vars(config.mesh))
-        self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
+        self.micro_batches = _share_of_step(data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        self.loader = self._training_loader()
+        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
+        ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
+        # Loader steps, of which each has a micro-batch for every data-parallel rank.
+        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
+        self.loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
         self.val_loader = get_loader(self._dataset(training=False)) if train.eval_every else None
         self.checkpoints = f"{config.output}/checkpoints"
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
-        skipped = config.data.skip_steps
-        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, skipped)
+        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
         self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
@@ -142,7 +138,7 @@ class Trainer:
         self._restore_keys = [batch.__restore_key__ for batch in fetched_now if batch is not None]
         micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
-        lr = partial(self._learning_rate, step)
+        lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
         with self.profile.step(step) as record:
             result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
         seconds = time.perf_counter() - began
@@ -242,16 +238,6 @@ class Trainer:
         # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
         return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
 
-    def _training_loader(self) -> SavableDataLoader:
-        data = self.config.data
-        # Loader steps, of which each has a micro-batch for every data-parallel rank.
-        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
-        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
-        ahead = max(2, -(-self.micro_batches // max(1, data.workers)))
-        return get_savable_loader(
-            self._dataset(training=True), prefetch_factor=data.prefetch_factor or ahead, skip_steps=skipped
-        )
-
     def _dataset(self, *, training: bool) -> Any:
         data, mesh = self.config.data, self.mesh
         settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.config.seed}
@@ -267,11 +253,6 @@ class Trainer:
             return get_val_dataset(data.val_path or data.path, **common)
         order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
         return get_train_dataset(data.path, **order, **common)
-
-    def _learning_rate(self, step: int, tokens: int) -> float:
-        settings, rule = self.config.optimizer, cast(Any, self.config.optimizer.scale_rule)
-        scale = learning_rate_scale(tokens, settings.reference_tokens or 1, rule)
-        return learning_rate(step - 1, self.config.train.steps, settings) * scale
 
     def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
         """Where this rank writes each step's metrics."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import ModelConfig, RopeScaling
+from energon_lite.trainer.training.registry import find_attention
 
 #: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -48,6 +49,26 @@ class SequencePart:
     rotation: Rotation
     runs: tuple[Run, ...]
     mesh: ParallelMesh
+
+
+def sequence_part(
+    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
+) -> SequencePart:
+    """What attention must know of the rows of a micro-batch; one for all layers.
+
+    Args:
+        local: number of positions that this rank holds between blocks.
+        config: the model's shape.
+        mesh: the ranks.
+        documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
+            their row.
+    """
+    length = whole_length(local, mesh)
+    runs = runs_of_rank(length, mesh)
+    positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
+    mask = find_attention(config.attention).document_mask
+    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
+    return SequencePart(rotation_table(positions, config), masked, mesh)
 
 
 def padded_length(length: int, mesh: ParallelMesh) -> int:
