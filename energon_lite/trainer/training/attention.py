@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from energon_lite.trainer.parallel.collectives import enter_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible
 from energon_lite.trainer.training.config import ModelConfig
@@ -51,27 +50,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden, width, dtype = config.hidden_size, config.head_dim, config.torch_dtype
+        hidden, width, std, dtype = config.hidden_size, config.head_dim, config.init_std, config.torch_dtype
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.head_dim = width
         self.function = find_attention(config.attention).function
         self.recompute = config.recompute == "selective"
         self.reads_children = config.fuse_projections
-
-        def column(features: int) -> ColumnParallelLinear:
-            return ColumnParallelLinear(hidden, features, mesh, input_entered=True, std=config.init_std, dtype=dtype)
-
-        self.q_proj = column(config.num_heads * width)
-        self.k_proj = column(config.kv_heads * width)
-        self.v_proj = column(config.kv_heads * width)
+        self.q_proj = ColumnParallelLinear(hidden, config.num_heads * width, mesh, std=std, dtype=dtype)
+        self.k_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
+        self.v_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
         self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
-        x = enter_parallel(x, self.group, sequence=self.sequence)
         made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.reads_children)
         q, k, v = (self._heads(features) for features in made)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)

@@ -125,14 +125,14 @@ class OutputLayer(ColumnParallelLinear):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         rows, std, dtype = config.padded_vocab_size, config.init_std, config.torch_dtype
-        super().__init__(config.hidden_size, rows, mesh, input_entered=True, std=std, dtype=dtype)
+        super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
         self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
         # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
         terms = torch.compile(chunk_terms) if config.compile and self.group is None else chunk_terms
         columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)
         self.terms = partial(terms, columns=columns)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits ``[..., rows / tp]`` of hidden states ``[..., hidden]``.
@@ -141,7 +141,7 @@ class OutputLayer(ColumnParallelLinear):
         go through this method, since whoever waits for parameters waits at a module's call.)
         """
         if self.chunk and labels is not None and counted is not None:
-            flat = x.flatten(0, -2), self.weight, labels.flatten(), counted.flatten()
+            flat = self.enter(x).flatten(0, -2), self.weight, labels.flatten(), counted.flatten()
             return _ChunkedLoss.apply(*flat, self.chunk, self.terms, torch.is_grad_enabled())
         logits = super().forward(x)
         if labels is None or counted is None:

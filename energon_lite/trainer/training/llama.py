@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, split_sequence
+from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import initialize_parameters
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
@@ -22,7 +22,7 @@ from energon_lite.trainer.training.attention import Attention
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.cross_entropy import OutputLayer
 from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
-from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length, sequence_part
+from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.training.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -81,14 +81,12 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.reads_children = config.fuse_projections
-        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
+        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = enter_parallel(x, self.group, sequence=self.sequence)
         gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
         return self.down_proj(F.silu(gate) * up)
 
@@ -183,19 +181,18 @@ class LlamaModel(nn.Module):
             UsageError: there are images and the model takes none.
         """
         assert self.embed_tokens is not None  # only where a chunk starts
-        mesh, length = self.mesh, padded_length(tokens.shape[1], self.mesh)
+        mesh = self.mesh
         if image is None or not image.shape[0]:
-            mine = own_positions(pad_rows(tokens, length), mesh)
-            hidden = self.embed_tokens(mine, sequence=mesh.sequence_cut)
+            hidden = self.embed_tokens(own_positions(tokens, mesh), sequence=mesh.sequence_cut)
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
             assert image_rows is not None and image_starts is not None
             whole = place_images(self.embed_tokens(tokens), self.vision(image), image_rows, image_starts)
-            hidden = own_positions(pad_rows(whole, length), mesh)
+            hidden = own_positions(whole, mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
-        return Stream(hidden, None if documents is None else pad_rows(documents, length, -1))
+        return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
     def blocks(self, chunk: int, stream: Stream) -> Stream:
         """The layers of one of this stage's chunks."""
@@ -216,12 +213,10 @@ class LlamaModel(nn.Module):
         tensor-parallel ranks.
         """
         assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
-        x = enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
+        x = self.norm(stream.hidden)
         if batch is None:
             return self.lm_head(x)
-        length = x.shape[1] * self.mesh.cp
-        labels, counted = (own_positions(pad_rows(y, length), self.mesh) for y in (batch.labels, batch.loss_mask))
-        return self.lm_head(x, labels, counted)
+        return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
     def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
         """One chunk of layers of this stage, with what comes before and after all layers where it belongs.

@@ -71,14 +71,6 @@ def sequence_part(
     return SequencePart(rotation_table(positions, config), masked, mesh)
 
 
-def padded_length(length: int, mesh: ParallelMesh) -> int:
-    """The next length that can be cut over the ranks."""
-    parts = 2 * mesh.cp if mesh.cp > 1 else 1
-    if mesh.sequence_cut:
-        parts *= mesh.tp
-    return -(-length // parts) * parts
-
-
 def whole_length(local: int, mesh: ParallelMesh) -> int:
     """Length of a row of which a rank holds ``local`` positions between blocks."""
     return local * mesh.cp * (mesh.tp if mesh.sequence_cut else 1)
@@ -92,8 +84,16 @@ def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
     return [(rank * chunk, chunk), ((2 * mesh.cp - 1 - rank) * chunk, chunk)]
 
 
+def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.Tensor:
+    """Rows ``[rows, length, ...]`` made longer at their end, to the next length that can be cut over the ranks."""
+    parts = (2 * mesh.cp if mesh.cp > 1 else 1) * (mesh.tp if mesh.sequence_cut else 1)
+    more = -x.shape[1] % parts
+    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
+
+
 def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, length / cp, ...]``."""
+    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
+    x = pad_rows(x, mesh)
     if mesh.cp == 1:
         return x
     return torch.cat([x.narrow(1, start, length) for start, length in runs_of_rank(x.shape[1], mesh)], dim=1)
@@ -108,12 +108,6 @@ def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
         return x
     chunks = gather_sequence(x, mesh.group("cp")).chunk(2 * mesh.cp, dim=-2)
     return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=-2)
-
-
-def pad_rows(x: torch.Tensor, length: int, value: float = 0.0) -> torch.Tensor:
-    """Rows ``[rows, length, ...]`` made longer at their end."""
-    more = length - x.shape[1]
-    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
 
 
 def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
