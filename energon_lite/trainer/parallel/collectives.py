@@ -67,8 +67,7 @@ def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.T
 
 def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
     """This rank's part of a tensor that all ranks hold."""
-    length = x.shape[dim] // group.size()
-    return x.narrow(dim, group.rank() * length, length).contiguous()
+    return x.chunk(group.size(), dim)[group.rank()].contiguous()
 
 
 def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

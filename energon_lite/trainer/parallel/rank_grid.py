@@ -47,11 +47,9 @@ class RankGrid:
         names = self.order.split("-")
         missing = [axis for axis in AXES if axis not in names and self.size(axis) > 1]
         if set(names) - set(AXES) or len(set(names)) < len(names) or missing:
-            raise TopologyError(
-                f"order {self.order!r} does not name each axis once"
-                + (f": {missing[0]} is missing" if missing else ""),
-                fix=f"give pp, dp, cp and tp, the fastest varying first, e.g. {DEFAULT_ORDER} or tp-pp-dp",
-            )
+            what = f"order {self.order!r} does not name each axis once"
+            fix = f"give pp, dp, cp and tp, the fastest varying first, e.g. {DEFAULT_ORDER} or tp-pp-dp"
+            raise TopologyError(what + (f": {missing[0]} is missing" if missing else ""), fix=fix)
 
     def size(self, axis: str) -> int:
         """Number of ranks along ``axis``."""

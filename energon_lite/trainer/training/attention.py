@@ -156,8 +156,7 @@ def block_mask(documents: torch.Tensor | None, start: int, length: int, *, devic
         earlier = query + start >= key
         return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
 
-    rows = None if documents is None else documents.shape[0]
-    device = documents.device if documents is not None else device
+    rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
     return create_block_mask(sees, rows, None, length, start + length, device=device)
 
 

@@ -190,24 +190,15 @@ class ModelConfig:
         if self.recompute not in (choices := ("none", "selective", "full")):
             what = f"cannot recompute {self.recompute!r}"
             raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
-        require(
-            self.hidden_size % (2 * self.num_heads) == 0,
-            f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width",
-            "model.hidden_size",
-            f"use a multiple of {2 * self.num_heads}",
-        )
-        require(
-            self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0,
-            f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly",
-            "model.num_kv_heads",
-            f"use a divisor of {self.num_heads}",
-        )
-        require(
-            self.image_size >= 0 and self.image_size % self.patch_size == 0,
-            f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}",
-            "model.patch_size",
-            "use a divisor of image_size",
-        )
+        even = self.hidden_size % (2 * self.num_heads) == 0
+        what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
+        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}")
+        shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
+        what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
+        require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
+        whole = self.image_size >= 0 and self.image_size % self.patch_size == 0
+        what = f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}"
+        require(whole, what, "model.patch_size", "use a divisor of image_size")
 
     @property
     def kv_heads(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def run_pipeline(
         UsageError: the first and the last stage have different micro-batches.
     """
     mesh = model.mesh
-    stage = _Stage(model, micro_batches, divisor, record)
+    stage = _Stage(model, micro_batches, torch.as_tensor(divisor, device=mesh.device), record)
     schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
     for action in schedule:
         if not action.backward:
@@ -131,20 +132,18 @@ def run_pipeline(
     return stage.loss
 
 
+@dataclass(eq=False)
 class _Stage:
     """One stage's side of a step."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        micro_batches: Sequence[ModelInput | None],
-        divisor: torch.Tensor | float,
-        record: Record | None,
-    ):
-        self.model, self.micro_batches, self.record = model, micro_batches, record
-        self.divisor = torch.as_tensor(divisor, device=model.mesh.device)
-        self.wire = Wire(model.mesh, model.config)
-        self.loss = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
+    model: LlamaModel
+    micro_batches: Sequence[ModelInput | None]
+    divisor: torch.Tensor
+    record: Record | None
+
+    def __post_init__(self) -> None:
+        self.wire = Wire(self.model.mesh, self.model.config)
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
         #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
 
