@@ -6,7 +6,6 @@ Nothing here talks to other ranks, so it answers for any number of them: ``energ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,25 +128,16 @@ def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp
     for axis, size in given.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise TopologyError(f"{axis}={size!r} is not a number of ranks", fix="give a whole number >= 1")
+    if not _fit(world, given):
+        fitting = {axis: [n for n in range(1, world + 1) if _fit(world, given | {axis: n})] for axis in given}
+        advice = [f"{axis} can be {', '.join(map(str, sizes))}" for axis, sizes in fitting.items() if sizes]
+        fix = "; ".join(advice) or "use sizes whose product divides the world size"
+        fix += "; or start another number of ranks (torchrun --nproc-per-node)"
+        raise TopologyError(f"{shown} do not fill a world of {world} ranks", fix=fix)
+    return dp or world // math.prod(given.values())
+
+
+def _fit(world: int, given: dict[str, int]) -> bool:
+    """Whether sizes multiply to the world, or, with ``dp`` left open, divide it."""
     product = math.prod(given.values())
-    if world % product or (dp is not None and product != world):
-        raise TopologyError(
-            f"{shown} do not fill a world of {world} ranks",
-            fix=f"{_sizes_that_fit(world, given)}; or start another number of ranks (torchrun --nproc-per-node)",
-        )
-    return dp or world // product
-
-
-def _sizes_that_fit(world: int, given: dict[str, int]) -> str:
-    """For each axis, the sizes that go with the others as they are given."""
-    advice = []
-    for axis in given:
-        others = math.prod(size for other, size in given.items() if other != axis)
-        if world % others:
-            continue
-        rest = world // others
-        # With dp given, nothing is left open, so the other axes must take exactly the rest.
-        sizes: Sequence[int] = [rest] if "dp" in given else [n for n in range(1, rest + 1) if rest % n == 0]
-        if others > 1 or given[axis] > 1:
-            advice.append(f"{axis} can be {', '.join(map(str, sizes))}")
-    return "; ".join(advice) or "use sizes whose product divides the world size"
+    return product == world if "dp" in given else world % product == 0

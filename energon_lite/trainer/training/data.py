@@ -132,11 +132,12 @@ class MultimodalBatch(Batch):
     Args:
         tokens: int64 ``[rows, length]``, padded at the end.
         labels: int64 ``[rows, length]``, the token that follows each.
-        loss_mask: float32 ``[rows, length]``, 1 where a label counts, 0 at images and padding.
+        loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
         image: float32 ``[images, 3, height, width]`` in [0, 1].
         image_rows: int64 ``[images]``, the row each image belongs to.
-        image_starts: int64 ``[images]``, the position in its row at which an image begins.
-        documents: int64 ``[rows, length]``, which document of a packed row each token belongs to; None: one per row.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
+        documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
+            those of its own document only. None: of its row.
     """
 
     tokens: torch.Tensor

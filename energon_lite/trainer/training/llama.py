@@ -6,7 +6,6 @@ Modules and parameters have the names of Hugging Face's Llama (without its leadi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 from energon_lite.trainer.training.attention import Attention
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.cross_entropy import OutputLayer
+from energon_lite.trainer.training.data import MultimodalBatch
 from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.training.tensor_parallel import (
@@ -30,28 +30,6 @@ from energon_lite.trainer.training.tensor_parallel import (
     project,
 )
 from energon_lite.trainer.training.vision import PatchEmbedding, place_images
-
-
-class ModelInput(Protocol):
-    """What a loss reads of a batch; :class:`MultimodalBatch` has it.
-
-    ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
-    counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
-    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins: tokens keep its place there,
-    any. ``documents``: int64 ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token
-    sees those of its own document only. None: of its row.
-    """
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    image: torch.Tensor
-    image_rows: torch.Tensor
-    image_starts: torch.Tensor
-    documents: torch.Tensor | None
-
-    def to(self, device: torch.device) -> ModelInput:
-        """The same on another device."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +153,7 @@ class LlamaModel(nn.Module):
         image_starts: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
     ) -> Stream:
-        """This rank's positions of the rows; see :class:`ModelInput` for the arguments.
+        """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
 
         Raises:
             UsageError: there are images and the model takes none.
@@ -206,7 +184,7 @@ class LlamaModel(nn.Module):
                 x = layer(x, part)
         return Stream(x, documents)
 
-    def head(self, stream: Stream, batch: ModelInput | None = None) -> torch.Tensor:
+    def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:
         """This rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
 
         With a batch, the sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on
@@ -218,7 +196,7 @@ class LlamaModel(nn.Module):
             return self.lm_head(x)
         return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
-    def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
+    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | torch.Tensor:
         """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
 
         Args:
@@ -240,7 +218,7 @@ class LlamaModel(nn.Module):
         assert batch is not None
         return self.head(made, batch)
 
-    def loss_sum(self, batch: ModelInput) -> torch.Tensor:
+    def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
         self._whole_pipeline()
         loss = self.run_chunk(0, batch, None)
@@ -258,7 +236,7 @@ class LlamaModel(nn.Module):
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
-            image, image_rows, image_starts: see :class:`ModelInput`; None for a batch without images.
+            image, image_rows, image_starts: see :class:`MultimodalBatch`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.llama import LlamaModel, ModelInput, Stream
+from energon_lite.trainer.training.data import MultimodalBatch
+from energon_lite.trainer.training.llama import LlamaModel, Stream
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
 from energon_lite.trainer.training.sequence import whole_length
 
@@ -90,7 +91,7 @@ class Wire:
 
 def run_pipeline(
     model: LlamaModel,
-    micro_batches: Sequence[ModelInput | None],
+    micro_batches: Sequence[MultimodalBatch | None],
     *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
@@ -137,7 +138,7 @@ class _Stage:
     """One stage's side of a step."""
 
     model: LlamaModel
-    micro_batches: Sequence[ModelInput | None]
+    micro_batches: Sequence[MultimodalBatch | None]
     divisor: torch.Tensor
     record: Record | None
 
