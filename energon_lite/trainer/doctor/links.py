@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import socket
 import sys
 import time
@@ -46,7 +45,7 @@ def own_facts() -> RankFacts:
         ("CUDA", str(torch.version.cuda)),
     )
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    return RankFacts(socket.gethostname() or platform.node(), device, versions)
+    return RankFacts(socket.gethostname(), device, versions)
 
 
 def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
