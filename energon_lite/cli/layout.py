@@ -44,11 +44,9 @@ def draw_grid(grid: RankGrid) -> Iterator[str]:
     line = " " * label + "  +" + "+".join(["-" * (cell + 2)] * grid.pp) + "+"
     yield " " * label + "   " + " ".join(f"pp {stage}".center(cell + 2) for stage in range(grid.pp))
     yield line
+    ranks = grid.ranks
     for dp, cp in itertools.product(range(grid.dp), range(grid.cp)):
-        cells = []
-        for pp in range(grid.pp):
-            places = ({"pp": pp, "dp": dp, "cp": cp, "tp": tp} for tp in range(grid.tp))
-            cells.append(" ".join(f"g{grid.rank_at(place)}".ljust(width) for place in places))
+        cells = [" ".join(f"g{rank}".ljust(width) for rank in ranks[pp, dp, cp]) for pp in range(grid.pp)]
         yield f"dp {dp}  cp {cp}".ljust(label) + "  | " + " | ".join(cells) + " |"
         if cp == grid.cp - 1:
             yield line
@@ -62,8 +60,7 @@ def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
 
     for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
         shown = " ".join(str([number + 1 for number in chunk]) for chunk in chunks)
-        ranks = [rank for rank in range(grid.world_size) if grid.coordinates(rank)["pp"] == stage]
-        yield f"    stage {stage} ({_ranks(ranks)}): {shown}"
+        yield f"    stage {stage} ({_ranks(sorted(grid.ranks[stage].flat))}): {shown}"
 
 
 def _ranks(group: list[int]) -> str:

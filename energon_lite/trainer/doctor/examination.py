@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from energon_lite.trainer.doctor.finding import Finding
 from energon_lite.trainer.doctor.machine import accelerators, disk, launch, limits, processors, shared_memory, software
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -58,12 +53,11 @@ def examine(
         0
     """
     told = os.environ if environment is None else environment
-    started = list(launch(told))
     checks = (software(), accelerators(told), processors(told), shared_memory(told), limits(), disk(path))
-    mine = [*started, *chain.from_iterable(checks)]
-    if any(finding.level == "wrong" for finding in mine if finding.topic in ("ranks", "GPU")):
-        return Report((tuple(mine),))  # ranks could not meet, or not talk
-    if int(told.get("WORLD_SIZE") or "1") == 1:
+    mine = [*launch(told), *chain.from_iterable(checks)]
+    # After some mistakes, ranks could not meet, or not talk.
+    faults = {finding.topic for finding in mine if finding.level == "wrong"}
+    if faults & {"ranks", "GPU"} or int(told.get("WORLD_SIZE") or "1") == 1:
         return Report((tuple(mine),))
     return _together(mine, megabytes, timeout)
 
@@ -72,20 +66,23 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
     """The rest of it, for which ranks must talk."""
     import torch.distributed as dist
 
-    from energon_lite.trainer.doctor.links import alike, clocks, link_speed, local_device, own_facts
+    from energon_lite.trainer.doctor.links import alike, clocks, link_speed, own_facts
+    from energon_lite.trainer.parallel.mesh import start_process_group
+    from energon_lite.trainer.parallel.process_group import end_process_group
 
-    device = local_device()
+    made, limit = False, timedelta(seconds=timeout)
     try:
-        with _group(device.type, timeout) as quiet:
-            world, rank = dist.get_world_size(), dist.get_rank()
-            facts = [own_facts()] * world
-            dist.all_gather_object(facts, facts[0], group=quiet)
-            shared = [*alike(facts), *clocks(facts, quiet), *link_speed(device, megabytes)]
-            found = [tuple(mine)] * world
-            dist.all_gather_object(found, tuple(mine), group=quiet)
-            # What all know together is said once.
-            by_rank = tuple((*findings, *shared) for findings in found)
-            return Report(by_rank, speaks=rank == 0)
+        device, made = start_process_group(timeout=limit)
+        quiet = dist.new_group(backend="gloo", timeout=limit)  # of all ranks on the CPU, beside the default one
+        world, rank = dist.get_world_size(), dist.get_rank()
+        facts = [own_facts()] * world
+        dist.all_gather_object(facts, facts[0], group=quiet)
+        shared = [*alike(facts), *clocks(facts, quiet), *link_speed(device, megabytes)]
+        found = [tuple(mine)] * world
+        dist.all_gather_object(found, tuple(mine), group=quiet)
+        # What all know together is said once.
+        by_rank = tuple((*findings, *shared) for findings in found)
+        return Report(by_rank, speaks=rank == 0)
     except (RuntimeError, ValueError, OSError) as error:
         first = str(error).strip().split("\n")[0]
         fix = (
@@ -94,21 +91,6 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
         )
         talk = Finding("links", f"ranks cannot talk within {timeout:g} s: {first}", "wrong", fix)
         return Report(((*mine, talk),))
-
-
-@contextmanager
-def _group(device: str, timeout: float) -> Iterator[ProcessGroup | None]:
-    """A group of all ranks on the CPU, beside the default one, which is made if there is none."""
-    import torch.distributed as dist
-
-    from energon_lite.trainer.parallel.process_group import end_process_group
-
-    limit = timedelta(seconds=timeout)
-    made = not dist.is_initialized()
-    if made:
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
-    try:
-        yield dist.new_group(backend="gloo", timeout=limit)
     finally:
         if made:
             end_process_group()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import socket
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.distributed as dist
 
+from energon_lite import __version__
 from energon_lite.trainer.doctor.finding import Finding
 
 #: Clocks that differ by more make elastic rendezvous lose machines: it compares times of different machines.
@@ -40,18 +38,14 @@ class RankFacts:
 
 def own_facts() -> RankFacts:
     """The facts of this process."""
-    try:
-        own = version("energon-lite")
-    except PackageNotFoundError:
-        own = "not installed"
     versions = (
         ("torch", torch.__version__),
-        ("energon-lite", own),
+        ("energon-lite", __version__),
         ("Python", ".".join(map(str, sys.version_info[:2]))),
         ("CUDA", str(torch.version.cuda)),
     )
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    return RankFacts(socket.gethostname() or platform.node(), device, versions)
+    return RankFacts(socket.gethostname(), device, versions)
 
 
 def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -159,12 +153,3 @@ def _timed(values: torch.Tensor, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
-
-
-def local_device() -> torch.device:
-    """The device of this rank, made the current one."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device

@@ -33,41 +33,33 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _OTHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 
 
-def launch(environment: Mapping[str, str]) -> Iterator[Finding]:
+def launch(environment: Mapping[str, str]) -> list[Finding]:
     """Ranks as the launcher counts them. Where this finds something wrong, ranks cannot meet."""
     given = [name for name in NEEDED if environment.get(name)]
     if not given:
         for name, size in _OTHERS.items():
             if environment.get(size, "1") != "1":
                 what = f"{name} has started {environment[size]} processes, and each believes that it is alone"
-                yield Finding("ranks", what, "wrong", f"let {name} start one torchrun on each machine")
-                return
-        yield Finding("ranks", "one process, without a launcher; links and clocks are not looked at")
-        return
-    missing = [name for name in NEEDED if name not in given]
-    if missing:
-        fix = "start with torchrun, or set all of " + ", ".join(NEEDED)
-        yield Finding("ranks", f"{', '.join(given)} are set, but not {', '.join(missing)}", "wrong", fix)
-        return
-    numbers = {}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        if not environment[name].isdigit():
-            yield Finding("ranks", f"{name}={environment[name]!r} is no number", "wrong", "start with torchrun")
-            return
-        numbers[name] = int(environment[name])
-    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
+                return [Finding("ranks", what, "wrong", f"let {name} start one torchrun on each machine")]
+        return [Finding("ranks", "one process, without a launcher; links and clocks are not looked at")]
+    if missing := [name for name in NEEDED if name not in given]:
+        what = f"{', '.join(given)} are set, but not {', '.join(missing)}"
+        return [Finding("ranks", what, "wrong", "start with torchrun, or set all of " + ", ".join(NEEDED))]
+    numbers = {name: environment[name] for name in NEEDED if name != "MASTER_ADDR"}
+    if wrong := [f"{name}={number!r}" for name, number in numbers.items() if not number.isdigit()]:
+        return [Finding("ranks", f"{wrong[0]} is no number", "wrong", "start with torchrun")]
+    rank, world, address = int(numbers["RANK"]), int(numbers["WORLD_SIZE"]), environment["MASTER_ADDR"]
     if rank >= world:
-        yield Finding("ranks", f"RANK={rank} of WORLD_SIZE={world}", "wrong", "ranks count from 0 to WORLD_SIZE - 1")
-        return
-    where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-    yield Finding("ranks", f"{world}, meeting at {where}")
+        fix = "ranks count from 0 to WORLD_SIZE - 1"
+        return [Finding("ranks", f"RANK={rank} of WORLD_SIZE={world}", "wrong", fix)]
+    found = [Finding("ranks", f"{world}, meeting at {address}:{numbers['MASTER_PORT']}")]
     local = environment.get("LOCAL_WORLD_SIZE", str(world))
-    if environment["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1") and local != str(world):
+    if address in ("localhost", "127.0.0.1", "::1") and local != str(world):
         # Nothing is wrong if several launchers were started on one machine; otherwise ranks will not meet.
-        what = f"MASTER_ADDR={environment['MASTER_ADDR']}, but only {local} of {world} ranks are started here"
-        yield Finding(
-            "ranks", what, "warning", "give the address of the first machine (--master-addr, --rdzv-endpoint)"
-        )
+        what = f"MASTER_ADDR={address}, but only {local} of {world} ranks are started here"
+        fix = "give the address of the first machine (--master-addr, --rdzv-endpoint)"
+        found.append(Finding("ranks", what, "warning", fix))
+    return found
 
 
 def software() -> Iterator[Finding]:
@@ -100,18 +92,14 @@ def accelerators(
     import torch
 
     if not torch.cuda.is_available():
+        hidden, cuda = environment.get("CUDA_VISIBLE_DEVICES"), torch.version.cuda
         if not driver.exists():
             yield Finding("GPU", "none; ranks compute on the CPU and talk over gloo")
-        elif torch.version.cuda is None:
+        elif cuda is None:
             what = f"there is an NVIDIA driver, but torch {torch.__version__} was built without CUDA"
             yield Finding("GPU", what, "wrong", "install a CUDA build of torch: https://pytorch.org/get-started")
         else:
-            hidden = environment.get("CUDA_VISIBLE_DEVICES")
-            why = (
-                f"CUDA_VISIBLE_DEVICES={hidden!r}"
-                if hidden is not None
-                else f"the driver may be too old for CUDA {torch.version.cuda}"
-            )
+            why = f"the driver may be too old for CUDA {cuda}" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r}"
             yield Finding("GPU", f"there is an NVIDIA driver, but torch sees no GPU: {why}", "wrong", "see nvidia-smi")
         return
     number = torch.cuda.device_count()
@@ -147,14 +135,15 @@ def shared_memory(environment: Mapping[str, str], path: str = "/dev/shm") -> Ite
 
 def limits() -> Iterator[Finding]:
     """How many files a process may open, and how much memory it may pin."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text, fix = f"{_shown(soft)} (at most {_shown(hard)})", f"ulimit -n {_shown(hard)}; or LimitNOFILE= of the service"
-    if _below(soft, 1024):
-        yield Finding("open files", f"{text}: workers and shards need more", "wrong", fix)
-    elif _below(soft, 4096):
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, hard = ("unlimited" if number == resource.RLIM_INFINITY else str(number) for number in (soft, most))
+    text, fix = f"{limit} (at most {hard})", f"ulimit -n {hard}; or LimitNOFILE= of the service"
+    if limit == "unlimited" or soft >= 4096:
+        yield Finding("open files", text)
+    elif soft >= 1024:
         yield Finding("open files", f"{text}: many workers and shards need more", "warning", fix)
     else:
-        yield Finding("open files", text)
+        yield Finding("open files", f"{text}: workers and shards need more", "wrong", fix)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if Path("/dev/infiniband").exists() and locked != resource.RLIM_INFINITY:
         what = f"only {locked / 2**20:.0f} MiB may be pinned; InfiniBand pins its buffers"
@@ -184,16 +173,9 @@ def processors(environment: Mapping[str, str]) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = environment.get("LOCAL_WORLD_SIZE", "1")
     ranks = int(local) if local.isdigit() else 1
+    text = f"{cores} for {ranks} rank{'s' if ranks > 1 else ''}"
     if cores < ranks:
         fix = "start fewer ranks, or give them more cores (--cpus-per-task of sbatch)"
-        yield Finding("cores", f"{cores} for {ranks} ranks", "warning", fix)
+        yield Finding("cores", text, "warning", fix)
     else:
-        yield Finding("cores", f"{cores} for {ranks} rank{'s' if ranks > 1 else ''}")
-
-
-def _below(limit: int, number: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < number
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        yield Finding("cores", text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from energon_lite import learning_rate_scale
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 
 
@@ -33,3 +35,9 @@ def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
     done = min(1.0, max(0, step - start) / max(1, total - 1 - start))
     left = 0.5 * (1.0 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1.0 - done
     return config.min_lr + (config.lr - config.min_lr) * left
+
+
+def scaled_learning_rate(step: int, total: int, config: OptimizerConfig, tokens: int) -> float:
+    """The same for a step of so many tokens, which it follows by ``config.scale_rule``."""
+    rule: Any = config.scale_rule
+    return learning_rate(step, total, config) * learning_rate_scale(tokens, config.reference_tokens or 1, rule)

@@ -67,8 +67,7 @@ def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.T
 
 def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
     """This rank's part of a tensor that all ranks hold."""
-    length = x.shape[dim] // group.size()
-    return x.narrow(dim, group.rank() * length, length).contiguous()
+    return x.chunk(group.size(), dim)[group.rank()].contiguous()
 
 
 def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -91,6 +90,10 @@ _COLLECTIVES: dict[str, tuple[Step, Step]] = {
 }
 
 
+def _collective(name: str, x: torch.Tensor, group: Group) -> torch.Tensor:
+    return x if group is None else _Collective.apply(x, group, name)
+
+
 def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
     """Hand a tensor that all ranks hold to a product whose weight is cut by columns.
 
@@ -101,9 +104,7 @@ def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> 
         group: the tensor-parallel ranks; None for one alone.
         sequence: the input is cut along the sequence.
     """
-    if group is None:
-        return x
-    return _Collective.apply(x, group, "gather_sequence" if sequence else "enter")
+    return _collective("gather_sequence" if sequence else "enter", x, group)
 
 
 def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
@@ -111,19 +112,17 @@ def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> 
 
     With ``sequence``, each rank keeps its part of the sequence; its length must divide by the number of ranks.
     """
-    if group is None:
-        return x
-    return _Collective.apply(x, group, "scatter_sequence" if sequence else "leave")
+    return _collective("scatter_sequence" if sequence else "leave", x, group)
 
 
 def gather_parallel(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Put the ranks' columns (last dimension) side by side on every rank."""
-    return x if group is None else _Collective.apply(x, group, "gather")
+    return _collective("gather", x, group)
 
 
 def split_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Keep this rank's part of the sequence of a tensor that all ranks hold; its gradient is whole on all of them."""
-    return x if group is None else _Collective.apply(x, group, "split_sequence")
+    return _collective("split_sequence", x, group)
 
 
 def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -131,4 +130,4 @@ def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
 
     Each rank computes something else from them, so backward sums the gradients.
     """
-    return x if group is None else _Collective.apply(x, group, "gather_sequence")
+    return _collective("gather_sequence", x, group)

@@ -26,7 +26,7 @@ from energon_lite.trainer.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGri
 #: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
 #: stages), gradients the other way round. NCCL serves the messages of a group between two ranks one after the other, in
 #: both directions, so two ranks that both send first would wait for each other for ever; each street is its own group.
-CHANNELS = ("down", "down_wrap", "up", "up_wrap")
+STREETS = ("down", "up", "down_wrap", "up_wrap")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ParallelMesh(RankGrid):
         sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
             (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
         virtual: chunks of layers that each pipeline stage has.
-        extra_groups: process groups besides those of the axes, by name.
+        process_groups: of each axis on which there are several ranks, and those of :func:`_extra_groups`, by name.
         timeout: how long a collective may take before it is an error; None for torch's default.
 
     Example:
@@ -55,7 +55,7 @@ class ParallelMesh(RankGrid):
     owns_group: bool = False
     sequence_parallel: bool = False
     virtual: int = 1
-    extra_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    process_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
     timeout: timedelta | None = None
 
     def rank(self, axis: str) -> int:
@@ -68,17 +68,12 @@ class ParallelMesh(RankGrid):
         ``"ends"`` is the group of the first and the last pipeline stage, who both hold a tied embedding; None on the
         stages between them, too.
         """
-        if axis == "ends":
-            return self.extra_groups.get("ends")
-        if self.device_mesh is None or self.size(axis) == 1:
-            return None
-        return self.device_mesh.get_group(axis)
+        return self.process_groups.get(axis)
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold different tokens of a step, over which losses and gradients are summed: dp x cp."""
-        groups = (self.extra_groups.get("data"), self.group("dp"), self.group("cp"))
-        return next((group for group in groups if group is not None), None)
+        return self.group("data") or self.group("dp") or self.group("cp")
 
     @property
     def sequence_cut(self) -> bool:
@@ -173,7 +168,7 @@ def build_mesh(
     Raises:
         TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
     """
-    device, started = _start_process_group()
+    device, started = start_process_group()
     world = dist.get_world_size() if dist.is_initialized() else 1
     replicas = fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp)
     if virtual < 1 or (virtual > 1 and pp == 1):
@@ -193,37 +188,35 @@ def build_mesh(
         return mesh
     sizes = tuple(mesh.size(axis) for axis in mesh.slow_to_fast)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=mesh.slow_to_fast)
-    extra = _extra_groups(mesh)
+    groups = {axis: device_mesh.get_group(axis) for axis in AXES if mesh.size(axis) > 1} | _extra_groups(mesh)
     if mesh.timeout is not None:
         # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
-        for group in (None, *map(device_mesh.get_group, mesh.slow_to_fast), *extra.values()):
+        for group in (None, *groups.values()):
             _set_pg_timeout(mesh.timeout, group)
-    return replace(mesh, device_mesh=device_mesh, extra_groups=extra)
+    return replace(mesh, device_mesh=device_mesh, process_groups=groups)
 
 
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
     """The groups that are not those of one axis."""
-    wanted: dict[str, list[list[int]]] = {}
-    if mesh.dp > 1 and mesh.cp > 1:
-        wanted["data"] = mesh.groups("dp", "cp")
+    wanted = {"data": mesh.groups("dp", "cp")} if mesh.dp > 1 and mesh.cp > 1 else {}
     if mesh.pp > 1:
         wanted["ends"] = mesh.end_groups()
-        for channel in CHANNELS:
-            if mesh.virtual > 1 or not channel.endswith("wrap"):
-                wanted[channel] = mesh.groups("pp")
-    found = {}
-    for name, ranks in wanted.items():
-        mine, _ = dist.new_subgroups_by_enumeration(ranks)
-        if mine is not None:
-            found[name] = mine
-    return found
+        wanted |= {street: mesh.groups("pp") for street in STREETS[: 4 if mesh.virtual > 1 else 2]}
+    found = {name: dist.new_subgroups_by_enumeration(ranks)[0] for name, ranks in wanted.items()}
+    return {name: mine for name, mine in found.items() if mine is not None}
 
 
-def _start_process_group() -> tuple[torch.device, bool]:
-    """Make the process group if torchrun wants one and nobody has; return this process' device, and whether it did."""
-    on_gpu = torch.cuda.is_available()
-    if on_gpu and dist.is_initialized():
-        on_gpu = "nccl" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl", torch's default
+def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
+    """Make the process group, with these settings, if torchrun wants one and nobody has.
+
+    Returns:
+        This process' device, and whether a group was made.
+
+    Raises:
+        TopologyError: there are fewer GPUs than ranks on this machine.
+    """
+    # Where there is a group: it may be "cpu:gloo,cuda:nccl", torch's default.
+    on_gpu = torch.cuda.is_available() and (not dist.is_initialized() or "nccl" in dist.get_backend_config())
     number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if on_gpu else 0
     if on_gpu and number >= there:
         raise TopologyError(
@@ -235,7 +228,7 @@ def _start_process_group() -> tuple[torch.device, bool]:
         torch.cuda.set_device(device)
     start = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if start:
-        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ))
+        dist.init_process_group("nccl" if on_gpu else "gloo", **_meeting_place(os.environ), **settings)
     return device, start
 
 

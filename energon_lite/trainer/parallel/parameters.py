@@ -57,16 +57,11 @@ class ParameterLayout:
         full = self.full_shape[self.sharded_dim]
         if full % mesh.tp:
             raise indivisible(f"a dimension of {full}", full, mesh)
-        shape = list(self.full_shape)
-        shape[self.sharded_dim] = full // mesh.tp
-        return tuple(shape)
+        return (*self.full_shape[: self.sharded_dim], full // mesh.tp, *self.full_shape[self.sharded_dim + 1 :])
 
     def local_part(self, full: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
         """This rank's slice (a view) of the whole tensor ``full``."""
-        if self.sharded_dim is None:
-            return full
-        length = self.full_shape[self.sharded_dim] // mesh.tp
-        return full.narrow(self.sharded_dim, mesh.rank("tp") * length, length)
+        return full if self.sharded_dim is None else full.chunk(mesh.tp, self.sharded_dim)[mesh.rank("tp")]
 
 
 def indivisible(what: str, number: int, mesh: ParallelMesh) -> TopologyError:
@@ -116,9 +111,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> Non
         for parameter in fitting:
             parameter.requires_grad_(False)
         if not mesh.any_rank(bool(fitting)):
-            raise UsageError(
-                f"no parameter is named like {pattern!r}", fix="see the names in dict(model.named_parameters())"
-            )
+            fix = "see the names in dict(model.named_parameters())"
+            raise UsageError(f"no parameter is named like {pattern!r}", fix=fix)
 
 
 def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) -> None:
@@ -135,9 +129,6 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) ->
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             layout = layout_of(parameter)
-            if layout.std == 0.0:
-                parameter.fill_(layout.mean)
-                continue
             digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             # Always in float32 on the CPU: a model in another precision or on a GPU starts from the same numbers.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import glob
 import time
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -29,30 +30,18 @@ def end_process_group() -> None:
     if not dist.is_initialized():
         return
     dist.destroy_process_group()
-    threads = _gloo_threads()
-    until = time.monotonic() + _LIMIT
-    quiet = 0
+    until, quiet = time.monotonic() + _LIMIT, 0
     # A thread that waits for the interpreter sleeps too, but not while this one does: so two looks, a pause between.
-    while threads and quiet < 2 and time.monotonic() < until:
+    while quiet < 2 and time.monotonic() < until:
         time.sleep(_LOOK_EVERY)
-        quiet = quiet + 1 if all(map(_sleeps, threads)) else 0
+        quiet = quiet + 1 if _gloo_sleeps() else 0
 
 
-def _gloo_threads() -> list[str]:
-    """The folders under ``/proc`` of this process' gloo threads; none on systems without ``/proc``."""
-    found = []
-    with contextlib.suppress(OSError):
-        for thread in os.scandir("/proc/self/task"):
-            with contextlib.suppress(OSError), open(f"{thread.path}/comm") as comm:
-                if comm.read().strip() == _GLOO_THREAD:
-                    found.append(thread.path)
-    return found
-
-
-def _sleeps(thread: str) -> bool:
-    """True unless the thread is running, or would if there were a free core."""
-    try:
-        with open(f"{thread}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "S"
-    except OSError:
-        return True
+def _gloo_sleeps() -> bool:
+    """False if a gloo thread of this process is running, or would if there were a free core; only Linux tells."""
+    for stat in glob.glob("/proc/self/task/*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, _, rest = Path(stat).read_text().partition(" (")[2].rpartition(") ")
+            if name == _GLOO_THREAD and rest[0] != "S":
+                return False
+    return True

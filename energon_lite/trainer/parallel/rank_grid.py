@@ -5,10 +5,12 @@ Nothing here talks to other ranks, so it answers for any number of them: ``energ
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.errors import TopologyError
 
@@ -44,11 +46,9 @@ class RankGrid:
         names = self.order.split("-")
         missing = [axis for axis in AXES if axis not in names and self.size(axis) > 1]
         if set(names) - set(AXES) or len(set(names)) < len(names) or missing:
-            raise TopologyError(
-                f"order {self.order!r} does not name each axis once"
-                + (f": {missing[0]} is missing" if missing else ""),
-                fix=f"give pp, dp, cp and tp, the fastest varying first, e.g. {DEFAULT_ORDER} or tp-pp-dp",
-            )
+            what = f"order {self.order!r} does not name each axis once"
+            fix = f"give pp, dp, cp and tp, the fastest varying first, e.g. {DEFAULT_ORDER} or tp-pp-dp"
+            raise TopologyError(what + (f": {missing[0]} is missing" if missing else ""), fix=fix)
 
     def size(self, axis: str) -> int:
         """Number of ranks along ``axis``."""
@@ -64,34 +64,30 @@ class RankGrid:
         names = self.order.split("-")
         return (*(axis for axis in AXES if axis not in names), *reversed(names))
 
+    @cached_property
+    def ranks(self) -> NDArray[np.intp]:
+        """All ranks, ``[pp, dp, cp, tp]``."""
+        counted = np.arange(self.world_size).reshape([self.size(axis) for axis in self.slow_to_fast])
+        return counted.transpose([self.slow_to_fast.index(axis) for axis in AXES])
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank is along each axis."""
-        place = {}
-        for axis in reversed(self.slow_to_fast):
-            rank, place[axis] = divmod(rank, self.size(axis))
-        return place
+        place = np.unravel_index(rank, [self.size(axis) for axis in self.slow_to_fast])
+        return dict(zip(self.slow_to_fast, map(int, place), strict=True))
 
     def rank_at(self, place: dict[str, int]) -> int:
         """The rank with these coordinates; the inverse of :meth:`coordinates`."""
-        rank = 0
-        for axis in self.slow_to_fast:
-            rank = rank * self.size(axis) + place[axis]
-        return rank
+        return int(self.ranks[tuple(place[axis] for axis in AXES)])
 
     def groups(self, *axes: str) -> list[list[int]]:
         """The ranks that differ along ``axes`` only, group by group; sorted, as are the ranks of a group."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world_size):
-            place = self.coordinates(rank)
-            found.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
-        return sorted(found.values())
+        last = np.moveaxis(self.ranks, [AXES.index(axis) for axis in axes], range(-len(axes), 0))
+        found: list[list[int]] = last.reshape(-1, math.prod(map(self.size, axes))).tolist()
+        return sorted(map(sorted, found))
 
     def end_groups(self) -> list[list[int]]:
         """First and last stage of each pipeline: those who both hold a tied embedding."""
-        return [[group[0], group[-1]] for group in self._pipelines()] if self.pp > 1 else []
-
-    def _pipelines(self) -> list[list[int]]:
-        return [sorted(group, key=lambda rank: self.coordinates(rank)["pp"]) for group in self.groups("pp")]
+        return sorted(self.ranks[[0, -1]].reshape(2, -1).T.tolist()) if self.pp > 1 else []
 
 
 def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:
@@ -117,8 +113,7 @@ def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[i
     each, more = divmod(layers, runs)
     first_longer = (runs - more) // 2
     lengths = [each + (first_longer <= run < first_longer + more) for run in range(runs)]
-    ends = list(itertools.accumulate(lengths))
-    numbers = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
+    numbers = [run.tolist() for run in np.split(np.arange(layers), np.cumsum(lengths)[:-1])]
     return [numbers[stage::pp] for stage in range(pp)]
 
 
@@ -133,25 +128,16 @@ def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp
     for axis, size in given.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise TopologyError(f"{axis}={size!r} is not a number of ranks", fix="give a whole number >= 1")
+    if not _fit(world, given):
+        fitting = {axis: [n for n in range(1, world + 1) if _fit(world, given | {axis: n})] for axis in given}
+        advice = [f"{axis} can be {', '.join(map(str, sizes))}" for axis, sizes in fitting.items() if sizes]
+        fix = "; ".join(advice) or "use sizes whose product divides the world size"
+        fix += "; or start another number of ranks (torchrun --nproc-per-node)"
+        raise TopologyError(f"{shown} do not fill a world of {world} ranks", fix=fix)
+    return dp or world // math.prod(given.values())
+
+
+def _fit(world: int, given: dict[str, int]) -> bool:
+    """Whether sizes multiply to the world, or, with ``dp`` left open, divide it."""
     product = math.prod(given.values())
-    if world % product or (dp is not None and product != world):
-        raise TopologyError(
-            f"{shown} do not fill a world of {world} ranks",
-            fix=f"{_sizes_that_fit(world, given)}; or start another number of ranks (torchrun --nproc-per-node)",
-        )
-    return dp or world // product
-
-
-def _sizes_that_fit(world: int, given: dict[str, int]) -> str:
-    """For each axis, the sizes that go with the others as they are given."""
-    advice = []
-    for axis in given:
-        others = math.prod(size for other, size in given.items() if other != axis)
-        if world % others:
-            continue
-        rest = world // others
-        # With dp given, nothing is left open, so the other axes must take exactly the rest.
-        sizes: Sequence[int] = [rest] if "dp" in given else [n for n in range(1, rest + 1) if rest % n == 0]
-        if others > 1 or given[axis] > 1:
-            advice.append(f"{axis} can be {', '.join(map(str, sizes))}")
-    return "; ".join(advice) or "use sizes whose product divides the world size"
+    return product == world if "dp" in given else world % product == 0

@@ -7,6 +7,7 @@ rectangles, and rectangles of global tensors are what any other layout of ranks 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -97,19 +98,13 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     if not shape:
         return [Box((), ())]
     row = math.prod(shape[1:])
-    first, last = -(-start // row), stop // row  # whole rows
-    if first > last:  # inside of one
-        return _in_row(shape, last, start, stop)
-    found = _in_row(shape, first - 1, start, first * row)
-    if first < last:
-        found.append(Box((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
-    return found + _in_row(shape, last, last * row, stop)
-
-
-def _in_row(shape: Sequence[int], number: int, start: int, stop: int) -> list[Box]:
-    begin = number * math.prod(shape[1:])
-    parts = boxes(shape[1:], start - begin, stop - begin)
-    return [Box((number, *part.offsets), (1, *part.sizes)) for part in parts]
+    number, last = start // row, stop // row
+    if number * row < start or number == last:  # not all of the first row
+        end = min(stop, (number + 1) * row)
+        inside = boxes(shape[1:], start - number * row, end - number * row)
+        return [Box((number, *part.offsets), (1, *part.sizes)) for part in inside] + boxes(shape, end, stop)
+    whole = Box((number,) + (0,) * (len(shape) - 1), (last - number, *shape[1:]))
+    return [whole, *boxes(shape, last * row, stop)]
 
 
 class ChunkedTensor(torch.Tensor):
@@ -175,16 +170,12 @@ def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:
     """
     layout = layout_of(shard.parameter)
     shape = layout.local_shape(mesh)
-    first = [0] * len(shape)
-    if layout.sharded_dim is not None:
-        first[layout.sharded_dim] = mesh.rank("tp") * shape[layout.sharded_dim]
+    first = [mesh.rank("tp") * size if dim == layout.sharded_dim else 0 for dim, size in enumerate(shape)]
     here = boxes(shape, shard.start, shard.stop)
+    placed = [Box(tuple(map(operator.add, first, box.offsets)), box.sizes) for box in here]
     found = {}
     for kind, tensor in shard.tensors.items():
-        values = tensor.split([math.prod(box.sizes) for box in here])
-        parts = {
-            Box(tuple(a + b for a, b in zip(first, box.offsets, strict=True)), box.sizes): part.view(box.sizes)
-            for box, part in zip(here, values, strict=True)
-        }
+        values = tensor.split([math.prod(box.sizes) for box in placed])
+        parts = {box: part.view(box.sizes) for box, part in zip(placed, values, strict=True)}
         found[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
     return found

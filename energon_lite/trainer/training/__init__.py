@@ -8,105 +8,61 @@ To read it: ``config``, ``data``, ``sequence``, ``attention``, ``vision``, ``lla
 ``step`` and ``loop`` are the trainer of one GPU. What makes it parallel follows: ``parallel`` (who is who among the
 ranks, and what is cut), ``tensor_parallel``, ``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``.
 "An evening" in ``docs/trainer.md`` says a sentence about each.
+
+That a name is given twice below says to type checkers that it is meant to be seen.
 """
 
-from energon_lite.trainer.checkpointing.checkpoint import (
-    CheckpointSaver,
-    find_checkpoint,
-    latest_checkpoint,
-    load_checkpoint,
-    read_state,
-    save_checkpoint,
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver as CheckpointSaver
+from energon_lite.trainer.checkpointing.checkpoint import find_checkpoint as find_checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint as latest_checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint as load_checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import read_state as read_state
+from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint as save_checkpoint
+from energon_lite.trainer.checkpointing.weights import load_weights as load_weights
+from energon_lite.trainer.optimizer.overlapped_optimizer import (
+    OverlappedDistributedOptimizer as OverlappedDistributedOptimizer,
 )
-from energon_lite.trainer.checkpointing.weights import load_weights
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.optimizer.plain_optimizer import AdamW, learning_rate, make_optimizer
-from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.trainer.parallel.parameters import ParameterLayout, freeze, initialize_parameters, new_parameter
-from energon_lite.trainer.parallel.rank_grid import RankGrid
-from energon_lite.trainer.training.config import (
-    DataConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RopeScaling,
-    TrainConfig,
-    TrainerConfig,
-)
-from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict, load_config
-from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.data import (
-    ByteTokenizer,
-    MultimodalBatch,
-    MultimodalTaskEncoder,
-    make_task_encoder,
-    resize_image,
-)
-from energon_lite.trainer.training.generate import generate_captions, load_model, load_tokenizer
-from energon_lite.trainer.training.llama import LlamaModel
-from energon_lite.trainer.training.loop import Trainer
-from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule
-from energon_lite.trainer.training.presets import PRESETS, model_preset
-from energon_lite.trainer.training.registry import adopt_norm, register_attention, register_norm
-from energon_lite.trainer.training.step import StepResult, evaluate, train_step
-from energon_lite.trainer.training.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
-
-__all__ = [
-    "PRESETS",
-    "AdamW",
-    "ByteTokenizer",
-    "CheckpointSaver",
-    "ColumnParallelLinear",
-    "DataConfig",
-    "LlamaModel",
-    "MeshConfig",
-    "ModelConfig",
-    "MultimodalBatch",
-    "MultimodalTaskEncoder",
-    "OptimizerConfig",
-    "OverlappedDistributedOptimizer",
-    "ParallelMesh",
-    "ParameterLayout",
-    "RankGrid",
-    "RopeScaling",
-    "RowParallelLinear",
-    "StepResult",
-    "TrainConfig",
-    "Trainer",
-    "TrainerConfig",
-    "VocabParallelEmbedding",
-    "adopt_norm",
-    "build_mesh",
-    "config_from_dict",
-    "config_to_dict",
-    "evaluate",
-    "find_checkpoint",
-    "freeze",
-    "generate_captions",
-    "initialize_parameters",
-    "latest_checkpoint",
-    "learning_rate",
-    "load_checkpoint",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-    "load_weights",
-    "make_optimizer",
-    "make_task_encoder",
-    "model_preset",
-    "new_parameter",
-    "pipeline_schedule",
-    "read_state",
-    "register_attention",
-    "register_norm",
-    "resize_image",
-    "run_pipeline",
-    "save_checkpoint",
-    "train_step",
-    "vocab_parallel_cross_entropy",
-]
+from energon_lite.trainer.optimizer.plain_optimizer import AdamW as AdamW
+from energon_lite.trainer.optimizer.plain_optimizer import learning_rate as learning_rate
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer as make_optimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh as ParallelMesh
+from energon_lite.trainer.parallel.mesh import build_mesh as build_mesh
+from energon_lite.trainer.parallel.parameters import ParameterLayout as ParameterLayout
+from energon_lite.trainer.parallel.parameters import freeze as freeze
+from energon_lite.trainer.parallel.parameters import initialize_parameters as initialize_parameters
+from energon_lite.trainer.parallel.parameters import new_parameter as new_parameter
+from energon_lite.trainer.parallel.rank_grid import RankGrid as RankGrid
+from energon_lite.trainer.training.config import DataConfig as DataConfig
+from energon_lite.trainer.training.config import MeshConfig as MeshConfig
+from energon_lite.trainer.training.config import ModelConfig as ModelConfig
+from energon_lite.trainer.training.config import OptimizerConfig as OptimizerConfig
+from energon_lite.trainer.training.config import RopeScaling as RopeScaling
+from energon_lite.trainer.training.config import TrainConfig as TrainConfig
+from energon_lite.trainer.training.config import TrainerConfig as TrainerConfig
+from energon_lite.trainer.training.config_file import config_from_dict as config_from_dict
+from energon_lite.trainer.training.config_file import config_to_dict as config_to_dict
+from energon_lite.trainer.training.config_file import load_config as load_config
+from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
+from energon_lite.trainer.training.data import ByteTokenizer as ByteTokenizer
+from energon_lite.trainer.training.data import MultimodalBatch as MultimodalBatch
+from energon_lite.trainer.training.data import MultimodalTaskEncoder as MultimodalTaskEncoder
+from energon_lite.trainer.training.data import make_task_encoder as make_task_encoder
+from energon_lite.trainer.training.data import resize_image as resize_image
+from energon_lite.trainer.training.generate import generate_captions as generate_captions
+from energon_lite.trainer.training.generate import load_model as load_model
+from energon_lite.trainer.training.generate import load_tokenizer as load_tokenizer
+from energon_lite.trainer.training.llama import LlamaModel as LlamaModel
+from energon_lite.trainer.training.loop import Trainer as Trainer
+from energon_lite.trainer.training.pipeline import run_pipeline as run_pipeline
+from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule as pipeline_schedule
+from energon_lite.trainer.training.presets import PRESETS as PRESETS
+from energon_lite.trainer.training.presets import model_preset as model_preset
+from energon_lite.trainer.training.registry import adopt_norm as adopt_norm
+from energon_lite.trainer.training.registry import register_attention as register_attention
+from energon_lite.trainer.training.registry import register_norm as register_norm
+from energon_lite.trainer.training.step import StepResult as StepResult
+from energon_lite.trainer.training.step import evaluate as evaluate
+from energon_lite.trainer.training.step import train_step as train_step
+from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
+from energon_lite.trainer.training.tensor_parallel import RowParallelLinear as RowParallelLinear
+from energon_lite.trainer.training.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding

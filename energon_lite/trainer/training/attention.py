@@ -16,45 +16,12 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from energon_lite.trainer.parallel.collectives import enter_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.registry import find_attention, register_attention
-from energon_lite.trainer.training.sequence import (
-    Rotation,
-    Run,
-    SequencePart,
-    gather_positions,
-    rotation_table,
-    runs_of_rank,
-    whole_length,
-)
+from energon_lite.trainer.training.sequence import Rotation, Run, SequencePart, gather_positions
 from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
-
-
-def sequence_part(
-    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
-) -> SequencePart:
-    """What attention must know of the rows of a micro-batch; one for all layers.
-
-    Args:
-        local: number of positions that this rank holds between blocks.
-        config: the model's shape.
-        mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
-            their row.
-    """
-    length = whole_length(local, mesh)
-    runs = runs_of_rank(length, mesh)
-    positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    kind = find_attention(config.attention)
-    return SequencePart(
-        rotation_table(positions, config),
-        tuple(Run(*run, None if documents is None else kind.document_mask(documents, *run)) for run in runs),
-        mesh,
-        documents,
-    )
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -83,27 +50,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden, width, dtype = config.hidden_size, config.head_dim, config.torch_dtype
+        hidden, width, std, dtype = config.hidden_size, config.head_dim, config.init_std, config.torch_dtype
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.head_dim = width
         self.function = find_attention(config.attention).function
         self.recompute = config.recompute == "selective"
         self.reads_children = config.fuse_projections
-
-        def column(features: int) -> ColumnParallelLinear:
-            return ColumnParallelLinear(hidden, features, mesh, input_entered=True, std=config.init_std, dtype=dtype)
-
-        self.q_proj = column(config.num_heads * width)
-        self.k_proj = column(config.kv_heads * width)
-        self.v_proj = column(config.kv_heads * width)
+        self.q_proj = ColumnParallelLinear(hidden, config.num_heads * width, mesh, std=std, dtype=dtype)
+        self.k_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
+        self.v_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
         self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
-        x = enter_parallel(x, self.group, sequence=self.sequence)
         made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.reads_children)
         q, k, v = (self._heads(features) for features in made)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
@@ -114,17 +75,13 @@ class Attention(nn.Module):
             mixed = checkpoint(self._mix, q, k, v, part, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed = self._mix(q, k, v, part)
-        out: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Each run of queries with the keys up to its end."""
-        mixed, first = [], 0
-        for run in part.runs:
-            end = run.start + run.length
-            queries = q.narrow(2, first, run.length)
-            mixed.append(self.function(queries, k[:, :, :end], v[:, :, :end], run))
-            first += run.length
+        pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
+        ends = [(queries, run.start + run.length, run) for queries, run in pieces]
+        mixed = [self.function(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,15 +94,12 @@ class Attention(nn.Module):
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
+    mask = run.mask
+    if mask is None and run.start > 0:
+        # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
+        mask = causal_lower_right(q.shape[2], k.shape[2])
     grouped = q.shape[1] != k.shape[1]
-    if run.mask is not None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=run.mask, enable_gqa=grouped)
-    if run.start == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), enable_gqa=grouped
-    )
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
@@ -165,15 +119,11 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch
     rows = []
     for row, segments in enumerate(run.mask):
         queries, keys, values = (x[row : row + 1] for x in (q, k, v))
-        parts = [
-            sdpa(
-                queries[:, :, first - run.start : last - run.start],
-                keys[:, :, begin:last],
-                values[:, :, begin:last],
-                Run(first - begin, last - first),
-            )
-            for begin, first, last in segments
-        ]
+        parts = []
+        for begin, first, last in segments:
+            asking, seen = slice(first - run.start, last - run.start), slice(begin, last)
+            local = Run(first - begin, last - first)
+            parts.append(sdpa(queries[:, :, asking], keys[:, :, seen], values[:, :, seen], local))
         rows.append(torch.cat(parts, dim=2))
     return torch.cat(rows)
 
@@ -195,8 +145,7 @@ def document_segments(documents: torch.Tensor, start: int, length: int) -> list[
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
     mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
-    mixed: torch.Tensor = _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return mixed
+    return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:
@@ -207,8 +156,7 @@ def block_mask(documents: torch.Tensor | None, start: int, length: int, *, devic
         earlier = query + start >= key
         return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
 
-    rows = None if documents is None else documents.shape[0]
-    device = documents.device if documents is not None else device
+    rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
     return create_block_mask(sees, rows, None, length, start + length, device=device)
 
 

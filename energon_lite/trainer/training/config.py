@@ -13,16 +13,24 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-#: Settings of a model that decide what its weights mean, and what of them is compared. (The others are how it is
-#: computed or begun, or show in the shapes of its weights.)
-MODEL_MEANING = {
-    **{name: name for name in ("hidden_size", "num_layers", "num_heads")},
-    "num_kv_heads": "kv_heads",
-    **{name: name for name in ("ffn_size", "vocab_size", "rope_theta", "rope_scaling", "norm_eps", "tie_embeddings")},
-    **{name: name for name in ("norm", "image_size", "patch_size")},
-}
-#: What is not kept for the backward pass but computed again.
-RECOMPUTE = ("none", "selective", "full")
+#: Settings of a model that decide what its weights mean. (The others are how it is computed or begun, or show in the
+#: shapes of its weights.)
+MODEL_MEANING = (
+    *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
+    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size"),
+)
+
+
+def require_at_least(settings: object, section: str, **least: float) -> None:
+    """Refuse settings, those that are not None, that are below a number each.
+
+    Raises:
+        ConfigError: the first that is.
+    """
+    for name, number in least.items():
+        value = getattr(settings, name)
+        what = f"{name} is negative" if number == 0 else f"{name} is below {number}"
+        require(value is None or value >= number, what, f"{section}.{name}", f"give a number >= {number}")
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,10 @@ class DataConfig:
     skip_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.share not in ("load", "broadcast"):
-            raise ConfigError(f"unknown way to share {self.share!r}", at="data.share", choices=["load", "broadcast"])
-        for name in ("micro_batch_size", "micro_batches_per_step", "max_length"):
-            require(getattr(self, name) >= 1, f"{name} is below 1", f"data.{name}", "give a whole number >= 1")
-        require(self.workers >= 0, "workers is negative", "data.workers", "use 0 to load in the training process")
-        ahead = self.prefetch_factor is None or self.prefetch_factor >= 1
-        require(ahead, "prefetch_factor is below 1", "data.prefetch_factor", "leave it out, or give e.g. 4")
+        known = self.share in ("load", "broadcast")
+        require(known, f"unknown way to share {self.share!r}", "data.share", "use one of: load, broadcast")
+        require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
+        require_at_least(self, "data", workers=0, prefetch_factor=1)
         counted = all(step >= 1 for step in self.skip_steps)
         require(counted, "a step is below 1", "data.skip_steps", "steps are counted from 1; give e.g. [7, 8]")
 
@@ -122,7 +127,7 @@ class RopeScaling:
         require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
         good = 0 < self.low_frequency < self.high_frequency
         require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
-        require(self.original_length >= 1, "original_length is below 1", f"{at}.original_length", "e.g. 8192")
+        require_at_least(self, at, original_length=1)
 
 
 @dataclass(frozen=True)
@@ -178,33 +183,22 @@ class ModelConfig:
     loss_chunk: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("hidden_size", "num_layers", "num_heads", "ffn_size", "vocab_size", "vocab_multiple", "patch_size")
-        for name in sizes:
-            require(getattr(self, name) >= 1, f"{name} is below 1", f"model.{name}", "give a whole number >= 1")
-        require(
-            self.hidden_size % (2 * self.num_heads) == 0,
-            f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width",
-            "model.hidden_size",
-            f"use a multiple of {2 * self.num_heads}",
-        )
-        require(
-            self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0,
-            f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly",
-            "model.num_kv_heads",
-            f"use a divisor of {self.num_heads}",
-        )
-        require(
-            self.image_size >= 0 and self.image_size % self.patch_size == 0,
-            f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}",
-            "model.patch_size",
-            "use a divisor of image_size",
-        )
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"unknown dtype {self.dtype!r}", at="model.dtype", choices=list(DTYPES))
-        require(self.loss_chunk >= 0, "loss_chunk is negative", "model.loss_chunk", "use 0 for all tokens at once")
-        if self.recompute not in RECOMPUTE:
+        require_at_least(self, "model", hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, vocab_size=1)
+        require_at_least(self, "model", vocab_multiple=1, patch_size=1, loss_chunk=0)
+        known = self.dtype in DTYPES
+        require(known, f"unknown dtype {self.dtype!r}", "model.dtype", f"use one of: {', '.join(DTYPES)}")
+        if self.recompute not in (choices := ("none", "selective", "full")):
             what = f"cannot recompute {self.recompute!r}"
-            raise ConfigError(what, at="model.recompute", choices=list(RECOMPUTE), suggest_for=self.recompute)
+            raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
+        even = self.hidden_size % (2 * self.num_heads) == 0
+        what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
+        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}")
+        shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
+        what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
+        require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
+        whole = self.image_size >= 0 and self.image_size % self.patch_size == 0
+        what = f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}"
+        require(whole, what, "model.patch_size", "use a divisor of image_size")
 
     @property
     def kv_heads(self) -> int:
@@ -276,13 +270,9 @@ class TrainConfig:
         for name in self.init_from_ignore:
             if name not in MODEL_MEANING:
                 what = f"{name!r} is no setting that decides what weights mean"
-                at, known = "train.init_from_ignore", list(MODEL_MEANING)
-                raise ConfigError(what, at=at, choices=known, suggest_for=name)
-        require(self.save_timeout >= 0, "save_timeout is negative", "train.save_timeout", "give seconds, e.g. 300")
-        counts = ("steps", "keep", "log_every", "nonfinite_limit")
-        for name, least in (*((name, 1) for name in counts), ("save_every", 0), ("eval_every", 0)):
-            good = getattr(self, name) >= least
-            require(good, f"{name} is below {least}", f"train.{name}", f"give a whole number >= {least}")
+                raise ConfigError(what, at="train.init_from_ignore", choices=MODEL_MEANING, suggest_for=name)
+        require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1)
+        require_at_least(self, "train", save_every=0, eval_every=0, save_timeout=0)
 
 
 @dataclass(frozen=True)

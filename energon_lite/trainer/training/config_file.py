@@ -47,8 +47,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             data[name] = replace(node, value=os.path.join(os.path.dirname(path), os.path.expanduser(node.value)))
     for override in overrides:
         _override(root, override)
-    _apply_preset(root)
-    return read(root, TrainerConfig)
+    return _config(root)
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
@@ -57,9 +56,7 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    root = from_plain(values, _DICT_NAME)
-    _apply_preset(root)
-    return read(root, TrainerConfig)
+    return _config(from_plain(values, _DICT_NAME))
 
 
 def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
@@ -84,17 +81,17 @@ def _section(root: Node, name: str) -> dict[str, Node]:
     return section.value if section is not None and isinstance(section.value, dict) else {}
 
 
-def _apply_preset(root: Node) -> None:
-    """Put the values that ``model.preset`` stands for below those that are given."""
+def _config(root: Node) -> TrainerConfig:
+    """The configuration of a document; what ``model.preset`` stands for is below what is given."""
     model = _section(root, "model")
     preset = model.pop("preset", None)
-    if preset is None:
-        return
-    if preset.value not in (*PRESETS, _INIT_FROM):
-        raise preset.error(f"there is no preset {preset.value!r}", found=None, choices=[*PRESETS, _INIT_FROM])
-    shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
-    for key, node in from_plain(shape, preset.file, "model").value.items():
-        model.setdefault(key, replace(node, line=preset.line, column=preset.column))
+    if preset is not None:
+        if preset.value not in (*PRESETS, _INIT_FROM):
+            raise preset.error(f"there is no preset {preset.value!r}", found=None, choices=[*PRESETS, _INIT_FROM])
+        shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
+        for key, node in from_plain(shape, preset.file, "model").value.items():
+            model.setdefault(key, replace(node, line=preset.line, column=preset.column))
+    return read(root, TrainerConfig)
 
 
 def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:

@@ -10,36 +10,51 @@ products and cross-entropy as before.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear
 
-#: Logits, labels, weights of tokens, first column, group -> the sum of their losses, and its gradient by the logits.
-Terms = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, int, "dist.ProcessGroup | None"], tuple[torch.Tensor, torch.Tensor]
-]
+
+class Columns(NamedTuple):
+    """This rank's columns of the vocabulary.
+
+    Args:
+        first: the number of the first one in the whole vocabulary.
+        group: the tensor-parallel ranks.
+        vocab_size: number of real tokens; columns behind them are left out of the softmax. None: all are real.
+    """
+
+    first: int
+    group: dist.ProcessGroup | None
+    vocab_size: int | None
 
 
 def softmax_and_loss(
-    logits: torch.Tensor, labels: torch.Tensor, first: int, group: dist.ProcessGroup | None
+    logits: torch.Tensor, labels: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """This rank's columns of the softmax, and the loss of each token; no gradient flows.
 
     Args:
-        logits: ``[..., vocabulary / tp]``, this rank's columns.
+        logits: ``[..., vocabulary / tp]``.
         labels: ``[...]``, int64.
-        first: this rank's first column in the whole vocabulary.
-        group: the tensor-parallel ranks.
+        columns: those that are here.
 
     Returns:
         The softmax; for each token the column of its label, and whether that is on this rank; the losses. At least in
         float32.
     """
+    first, group, vocab_size = columns
+    end = first + logits.shape[-1]
+    if vocab_size is not None and end > vocab_size:
+        padding = torch.arange(first, end, device=logits.device) >= vocab_size
+        logits = logits.masked_fill(padding, float("-inf"))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     top = logits.amax(dim=-1)
     if group is not None:
@@ -66,30 +81,19 @@ def subtract_right(grad: torch.Tensor, column: torch.Tensor, mine: torch.Tensor,
     return grad
 
 
-def mask_padding(logits: torch.Tensor, first: int, vocab_size: int | None) -> torch.Tensor:
-    """Leave columns behind the real vocabulary out of the softmax."""
-    width = logits.shape[-1]
-    if vocab_size is None or first + width <= vocab_size:
-        return logits
-    padding = torch.arange(first, first + width, device=logits.device) >= vocab_size
-    return logits.masked_fill(padding, float("-inf"))
-
-
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, group: dist.ProcessGroup | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, columns: Columns) -> torch.Tensor:
         ctx.logits_dtype = logits.dtype
-        softmax, column, mine, losses = softmax_and_loss(logits, labels, first, group)
+        softmax, column, mine, losses = softmax_and_loss(logits, labels, columns)
         ctx.save_for_backward(softmax, column, mine)
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         softmax, column, mine = ctx.saved_tensors
         grad = subtract_right(softmax * grads[0].unsqueeze(-1), column, mine, grads[0])
-        return grad.to(ctx.logits_dtype), None, None, None
+        return grad.to(ctx.logits_dtype), None, None
 
 
 def vocab_parallel_cross_entropy(
@@ -107,43 +111,28 @@ def vocab_parallel_cross_entropy(
     Returns:
         ``[...]``, equal on all tensor-parallel ranks.
     """
-    first = mesh.rank("tp") * logits.shape[-1]
-    logits = mask_padding(logits, first, vocab_size)
-    loss: torch.Tensor = _VocabParallelCrossEntropy.apply(logits, labels, first, mesh.group("tp"))
-    return loss
+    columns = Columns(mesh.rank("tp") * logits.shape[-1], mesh.group("tp"), vocab_size)
+    return _VocabParallelCrossEntropy.apply(logits, labels, columns)
 
 
 class OutputLayer(ColumnParallelLinear):
-    """Hidden states to logits, a column-parallel layer; or, with :meth:`loss_sum`, right on to the loss.
+    """Hidden states to logits, a column-parallel layer; or, with labels, right on to the loss.
 
     Args:
-        hidden: width of the hidden states.
-        rows: size of the padded vocabulary.
+        config: the model's shape; with ``loss_chunk``, logits of so many tokens exist at a time.
         mesh: the ranks.
-        vocab_size: number of real tokens.
-        chunk: tokens whose logits exist at a time; 0: all.
-        compiled: compile what is done with a chunk's logits.
-        std, dtype: see :class:`ColumnParallelLinear`.
     """
 
-    def __init__(
-        self,
-        hidden: int,
-        rows: int,
-        mesh: ParallelMesh,
-        *,
-        vocab_size: int,
-        chunk: int = 0,
-        compiled: bool = False,
-        std: float = 0.02,
-        dtype: torch.dtype = torch.float32,
-    ):
-        super().__init__(hidden, rows, mesh, input_entered=True, std=std, dtype=dtype)
-        self.chunk, self.vocab_size, self.first = chunk, vocab_size, mesh.rank("tp") * (rows // mesh.tp)
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
+        rows, std, dtype = config.padded_vocab_size, config.init_std, config.torch_dtype
+        super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
+        self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
         # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
-        self._terms: Terms = torch.compile(_terms) if compiled and self.group is None else _terms
+        terms = torch.compile(chunk_terms) if config.compile and self.group is None else chunk_terms
+        columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)
+        self.terms = partial(terms, columns=columns)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits ``[..., rows / tp]`` of hidden states ``[..., hidden]``.
@@ -151,24 +140,20 @@ class OutputLayer(ColumnParallelLinear):
         With labels, int64 ``[...]``, and their weights ``counted`` ``[...]``: the weighted sum of their losses. (Both
         go through this method, since whoever waits for parameters waits at a module's call.)
         """
+        if self.chunk and labels is not None and counted is not None:
+            flat = self.enter(x).flatten(0, -2), self.weight, labels.flatten(), counted.flatten()
+            return _ChunkedLoss.apply(*flat, self.chunk, self.terms, torch.is_grad_enabled())
+        logits = super().forward(x)
         if labels is None or counted is None:
-            return super().forward(x)
-        flat, length = x.flatten(0, -2), max(1, self.chunk or labels.numel())
-        loss: torch.Tensor = _ChunkedLoss.apply(
-            flat, self.weight, labels.flatten(), counted.flatten(), self, length, torch.is_grad_enabled()
-        )
-        return loss
-
-    def terms(self, logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The sum of a chunk's losses, and its gradient by the logits."""
-        logits = mask_padding(logits, self.first, self.vocab_size)
-        return self._terms(logits, labels, counted, self.first, self.group)
+            return logits
+        return (vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.vocab_size) * counted).sum()
 
 
-def _terms(
-    logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, first: int, group: dist.ProcessGroup | None
+def chunk_terms(
+    logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, *, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    softmax, column, mine, losses = softmax_and_loss(logits, labels, first, group)
+    """The sum of a chunk's losses, each times its weight in ``counted``, and its gradient by the logits."""
+    softmax, column, mine, losses = softmax_and_loss(logits, labels, columns)
     weights = counted.to(softmax.dtype)
     return (losses * weights).sum(), subtract_right(softmax * weights[:, None], column, mine, weights).to(logits.dtype)
 
@@ -181,8 +166,8 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: torch.Tensor,
         labels: torch.Tensor,
         counted: torch.Tensor,
-        layer: OutputLayer,
         length: int,
+        terms: Callable[..., tuple[torch.Tensor, torch.Tensor]],
         learning: bool,
     ) -> torch.Tensor:
         wants_x, wants_weight = (learning and wanted for wanted in ctx.needs_input_grad[:2])
@@ -191,7 +176,7 @@ class _ChunkedLoss(torch.autograd.Function):
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         for start in range(0, len(x), length):
             here = slice(start, start + length)
-            loss, by_logits = layer.terms(F.linear(x[here], weight), labels[here], counted[here])
+            loss, by_logits = terms(F.linear(x[here], weight), labels[here], counted[here])
             total = total + loss
             if grad_x is not None:
                 torch.mm(by_logits, weight, out=grad_x[here])

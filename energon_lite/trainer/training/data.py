@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,43 @@ from energon_lite import (
     strategy_from_dict,
 )
 from energon_lite.errors import ConfigError
+from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
 from energon_lite.trainer.training.config import DataConfig, ModelConfig
 
 
-class ByteTokenizer:
+class Tokenizer(ABC):
+    """Texts to tokens and back.
+
+    Attributes:
+        bos, eos: what begins and ends a text, if the tokenizer has such.
+        pad: what rows are padded with. What it stands for is no matter, padding is not counted.
+        vocab_size: one more than the largest token.
+    """
+
+    bos: int | None
+    eos: int | None
+    pad: int
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with those that begin and end it."""
+        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
+        return [*begin, *self.encode_plain(text), *end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text up to the first end token, without other special ones."""
+        return self.decode_plain(list(itertools.takewhile(lambda token: token != self.eos, tokens)))
+
+    @abstractmethod
+    def encode_plain(self, text: str) -> list[int]:
+        """The tokens of a text, without special ones."""
+
+    @abstractmethod
+    def decode_plain(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; special ones are left out."""
+
+
+class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. Nothing to download, nothing unknown.
 
     Example:
@@ -37,76 +70,40 @@ class ByteTokenizer:
         [256, 72, 105, 257]
     """
 
-    bos, eos, pad = 256, 257, 258
-    vocab_size = 259
+    bos, eos, pad, vocab_size = 256, 257, 258, 259
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, between begin and end."""
-        return [self.bos, *text.encode("utf-8"), self.eos]
+    def encode_plain(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        return list(text.encode("utf-8"))
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text up to the first end token; other special tokens are left out, broken UTF-8 is marked."""
-        known = bytes(token for token in _before(self.eos, tokens) if token < 256)
-        return known.decode("utf-8", errors="replace")
+    def decode_plain(self, tokens: Sequence[int]) -> str:
+        """The text of bytes; broken UTF-8 is marked."""
+        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
 
 
-class Tokenizer(Protocol):
-    """What the trainer needs of a tokenizer: the numbers of special tokens, and texts to tokens and back.
-
-    ``bos`` and ``eos`` begin and end a text, if the tokenizer has such; rows are padded with ``pad``.
-    """
-
-    vocab_size: int
-    pad: int
-
-    @property
-    def bos(self) -> int | None: ...
-
-    @property
-    def eos(self) -> int | None: ...
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that begin and end it."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text up to the first end token, without other special ones."""
-        ...
-
-
-class FileTokenizer:
-    """A tokenizer of Hugging Face, from a folder or file; nothing is downloaded.
+class FileTokenizer(Tokenizer):
+    """A tokenizer of Hugging Face, from a folder or file; nothing is downloaded. Rows are padded with the end token.
 
     Args:
         path: a folder with ``tokenizer.json``, or that file.
-
-    Attributes:
-        pad: what rows are padded with: the end token. What it stands for is no matter, padding is not counted.
 
     Raises:
         UsageError: there is no tokenizer.
     """
 
     def __init__(self, path: str):
-        from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
-
         self._inner = HuggingFaceTokenizer(path)
         self.vocab_size = self._inner.vocab_size
         self.bos, self.eos = self._inner.begin, self._inner.end
         self.pad = self.eos or 0
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that begin and end it, if the tokenizer has such."""
-        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
-        return [*begin, *self._inner.encode([text])[0], *end]
+    def encode_plain(self, text: str) -> list[int]:
+        """The tokens of a text, without special ones."""
+        return self._inner.encode([text])[0]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text up to the first end token; other special tokens are left out."""
-        return self._inner.decode(_before(self.eos, tokens))
-
-
-def _before(end: int | None, tokens: Sequence[int]) -> list[int]:
-    return list(itertools.takewhile(lambda token: token != end, tokens))
+    def decode_plain(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; special ones are left out."""
+        return self._inner.decode(tokens)
 
 
 def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
@@ -135,11 +132,12 @@ class MultimodalBatch(Batch):
     Args:
         tokens: int64 ``[rows, length]``, padded at the end.
         labels: int64 ``[rows, length]``, the token that follows each.
-        loss_mask: float32 ``[rows, length]``, 1 where a label counts, 0 at images and padding.
+        loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
         image: float32 ``[images, 3, height, width]`` in [0, 1].
         image_rows: int64 ``[images]``, the row each image belongs to.
-        image_starts: int64 ``[images]``, the position in its row at which an image begins.
-        documents: int64 ``[rows, length]``, which document of a packed row each token belongs to; None: one per row.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
+        documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
+            those of its own document only. None: of its row.
     """
 
     tokens: torch.Tensor

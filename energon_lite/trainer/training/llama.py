@@ -6,7 +6,6 @@ Modules and parameters have the names of Hugging Face's Llama (without its leadi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +13,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, split_sequence
+from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
+from energon_lite.trainer.parallel.parameters import initialize_parameters
 from energon_lite.trainer.parallel.rank_grid import layers_of_stages
-from energon_lite.trainer.training.attention import Attention, sequence_part
+from energon_lite.trainer.training.attention import Attention
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import OutputLayer, vocab_parallel_cross_entropy
-from energon_lite.trainer.training.registry import make_norm, register_norm
-from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, padded_length
+from energon_lite.trainer.training.cross_entropy import OutputLayer
+from energon_lite.trainer.training.data import MultimodalBatch
+from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
+from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.training.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -30,28 +30,6 @@ from energon_lite.trainer.training.tensor_parallel import (
     project,
 )
 from energon_lite.trainer.training.vision import PatchEmbedding, place_images
-
-
-class ModelInput(Protocol):
-    """What a loss reads of a batch; :class:`MultimodalBatch` has it.
-
-    ``tokens`` and ``labels``: int64 ``[rows, length]``. ``loss_mask``: float ``[rows, length]``, how much each label
-    counts. ``image``: ``[images, 3, height, width]`` in [0, 1]. ``image_rows``: int64 ``[images]``, their rows.
-    ``image_starts``: int64 ``[images]``, the position in its row at which an image begins: tokens keep its place there,
-    any. ``documents``: int64 ``[rows, length]``, the document that each token of a packed row belongs to, >= 0; a token
-    sees those of its own document only. None: of its row.
-    """
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    image: torch.Tensor
-    image_rows: torch.Tensor
-    image_starts: torch.Tensor
-    documents: torch.Tensor | None
-
-    def to(self, device: torch.device) -> ModelInput:
-        """The same on another device."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +45,12 @@ class Stream:
     documents: torch.Tensor | None = None
 
 
-class RMSNorm(nn.Module):
+def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
     """``x / rms(x) * weight`` (Zhang and Sennrich, arXiv:1910.07467). Every rank has the whole weight."""
-
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
-        super().__init__()
-        self.eps = config.norm_eps
-        layout = ParameterLayout((config.hidden_size,), mean=1.0, sum_over=mesh.sequence_axes)
-        self.weight = new_parameter(layout, mesh, config.torch_dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    return adopt_norm(nn.RMSNorm(config.hidden_size, config.norm_eps), config, mesh)
 
 
-register_norm("rms_norm", RMSNorm)
+register_norm("rms_norm", rms_norm)
 
 
 class FeedForward(nn.Module):
@@ -89,17 +59,14 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.reads_children = config.fuse_projections
-        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, input_entered=True, std=std, dtype=dtype)
+        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = enter_parallel(x, self.group, sequence=self.sequence)
         gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
-        out: torch.Tensor = self.down_proj(F.silu(gate) * up)
-        return out
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -116,8 +83,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), part)
-        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaModel(nn.Module):
@@ -145,21 +111,18 @@ class LlamaModel(nn.Module):
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
         first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
         rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
-        shared = ("ends",) if tied and mesh.pp > 1 else ()
         self.embed_tokens: VocabParallelEmbedding | None = None
         if first or (last and tied):
+            shared = ("ends",) if tied and mesh.pp > 1 else ()
             self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
         self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
         # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
         self.norm = make_norm(config, mesh) if last else None
-        self.lm_head: OutputLayer | None = None
-        if last:
-            sizes = {"vocab_size": config.vocab_size, "chunk": config.loss_chunk}
-            self.lm_head = OutputLayer(hidden, rows, mesh, **sizes, compiled=config.compile, std=std, dtype=dtype)
-            if tied and self.embed_tokens is not None:
-                self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head = OutputLayer(config, mesh) if last else None
+        if tied and self.lm_head is not None and self.embed_tokens is not None:
+            self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
         if config.compile:
             for layer in self.layers.values():
@@ -190,25 +153,24 @@ class LlamaModel(nn.Module):
         image_starts: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
     ) -> Stream:
-        """This rank's positions of the rows; see :class:`ModelInput` for the arguments.
+        """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
 
         Raises:
             UsageError: there are images and the model takes none.
         """
         assert self.embed_tokens is not None  # only where a chunk starts
-        mesh, length = self.mesh, padded_length(tokens.shape[1], self.mesh)
+        mesh = self.mesh
         if image is None or not image.shape[0]:
-            mine = own_positions(pad_rows(tokens, length), mesh)
-            hidden = self.embed_tokens(mine, sequence=mesh.sequence_cut)
+            hidden = self.embed_tokens(own_positions(tokens, mesh), sequence=mesh.sequence_cut)
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
             assert image_rows is not None and image_starts is not None
             whole = place_images(self.embed_tokens(tokens), self.vision(image), image_rows, image_starts)
-            hidden = own_positions(pad_rows(whole, length), mesh)
+            hidden = own_positions(whole, mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
-        return Stream(hidden, None if documents is None else pad_rows(documents, length, -1))
+        return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
     def blocks(self, chunk: int, stream: Stream) -> Stream:
         """The layers of one of this stage's chunks."""
@@ -222,26 +184,19 @@ class LlamaModel(nn.Module):
                 x = layer(x, part)
         return Stream(x, documents)
 
-    def logits(self, stream: Stream) -> torch.Tensor:
-        """This rank's columns and positions: ``[rows, length / cp, padded vocabulary / tp]``."""
-        assert self.lm_head is not None  # only where a chunk ends
-        logits: torch.Tensor = self.lm_head(self._normed(stream))
-        return logits
+    def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:
+        """This rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
 
-    def head_loss(self, stream: Stream, batch: ModelInput) -> torch.Tensor:
-        """The sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on tensor-parallel ranks."""
-        assert self.lm_head is not None  # only where a chunk ends
-        x = self._normed(stream)
-        length = x.shape[1] * self.mesh.cp
-        labels, counted = (own_positions(pad_rows(y, length), self.mesh) for y in (batch.labels, batch.loss_mask))
-        if self.config.loss_chunk:
-            loss: torch.Tensor = self.lm_head(x, labels, counted)
-            return loss
-        logits = self.lm_head(x)
-        losses = vocab_parallel_cross_entropy(logits, labels, self.mesh, vocab_size=self.config.vocab_size)
-        return (losses * counted).sum()
+        With a batch, the sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on
+        tensor-parallel ranks.
+        """
+        assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
+        x = self.norm(stream.hidden)
+        if batch is None:
+            return self.lm_head(x)
+        return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
-    def run_chunk(self, chunk: int, batch: ModelInput | None, received: Stream | None) -> Stream | torch.Tensor:
+    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | torch.Tensor:
         """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
 
         Args:
@@ -255,15 +210,15 @@ class LlamaModel(nn.Module):
         if self.starts(chunk):
             assert batch is not None
             images = batch.image, batch.image_rows, batch.image_starts
-            received = self.embed(batch.tokens, *images, documents=batch.documents)
+            received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
         if not self.ends(chunk):
             return made
         assert batch is not None
-        return self.head_loss(made, batch)
+        return self.head(made, batch)
 
-    def loss_sum(self, batch: ModelInput) -> torch.Tensor:
+    def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
         self._whole_pipeline()
         loss = self.run_chunk(0, batch, None)
@@ -281,7 +236,7 @@ class LlamaModel(nn.Module):
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
-            image, image_rows, image_starts: see :class:`ModelInput`; None for a batch without images.
+            image, image_rows, image_starts: see :class:`MultimodalBatch`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -292,16 +247,12 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        return self.logits(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
+        return self.head(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: torch.Tensor) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
-
-    def _normed(self, stream: Stream) -> torch.Tensor:
-        assert self.norm is not None  # only where a chunk ends
-        return enter_parallel(self.norm(stream.hidden), self.mesh.group("tp"), sequence=self.mesh.sequence_cut)
 
     def _whole_pipeline(self) -> None:
         if self.mesh.pp > 1:

@@ -8,26 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from energon_lite import (
-    SavableDataLoader,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    learning_rate_scale,
-)
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import StateError, TopologyError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
-from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
@@ -41,11 +32,14 @@ from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import evaluate, train_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
 
-#: Settings of ``train`` that change no step.
-HARMLESS = (
-    *("save_every", "keep", "async_save", "save_timeout", "log_every", "eval_every", "tensorboard", "peak_tflops"),
-    *("init_from", "init_from_ignore", "profile", "nonfinite_limit"),
-)
+#: Settings that change no step, by section.
+HARMLESS = {
+    "": "output mesh",
+    "data.": "workers path val_path share prefetch_factor",
+    "model.": "recompute compile fuse_projections loss_chunk",
+    "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
+    "init_from_ignore profile nonfinite_limit",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -69,25 +63,26 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig):
-        if config.train.deterministic:
+        self.config, data, train = config, config.data, config.train
+        if train.deterministic:
             make_deterministic()
-        self.config = config
         self.mesh = build_mesh(**vars(config.mesh))
-        self.micro_batches = _share_of_step(config.data.micro_batches_per_step, self.mesh)
+        self.micro_batches = _share_of_step(data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
-        freeze(self.model, config.train.freeze, self.mesh)
+        freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        self.loader = self._training_loader()
-        self.val_loader = get_loader(self._dataset(training=False)) if config.train.eval_every else None
+        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
+        ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
+        # Loader steps, of which each has a micro-batch for every data-parallel rank.
+        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
+        self.loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
+        self.val_loader = get_loader(self._dataset(training=False)) if train.eval_every else None
         self.checkpoints = f"{config.output}/checkpoints"
-        train = config.train
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
-        skip = config.data.skip_steps
-        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, limit=train.nonfinite_limit, skip_steps=skip)
+        self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
-        self.profile = ProfileWindow(config.train.profile, f"{config.output}/profile", self.mesh)
-        given = config.train.peak_tflops
-        self.peak_flops = peak_flops(self.mesh.device) if given is None else given * 1e12
+        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
+        self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
 
     def run(self) -> int:
         """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
@@ -102,11 +97,12 @@ class Trainer:
         with ExitStack() as stack:
             terminated = stack.enter_context(_until_sigterm())
             stack.push(self._finish_saving)
-            metrics = self._metrics(stack, after=start)
             visible = self.mesh.is_main
             progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
-            stack.enter_context(closing(progress))
-            batches, overdue = iter(self.loader), False
+            metrics = self._metrics(start)
+            for closed in (progress, *metrics):
+                stack.callback(closed.close)
+            batches, done, overdue = iter(self.loader), start, False
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
                 for sink in metrics:
@@ -119,12 +115,12 @@ class Trainer:
                 if stopping or step == total or (overdue and not bad):
                     self.save(step)
                     overdue = False
+                done = step
                 if stopping:
-                    self.saver.finish()
                     logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
-                    return step
+                    break
             self.saver.finish()
-        return max(start, total)
+        return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
         """One optimizer step, and the evaluation if it is due.
@@ -142,16 +138,13 @@ class Trainer:
         self._restore_keys = [batch.__restore_key__ for batch in fetched_now if batch is not None]
         micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
         fetched = time.perf_counter()
-        lr = partial(self._learning_rate, step)
+        lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
         with self.profile.step(step) as record:
             result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
         seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
-            "tokens": result.tokens,
-            "lr": result.lr,
+            **vars(result),
             "seconds": seconds,
             "data_wait": fetched - began,
             "tokens_per_second": result.tokens / seconds,
@@ -175,8 +168,8 @@ class Trainer:
             NonFiniteError: weights or moments are not finite; nothing is written.
         """
         self.guard.check_state(step)
-        state = {"loader": self.loader.save_state_rank(), "config": config_to_dict(self.config)}
-        state["nonfinite"] = self.guard.state()
+        config, guard = config_to_dict(self.config), self.guard.state()
+        state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard}
         place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
@@ -190,9 +183,10 @@ class Trainer:
         """
         path = find_checkpoint(self.checkpoints, self.mesh)
         if path is None:
-            if self.config.train.init_from is not None:
-                begin, ignore = self.config.train.init_from, self.config.train.init_from_ignore
-                read = load_starting_weights(begin, self.model, self.mesh, self.optimizer, ignore=ignore)
+            train = self.config.train
+            if train.init_from is not None:
+                ignore = train.init_from_ignore
+                read = load_starting_weights(train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)
                 self.guard.check_state(0, read=read)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
@@ -217,9 +211,7 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with ExitStack() as stack:  # whatever fails, and if it is a second Ctrl-C, the rest is closed too
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
@@ -231,9 +223,7 @@ class Trainer:
         if terminated.is_set() and error is None:
             os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
 
-    def _finish_saving(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _finish_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for the checkpoint that is being written. If it fails, that does not hide an error that was before."""
         try:
             self.saver.close()
@@ -248,16 +238,6 @@ class Trainer:
         # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
         return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
 
-    def _training_loader(self) -> SavableDataLoader:
-        data = self.config.data
-        # Loader steps, of which each has a micro-batch for every data-parallel rank.
-        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
-        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
-        ahead = max(2, -(-self.micro_batches // max(1, data.workers)))
-        return get_savable_loader(
-            self._dataset(training=True), prefetch_factor=data.prefetch_factor or ahead, skip_steps=skipped
-        )
-
     def _dataset(self, *, training: bool) -> Any:
         data, mesh = self.config.data, self.mesh
         settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.config.seed}
@@ -265,41 +245,22 @@ class Trainer:
             workers = WorkerConfig(rank=0, world_size=1, **settings)
         else:
             workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
-        common: dict[str, Any] = {
-            "worker_config": workers,
-            "task_encoder": make_task_encoder(data, self.config.model, training=training),
-            "batch_size": data.micro_batch_size,
-        }
+        common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
         if data.batching is not None:
             common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
+        common["task_encoder"] = make_task_encoder(data, self.config.model, training=training)
         if not training:
-            return get_val_dataset(data.val_path or data.path, split_part="val", **common)
-        return get_train_dataset(
-            data.path,
-            split_part="train",
-            shuffle_buffer_size=data.shuffle_buffer_size,
-            max_samples_per_sequence=data.max_samples_per_sequence,
-            **common,
-        )
+            return get_val_dataset(data.val_path or data.path, **common)
+        order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
+        return get_train_dataset(data.path, **order, **common)
 
-    def _learning_rate(self, step: int, tokens: int) -> float:
-        settings = self.config.optimizer
-        lr = learning_rate(step - 1, self.config.train.steps, settings)
-        if settings.scale_rule == "none":
-            return lr
-        rule: Any = settings.scale_rule
-        return lr * learning_rate_scale(tokens, settings.reference_tokens, rule)
-
-    def _metrics(self, stack: ExitStack, *, after: int) -> list[MetricsFile | TensorBoardFolder]:
+    def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
         """Where this rank writes each step's metrics."""
-        sinks: list[MetricsFile | TensorBoardFolder] = []
-        if self.mesh.is_main:
-            output = Path(self.config.output)
-            sinks.append(MetricsFile(output / "metrics.jsonl", after=after))
-            if self.config.train.tensorboard:
-                sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
-        for sink in sinks:
-            stack.enter_context(closing(sink))
+        if not self.mesh.is_main:
+            return []
+        sinks: list[MetricsFile | TensorBoardFolder] = [MetricsFile(f"{self.config.output}/metrics.jsonl", after=after)]
+        if self.config.train.tensorboard:
+            sinks.append(TensorBoardFolder(f"{self.config.output}/tensorboard", after=after))
         return sinks
 
 
@@ -342,12 +303,12 @@ def _until_sigterm() -> Iterator[threading.Event]:
 
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
     """What differs between two configurations, but for settings that change no step."""
-    harmless = {"output", "mesh", "data.workers", "data.path", "data.val_path", "data.share", "data.prefetch_factor"}
-    harmless |= {"model.recompute", "model.compile", "model.fuse_projections", "model.loss_chunk"}
-    harmless |= {f"train.{name}" for name in HARMLESS}
+    harmless = HARMLESS.get(at, "").split()
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict) and path not in harmless:
+        if key in harmless or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
             yield from _changes(before, now, f"{path}.")
-        elif before != now and path not in harmless:
+        else:
             yield f"{path} was {before!r}, is {now!r}"

@@ -6,10 +6,11 @@ import json
 import logging
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from energon_lite.errors import UsageError
 
@@ -69,9 +70,8 @@ class TensorBoardFolder:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UsageError(
-                "tensorboard is not installed", fix="pip install tensorboard, or set train.tensorboard=false"
-            ) from None
+            fix = "pip install tensorboard, or set train.tensorboard=false"
+            raise UsageError("tensorboard is not installed", fix=fix) from None
         self._writer = SummaryWriter(os.fspath(path), purge_step=after + 1)
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -85,20 +85,21 @@ class TensorBoardFolder:
 
 
 def _drop_lines(path: Path, after: int) -> None:
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if step <= after:
-            kept.append(line + "\n")
+    kept = [f"{line}\n" for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= after]
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", encoding="utf-8") as stream:
         stream.writelines(kept)
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
+
+
+def _step_of(line: str) -> float:
+    try:
+        step: float = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step
 
 
 class Progress:
@@ -112,11 +113,9 @@ class Progress:
     """
 
     def __init__(self, total: int, *, done: int, every: int, visible: bool):
-        self._total, self._every, self._visible, self._bar = total, every, visible, None
-        if visible and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+        self._total, self._every, self._visible = total, every, visible
+        only_terminals = None if visible else True
+        self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=only_terminals)
 
     def show(self, step: int, values: Mapping[str, Any]) -> None:
         """Report a finished step."""
@@ -127,12 +126,11 @@ class Progress:
             text += f", MFU {values['mfu']:.1%}"
         if "eval_loss" in values:
             text += f", eval loss {values['eval_loss']:.4f}"
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update()
-        elif self._visible and (step % self._every == 0 or step == self._total or "eval_loss" in values):
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update()
+        due = step % self._every == 0 or step == self._total or "eval_loss" in values
+        if self._visible and self._bar.disable and due:
             logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values["seconds"])
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

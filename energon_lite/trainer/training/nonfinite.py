@@ -49,13 +49,7 @@ class NonFiniteGuard:
     """
 
     def __init__(
-        self,
-        model: LlamaModel,
-        optimizer: Optimizer,
-        mesh: ParallelMesh,
-        *,
-        limit: int,
-        skip_steps: Collection[int] = (),
+        self, model: LlamaModel, optimizer: Optimizer, mesh: ParallelMesh, limit: int, skip_steps: Collection[int] = ()
     ):
         self.model, self.optimizer, self.mesh, self.limit, self.skip_steps = model, optimizer, mesh, limit, skip_steps
         self.in_a_row = 0

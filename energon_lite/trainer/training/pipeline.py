@@ -8,7 +8,10 @@ header, and stages between the first and the last need no data of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,8 @@ import torch.distributed as dist
 from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.llama import LlamaModel, ModelInput, Stream
+from energon_lite.trainer.training.data import MultimodalBatch
+from energon_lite.trainer.training.llama import LlamaModel, Stream
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
 from energon_lite.trainer.training.sequence import whole_length
 
@@ -36,69 +40,58 @@ class Wire:
 
     def __init__(self, mesh: ParallelMesh, config: ModelConfig):
         self.mesh, self.dtype = mesh, config.torch_dtype
-        self._sending: list[tuple[dist.Work | None, torch.Tensor]] = []
+        self._sending: list[tuple[Any, torch.Tensor]] = []  # works, and what they send
 
     def send_stream(self, stream: Stream, fingerprint: torch.Tensor) -> None:
         """To the next stage. A stream without elements is a header only."""
         hidden, documents = stream.hidden.detach(), stream.documents
         header = torch.tensor([*hidden.shape, int(documents is not None), 0], device=hidden.device)
         header[-1] = fingerprint
-        self._send(header, 1)
-        if hidden.numel():
-            self._send(hidden, 1)
-            if documents is not None:
-                self._send(documents, 1)
+        for tensor in (header, hidden, documents):
+            if tensor is not None:
+                self.send(tensor, 1)
 
     def receive_stream(self) -> tuple[Stream, torch.Tensor]:
         """From the stage before: what it has made, and the fingerprint of the tokens it began with."""
-        header = self._receive((_HEADER,), torch.int64, -1)
+        header = self.receive((_HEADER,), torch.int64, -1)
         rows, positions, width, has_documents, _ = header.tolist()
-        hidden = torch.empty(rows, positions, width, dtype=self.dtype, device=self.mesh.device)
-        documents = None
-        if hidden.numel():
-            hidden = self._receive(hidden.shape, self.dtype, -1)
-            if has_documents:
-                documents = self._receive((rows, whole_length(positions, self.mesh)), torch.int64, -1)
-        return Stream(hidden, documents), header[-1]
+        hidden = self.receive((rows, positions, width), self.dtype, -1)
+        shape = (rows, whole_length(positions, self.mesh))
+        return Stream(hidden, self.receive(shape, torch.int64, -1) if has_documents else None), header[-1]
 
-    def send_gradient(self, gradient: torch.Tensor) -> None:
-        """To the stage before."""
-        self._send(gradient, -1)
+    def send(self, tensor: torch.Tensor, step: int) -> None:
+        """To the next stage (1) or the one before (-1); what has no elements is not sent."""
+        # What is on its way must neither be changed nor freed.
+        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        peer, group = self._way(step, step)
+        if tensor.numel():
+            tensor = tensor.contiguous()
+            self._sending.append((dist.isend(tensor, peer, group=group), tensor))
 
-    def receive_gradient(self, like: torch.Tensor) -> torch.Tensor:
-        """From the next stage, of what was sent to it."""
-        return self._receive(like.shape, like.dtype, 1)
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, step: int) -> torch.Tensor:
+        """From the next stage (1) or the one before (-1)."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.mesh.device)
+        peer, group = self._way(step, -step)
+        if tensor.numel():
+            dist.recv(tensor, peer, group=group)
+        return tensor
 
     def finish(self) -> None:
         """Wait until all that was sent has arrived."""
         for work, _ in self._sending:
-            if work is not None:
-                work.wait()
+            work.wait()
         self._sending.clear()
-
-    def _send(self, tensor: torch.Tensor, step: int) -> None:
-        # What is on its way must neither be changed nor freed.
-        self._sending = [(work, kept) for work, kept in self._sending if work is not None and not work.is_completed()]
-        tensor = tensor.contiguous()
-        peer, group = self._way(step, step)
-        self._sending.append((dist.isend(tensor, peer, group=group), tensor))
-
-    def _receive(self, shape: Sequence[int], dtype: torch.dtype, step: int) -> torch.Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.mesh.device)
-        peer, group = self._way(step, -step)
-        dist.recv(tensor, peer, group=group)
-        return tensor
 
     def _way(self, step: int, direction: int) -> tuple[int, dist.ProcessGroup]:
         """The rank of a neighbouring stage, and the group for messages in one direction between the two."""
         other = self.mesh.rank("pp") + step
         street = ("down" if direction > 0 else "up") + ("" if 0 <= other < self.mesh.pp else "_wrap")
-        return self.mesh.stage_rank(other), self.mesh.extra_groups[street]
+        return self.mesh.stage_rank(other), self.mesh.process_groups[street]
 
 
 def run_pipeline(
     model: LlamaModel,
-    micro_batches: Sequence[ModelInput | None],
+    micro_batches: Sequence[MultimodalBatch | None],
     *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
@@ -127,7 +120,7 @@ def run_pipeline(
         UsageError: the first and the last stage have different micro-batches.
     """
     mesh = model.mesh
-    stage = _Stage(model, micro_batches, divisor, record)
+    stage = _Stage(model, micro_batches, torch.as_tensor(divisor, device=mesh.device), record)
     schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
     for action in schedule:
         if not action.backward:
@@ -140,20 +133,18 @@ def run_pipeline(
     return stage.loss
 
 
+@dataclass(eq=False)
 class _Stage:
     """One stage's side of a step."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        micro_batches: Sequence[ModelInput | None],
-        divisor: torch.Tensor | float,
-        record: Record | None,
-    ):
-        self.model, self.micro_batches, self.record = model, micro_batches, record
-        self.divisor = torch.as_tensor(divisor, device=model.mesh.device)
-        self.wire = Wire(model.mesh, model.config)
-        self.loss = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
+    model: LlamaModel
+    micro_batches: Sequence[MultimodalBatch | None]
+    divisor: torch.Tensor
+    record: Record | None
+
+    def __post_init__(self) -> None:
+        self.wire = Wire(self.model.mesh, self.model.config)
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
         #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
 
@@ -176,16 +167,14 @@ class _Stage:
             return
         if received is not None:
             received.hidden.requires_grad_(keep)
-        began = self._now()
-        made = model.run_chunk(chunk, batch, received)
+        with self._recorded(action):
+            made = model.run_chunk(chunk, batch, received)
+            if isinstance(made, torch.Tensor):
+                made = made / self.divisor.to(made.dtype)
+                self.loss += made.detach()
         if isinstance(made, Stream):
-            self._note(action, began)
             self.wire.send_stream(made, fingerprint)
             made = made.hidden
-        else:
-            made = made / self.divisor.to(made.dtype)
-            self.loss += made.detach()
-            self._note(action, began)
         if keep:
             self._held[chunk, action.micro_batch] = received, made
 
@@ -195,15 +184,14 @@ class _Stage:
         if held is None:
             return  # it was empty
         received, made = held
-        gradient = None if self.model.ends(action.chunk) else self.wire.receive_gradient(made)
-        began = self._now()
-        # With frozen parameters it may be that nothing before here learns.
-        if made.requires_grad:
-            made.backward(gradient)
-        self._note(action, began)
+        gradient = None if self.model.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
+        with self._recorded(action):
+            # With frozen parameters it may be that nothing before here learns.
+            if made.requires_grad:
+                made.backward(gradient)
         if received is not None:
             grad = received.hidden.grad
-            self.wire.send_gradient(torch.zeros_like(received.hidden) if grad is None else grad)
+            self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
     def _check(self, action: Action, fingerprint: torch.Tensor) -> None:
         """The first and the last stage read their data each for itself, and must have read the same."""
@@ -215,13 +203,19 @@ class _Stage:
                 fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
             )
 
-    def _note(self, action: Action, began: float) -> None:
-        if self.record is not None:
-            self.record(action, began, self._now())
+    @contextmanager
+    def _recorded(self, action: Action) -> Iterator[None]:
+        """Tell who wants to know it when all of the work began and was done."""
+        if self.record is None:
+            yield
+            return
+        began = self._now()
+        yield
+        self.record(action, began, self._now())
 
     def _now(self) -> float:
-        """Seconds; if somebody wants to know them, those at which all of the work so far is done."""
-        if self.record is not None and self.model.mesh.device.type == "cuda":
+        """Seconds at which all of the work so far is done."""
+        if self.model.mesh.device.type == "cuda":
             torch.cuda.synchronize(self.model.mesh.device)
         return time.perf_counter()
 

@@ -7,8 +7,6 @@ from typing import Any
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.training.config import ModelConfig
 
-__all__ = ["PRESETS", "model_preset"]
-
 _LLAMA = {"vocab_size": 32000}
 #: Keys of :class:`ModelConfig`. ``1.1B`` is TinyLlama's shape, ``160M`` JackFram's, the rest are Llama's and Llama 2's.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -36,7 +34,6 @@ def model_preset(name: str, **changes: Any) -> ModelConfig:
         4
     """
     if name not in PRESETS:
-        raise ConfigError(
-            f"there is no preset {name!r}", at="model.preset", choices=list(PRESETS), suggest_for=str(name)
-        )
+        what = f"there is no preset {name!r}"
+        raise ConfigError(what, at="model.preset", choices=list(PRESETS), suggest_for=name)
     return ModelConfig(**(PRESETS[name] | changes))

@@ -57,30 +57,12 @@ class ProfileWindow:
         with torch.profiler.record_function(f"step {number}"):
             yield lambda action, began, ended: self._note(number, action, began + offset, ended + offset)
         if number == self.window[1]:
-            self._write()
+            self.close()
 
     def close(self) -> None:
-        """Write what there is, if the run has ended inside the window."""
-        if self._profiler is not None:
-            self._write()
-
-    def _note(self, step: int, action: Action, began: float, ended: float) -> None:
-        stage = self.mesh.rank("pp")
-        self._events.append(
-            {
-                "name": str(action),
-                "cat": "backward" if action.backward else "forward",
-                "ph": "X",
-                "ts": began * 1e6,
-                "dur": (ended - began) * 1e6,
-                "pid": self.mesh.global_rank,
-                "tid": stage,
-                "args": {"step": step, "stage": stage, "micro_batch": action.micro_batch, "chunk": action.chunk},
-            }
-        )
-
-    def _write(self) -> None:
-        assert self._profiler is not None
+        """Write what there is of the window, if that has not been done."""
+        if self._profiler is None:
+            return
         self._profiler.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
         rank = f"rank{self.mesh.global_rank:03d}"
@@ -91,3 +73,10 @@ class ProfileWindow:
         document = {"traceEvents": [name, *self._events], "place": place}
         (self.folder / f"passes-{rank}.json").write_text(json.dumps(document), encoding="utf-8")
         self._events = []
+
+    def _note(self, step: int, action: Action, began: float, ended: float) -> None:
+        stage = self.mesh.rank("pp")
+        what = {"name": str(action), "cat": "backward" if action.backward else "forward"}
+        when = {"ph": "X", "ts": began * 1e6, "dur": (ended - began) * 1e6}
+        more = {"step": step, "stage": stage, "micro_batch": action.micro_batch, "chunk": action.chunk}
+        self._events.append({**what, **when, "pid": self.mesh.global_rank, "tid": stage, "args": more})

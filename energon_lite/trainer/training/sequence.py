@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import ModelConfig, RopeScaling
+from energon_lite.trainer.training.registry import find_attention
 
 #: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -43,21 +44,31 @@ class SequencePart:
         rotation: for this rank's positions.
         runs: of this rank's positions, in the order in which it holds them.
         mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows, if tokens see their own document only.
     """
 
     rotation: Rotation
     runs: tuple[Run, ...]
     mesh: ParallelMesh
-    documents: torch.Tensor | None = None
 
 
-def padded_length(length: int, mesh: ParallelMesh) -> int:
-    """The next length that can be cut over the ranks."""
-    parts = 2 * mesh.cp if mesh.cp > 1 else 1
-    if mesh.sequence_cut:
-        parts *= mesh.tp
-    return -(-length // parts) * parts
+def sequence_part(
+    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
+) -> SequencePart:
+    """What attention must know of the rows of a micro-batch; one for all layers.
+
+    Args:
+        local: number of positions that this rank holds between blocks.
+        config: the model's shape.
+        mesh: the ranks.
+        documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
+            their row.
+    """
+    length = whole_length(local, mesh)
+    runs = runs_of_rank(length, mesh)
+    positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
+    mask = find_attention(config.attention).document_mask
+    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
+    return SequencePart(rotation_table(positions, config), masked, mesh)
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:
@@ -73,8 +84,16 @@ def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
     return [(rank * chunk, chunk), ((2 * mesh.cp - 1 - rank) * chunk, chunk)]
 
 
+def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.Tensor:
+    """Rows ``[rows, length, ...]`` made longer at their end, to the next length that can be cut over the ranks."""
+    parts = (2 * mesh.cp if mesh.cp > 1 else 1) * (mesh.tp if mesh.sequence_cut else 1)
+    more = -x.shape[1] % parts
+    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
+
+
 def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, length / cp, ...]``."""
+    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
+    x = pad_rows(x, mesh)
     if mesh.cp == 1:
         return x
     return torch.cat([x.narrow(1, start, length) for start, length in runs_of_rank(x.shape[1], mesh)], dim=1)
@@ -89,12 +108,6 @@ def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
         return x
     chunks = gather_sequence(x, mesh.group("cp")).chunk(2 * mesh.cp, dim=-2)
     return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=-2)
-
-
-def pad_rows(x: torch.Tensor, length: int, value: float = 0.0) -> torch.Tensor:
-    """Rows ``[rows, length, ...]`` made longer at their end."""
-    more = length - x.shape[1]
-    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
 
 
 def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.llama import LlamaModel, ModelInput
+from energon_lite.trainer.training.data import MultimodalBatch
+from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
 
 
@@ -26,21 +27,21 @@ class StepResult:
 
     Args:
         loss: mean loss of a token.
-        tokens: number of tokens that the loss counted.
         grad_norm: global norm of the gradient before clipping.
+        tokens: number of tokens that the loss counted.
         lr: the learning rate.
     """
 
     loss: float
-    tokens: int
     grad_norm: float
+    tokens: int
     lr: float
 
 
 def train_step(
     model: LlamaModel,
     optimizer: Optimizer,
-    micro_batches: Sequence[ModelInput | None],
+    micro_batches: Sequence[MultimodalBatch | None],
     mesh: ParallelMesh,
     *,
     lr: float | Callable[[int], float],
@@ -69,13 +70,13 @@ def train_step(
         record=record,
     )
     loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    rate = lr(int(tokens.item())) if callable(lr) else lr
-    grad_norm = optimizer.step(rate)
-    return StepResult(loss.item(), int(tokens.item()), grad_norm, rate)
+    counted = int(tokens.item())
+    rate = lr(counted) if callable(lr) else lr
+    return StepResult(loss.item(), optimizer.step(rate), counted, rate)
 
 
 @torch.no_grad()
-def evaluate(model: LlamaModel, batches: Iterable[ModelInput | None], mesh: ParallelMesh) -> tuple[float, int]:
+def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> tuple[float, int]:
     """Mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
 
     Args:
@@ -94,7 +95,7 @@ def evaluate(model: LlamaModel, batches: Iterable[ModelInput | None], mesh: Para
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
 
-def _count_tokens(micro_batches: Iterable[ModelInput | None], mesh: ParallelMesh) -> torch.Tensor:
+def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
     """How many tokens of this rank's micro-batches count, each on one rank of a model replica: of the last stage's."""
     tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:

@@ -25,8 +25,6 @@ class ColumnParallelLinear(nn.Module):
         mesh: the ranks.
         bias: add a bias (cut like the outputs).
         gather_output: return all features on every rank; otherwise this rank's, for a :class:`RowParallelLinear`.
-        input_entered: the caller has passed the input through :func:`enter_parallel`, which lets several layers with
-            one input share its communication.
         std: standard deviation of the initial weights.
         dtype: type of the weights.
 
@@ -46,34 +44,39 @@ class ColumnParallelLinear(nn.Module):
         *,
         bias: bool = False,
         gather_output: bool = False,
-        input_entered: bool = False,
         std: float = 0.02,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
         self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
         self.gather_output = gather_output
-        self.input_entered = input_entered
         self.weight = new_parameter(ParameterLayout((out_features, in_features), 0, std), mesh, dtype)
         self.bias = new_parameter(ParameterLayout((out_features,), 0), mesh, dtype) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in_features]`` -> ``[..., out_features / tp]``, or all of them with ``gather_output``."""
-        if not self.input_entered:
-            x = enter_parallel(x, self.group, sequence=self.sequence)
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The input, for this layer and others of the same kind; see :func:`enter_parallel`."""
+        return enter_parallel(x, self.group, sequence=self.sequence)
+
+    def forward(self, x: torch.Tensor, *, entered: bool = False) -> torch.Tensor:
+        """``[..., in_features]`` -> ``[..., out_features / tp]``, or all of them with ``gather_output``.
+
+        With ``entered``, the input has gone through :meth:`enter`: layers with one input share its communication.
+        """
+        x = x if entered else self.enter(x)
         y = F.linear(x, self.weight, self.bias)
         return gather_parallel(y, self.group) if self.gather_output else y
 
 
 def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: bool) -> Sequence[torch.Tensor]:
-    """Several layers of one input that has been entered; ``fused``: as one matrix product.
+    """Several layers of one input, whose communication they share; ``fused``: as one matrix product.
 
     The weights are put together for each call, which costs a copy of them and saves launches and passes over ``x``.
     They stay parameters of their own, with names and checkpoints as ever. The calling module sets ``reads_children``,
     so that whoever replaces weights behind the computation has done so before it is called.
     """
+    x = layers[0].enter(x)
     if not fused:
-        return [layer(x) for layer in layers]
+        return [layer(x, entered=True) for layer in layers]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
     return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from rank_processes import RunRanks
-from test_checkpoint_layouts import STATE, Part
 from test_parity import Layout
+from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint

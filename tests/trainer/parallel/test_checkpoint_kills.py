@@ -16,8 +16,8 @@ import torch.distributed as dist
 from copying_store import CopyingStore
 from kill_steps import die_at
 from rank_processes import RankFailure, RunRanks
-from test_checkpoint_layouts import Part
 from test_parity import Layout
+from training_part import Part
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles

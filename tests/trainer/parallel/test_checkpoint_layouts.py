@@ -1,37 +1,20 @@
-"""A checkpoint saved by one layout of ranks is read by every other, and is whole or not there."""
+"""A checkpoint saved by one layout of ranks is read by every other."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import os
-import pickle
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from late_collectives import watched_collectives
-from rank_processes import RankFailure, RunRanks
-from test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
+from rank_processes import RunRanks
+from test_parity import Layout
+from training_part import STATE, Part
 
-from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing import checkpoint
-from energon_lite.trainer.checkpointing import files as checkpoint_files
-from energon_lite.trainer.checkpointing.checkpoint import (
-    latest_checkpoint,
-    load_checkpoint,
-    read_state,
-    save_checkpoint,
-)
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.shards import whole_tensors
-from energon_lite.trainer.training.llama import LlamaModel
-from energon_lite.trainer.training.step import train_step
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state
 
 LAYOUTS = [
     Layout(tp=4),
@@ -43,54 +26,6 @@ LAYOUTS = [
     Layout(cp=2, dp=2),
     Layout(tp=2, pp=2, cp=2),
 ]
-STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1}}
-
-
-class Part:
-    """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
-
-    def __init__(
-        self, layout: Layout, *, seed: int = 5, dtype: str = "float64", kind: str = "overlapped", **shape: Any
-    ):
-        self.mesh: ParallelMesh = layout.mesh()
-        self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
-        # Small buckets, so that slices begin and end inside of rows.
-        settings = dataclasses.replace(OPTIMIZER, kind=kind, bucket_size=1500)
-        self.optimizer = make_optimizer(self.model, self.mesh, settings)
-
-    def train(self, first: int, last: int) -> list[tuple[float, float]]:
-        """Losses and gradient norms of steps ``first..last-1``."""
-        results = []
-        for micro_batches in make_steps()[first:last]:
-            mine = own(micro_batches, self.mesh)
-            results.append(train_step(self.model, self.optimizer, mine, self.mesh, lr=1e-2))
-        return [(result.loss, result.grad_norm) for result in results]
-
-    def save(self, root: Path, step: int, keep: int = 2) -> Path:
-        return save_checkpoint(root, step, self.model, self.optimizer, self.mesh, STATE, keep=keep)
-
-    def load(self, path: Path | str) -> tuple[int, dict[str, Any]]:
-        return load_checkpoint(path, self.model, self.mesh, self.optimizer)
-
-    def content(self) -> dict[str, torch.Tensor]:
-        """All parameters and moments, whole."""
-        self.optimizer.wait_parameters()
-        found = gathered(self.model, self.mesh)
-        parts = []
-        for shard in self.optimizer.shards():
-            for kind, tensor in whole_tensors(shard, self.mesh).items():
-                name = f"{shard.name}.{kind}"
-                parts += [(name, tensor.shape, box, tensor.read(box).clone()) for box in tensor.boxes]
-        for name, shape, box, part in itertools.chain.from_iterable(self.of_all_ranks(parts)):
-            whole = found.setdefault(name, torch.full(shape, torch.nan, dtype=part.dtype))
-            whole[tuple(slice(at, at + size) for at, size in zip(*box, strict=True))] = part
-        return found
-
-    def of_all_ranks(self, value: Any) -> list[Any]:
-        gathered: list[Any] = [value] * self.mesh.world_size
-        if self.mesh.world_size > 1:
-            dist.all_gather_object(gathered, value)
-        return gathered
 
 
 @pytest.mark.slow
@@ -199,149 +134,6 @@ def test_a_model_of_another_shape_is_refused(run_ranks: RunRanks, tmp_path: Path
     for wider, deeper in run_ranks(2, save_and_load):
         assert "has shape [24, 32] for model.layers.0.mlp.gate_proj.weight" in wider
         assert "has nothing for model.layers.4." in deeper
-
-
-# -- crashes ---------------------------------------------------------------------------------------------------------
-
-
-def kill_instead(*args: Any, **kwargs: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_writing(write: Callable[..., Any]) -> Callable[..., Any]:
-    """The first file is on disk, then the process is gone."""
-
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        write(*args, **kwargs)
-        kill_instead()
-
-    return dying
-
-
-def die_when(condition: Callable[[Path], bool]) -> Callable[..., Any]:
-    """Dies at the first change of a folder after which ``condition`` holds."""
-
-    def wrap(change: Callable[..., Any]) -> Callable[..., Any]:
-        def dying(folder: Path, *args: Any) -> Any:
-            change(folder, *args)
-            if condition(folder.parent if folder.name.startswith(("step", ".")) else folder):
-                kill_instead()
-
-        return dying
-
-    return wrap
-
-
-def named(folder: Path) -> bool:
-    return (folder / "step-00000002").exists()
-
-
-def without_name(folder: Path) -> bool:
-    return (folder / ".replaced-step-00000002").exists() and not named(folder)
-
-
-#: What rank 0 dies in, and how.
-CRASHES = {
-    "before anything is written": ("save_tensors", lambda _: kill_instead),
-    "after its data is written": ("CheckpointWriter.write_data", die_in_writing),
-    "before it has its name": ("CheckpointFiles.publish", lambda _: kill_instead),
-    "before it is the latest": ("checkpoint_files._flush_folder", die_when(named)),
-    "while old ones are removed": ("CheckpointFiles.prune", lambda _: kill_instead),
-}
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["first time", "over a finished one"])
-@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())
-def test_a_killed_save_leaves_the_former_checkpoint(
-    run_ranks: RunRanks, tmp_path: Path, crash: tuple[str, Any], again: bool
-) -> None:
-    where, how = crash
-
-    def die(rank: int) -> None:
-        part = Part(Layout(dp=2))
-        part.train(0, 1)
-        part.save(tmp_path, 1)
-        part.train(1, 2)
-        if again:
-            part.save(tmp_path, 2)
-            (tmp_path / "latest").write_text("step-00000001\n")
-        if part.mesh.is_main:
-            sabotage(where, how)
-        part.save(tmp_path, 2)
-
-    with pytest.raises(RankFailure) as failure:
-        run_ranks(2, die)
-    assert "died without a word" in failure.value.by_rank[0]
-
-    def go_on(rank: int) -> tuple[int, list[str]]:
-        part = Part(Layout(tp=2))
-        path = latest_checkpoint(tmp_path)
-        assert path is not None
-        step, state = part.load(path)
-        assert state == STATE
-        part.save(tmp_path, 2, keep=1)
-        return step, sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("ranks-"))
-
-    for step, names in run_ranks(2, go_on):
-        # Both are whole; which of the two is the latest depends on whether `latest` was written already.
-        assert step == (2 if where == "CheckpointFiles.prune" else 1)
-        assert names == ["latest", "step-00000002"]
-
-
-def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ranks: RunRanks, tmp_path: Path) -> None:
-    def die(rank: int) -> None:
-        part = Part(Layout())
-        part.save(tmp_path, 1)
-        part.save(tmp_path, 2)
-        sabotage("checkpoint_files.Path.rename", die_when(without_name))
-        part.save(tmp_path, 2)
-
-    with pytest.raises(RankFailure, match="died without a word"):
-        run_ranks(1, die)
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
-
-
-def sabotage(where: str, wrap: Callable[[Any], Any]) -> None:
-    """Put ``wrap(f)`` in the place of a function ``f`` that the checkpoint module uses. For a process that will die."""
-    *path, name = where.split(".")
-    owner: Any = checkpoint_files if path and path[0] == "checkpoint_files" else checkpoint
-    path = [part for part in path if part != "checkpoint_files"]
-    for part in path:
-        owner = getattr(owner, part)
-    setattr(owner, name, wrap(getattr(owner, name)))
-
-
-def test_without_latest_the_newest_finished_one_counts(tmp_path: Path) -> None:
-    for name in ("step-00000001", "step-00000002", "step-00000004", ".saving-00000003", ".deleted-step-00000009"):
-        (tmp_path / name).mkdir()
-        if name != "step-00000004":
-            (tmp_path / name / "manifest.json").write_text('{"files": {}}')
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
-    (tmp_path / "latest").write_text("step-00000001\n")
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
-    (tmp_path / "latest").write_text("step-00000007\n")
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
-    assert latest_checkpoint(tmp_path / "nothing") is None
-
-
-class Bomb:
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
-    with pytest.raises(StateError, match=r"posix\.mkdir does not belong"):
-        read_state(tmp_path)
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="not a readable checkpoint"):
-        read_state(tmp_path)
 
 
 # -- values that are still on their way ------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 import torch
 from copying_store import CopyingStore
 from rank_processes import RankFailure, RunRanks
-from test_checkpoint_layouts import STATE, Part, kill_instead, sabotage
+from test_checkpoint_crashes import kill_instead, sabotage
 from test_parity import Layout
+from training_part import STATE, Part
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from rank_processes import RankFailure, RunRanks
-from test_checkpoint_layouts import STATE, Part
 from test_parity import Layout
 from test_trainer_runs import blend, make_config, train  # noqa: F401
+from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing import checkpoint

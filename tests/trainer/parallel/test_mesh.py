@@ -11,7 +11,7 @@ from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.collectives import device_of
-from energon_lite.trainer.parallel.mesh import _start_process_group, build_mesh
+from energon_lite.trainer.parallel.mesh import build_mesh, start_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes
 
 
@@ -146,7 +146,7 @@ def test_the_device_is_the_one_the_group_talks_over(
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend_config", lambda group=None: backends)
-    found, started = _start_process_group()
+    found, started = start_process_group()
     assert (found.type, started) == (device, False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert device_of(None).type == ("cuda" if backends == "cuda:nccl" else "cpu")

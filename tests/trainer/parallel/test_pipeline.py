@@ -50,7 +50,7 @@ class ChunkModule(torch.nn.Module):
         else:
             stream = Stream(x)
         made = self.model.blocks(self.chunk, stream)
-        return self.model.logits(made) if self.model.ends(self.chunk) else made.hidden
+        return self.model.head(made) if self.model.ends(self.chunk) else made.hidden
 
 
 @pytest.mark.parametrize("virtual", [1, 2])
