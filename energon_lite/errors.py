@@ -10,6 +10,7 @@ Two classes are not failures of the library but words a user's hook says to it: 
 
 from __future__ import annotations
 
+import copyreg
 import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -80,14 +81,7 @@ class EnergonLiteError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross the process boundary from workers; keyword-only arguments need help with that.
-        return (_rebuild, (type(self), self.args, self.__dict__))
-
-
-def _rebuild(cls: type[Exception], args: tuple[object, ...], attributes: dict[str, object]) -> Exception:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
+        return (copyreg.__newobj__, (type(self),), self.__dict__ | {"args": self.args})  # type: ignore[attr-defined]
 
 
 class UsageError(EnergonLiteError, ValueError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 from dataclasses import is_dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from energon_lite.documents import Node
 from energon_lite.errors import TrustError
@@ -141,7 +141,7 @@ def _imported_sample_type(named: _NamedClass) -> type[Sample]:
     return cast("type[Sample]", found)
 
 
-def dataset_class(entries: dict[str, Node]) -> tuple[str, str | None]:
+def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"], str | None]:
     """What the top of a ``dataset.yaml`` says: ``("crude", None)``, ``("standard", None)``, or for the older typed
     classes ``("standard", sample type)``.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,14 +75,35 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         what, expected = "the data set's configuration is missing", "a YAML file that says how to load a sample"
         raise missing_meta_file(what, file, "dataset.yaml", "dataset_config", expected)
     document = load_yaml(file)
-    entries = document.entries()
-    kind, typed = dataset_class(entries)
+    kind, typed = dataset_class(document.entries())
     fix = "remove it, and set the task encoder's decoder: decoder = SampleDecoder(...)"
     document.refuse(_DECODER_KEYS, "does not belong into dataset.yaml", fix, "no decoder's settings here")
-    config = _crude(document, trust_code) if kind == "crude" else _standard(document, typed, trust_code)
+    readers: dict[str, Callable[[Node], Any]] = {
+        "sample_loader": partial(_code, trust_code=trust_code),
+        "part_filter": partial(_part_filter, trust_code=trust_code),
+        "subflavors": read_subflavors,
+    }
+    chosen: str | type[Sample] | None = None
+    if kind == "crude":
+        what = "does not go with CrudeWebdataset, which hands the parts over as they are"
+        fix = "remove it, or remove '__class__: CrudeWebdataset'"
+        document.refuse(("sample_loader", "field_map", "sample_type"), what, fix, "part_filter, subflavors")
+        entries = document.mapping(optional=_COMMON_KEYS)
+    else:
+        if typed is not None:
+            what = "stands beside a class that already says the sample type"
+            fix = "remove '__module__' and '__class__' at the top"
+            document.refuse(["sample_type"], what, fix, f"no sample_type (the class means {typed})")
+        entries = document.mapping(() if typed else {"sample_type"}, _COMMON_KEYS | {"field_map", "sample_loader"})
+        chosen = typed or sample_type(entries["sample_type"], trust_code=trust_code)
+        _check_ways(document, chosen)
+        readers["field_map"] = partial(_field_map, chosen=chosen)
+    values = {
+        name: read(entries[name]) for name, read in readers.items() if name in entries and not entries[name].is_null
+    }
     for key in sorted(_IGNORED_KEYS & entries.keys()):
         logger.info("%s: %r has no effect here (order does not depend on workers or shards)", entries[key].origin, key)
-    return config
+    return DatasetConfig(kind, chosen, **values, origin=file)
 
 
 def missing_meta_file(what: str, file: str, usual: str, option: str, expected: str) -> ConfigError:
@@ -101,60 +123,30 @@ def missing_meta_file(what: str, file: str, usual: str, option: str, expected: s
     return ConfigError(what, file=file, expected=expected, found=f"no such file: {os.path.abspath(file)}", fix=fix)
 
 
-def _crude(document: Node, trust_code: bool) -> DatasetConfig:
-    document.refuse(
-        ("sample_loader", "field_map", "sample_type"),
-        "does not go with CrudeWebdataset, which hands the parts over as they are",
-        "remove it, or remove '__class__: CrudeWebdataset'",
-        "part_filter, subflavors",
-    )
-    entries = document.mapping(optional=_COMMON_KEYS)
-    return DatasetConfig("crude", **_common(entries, trust_code), origin=document.file)
-
-
-def _standard(document: Node, typed: str | None, trust_code: bool) -> DatasetConfig:
-    ways = ("field_map", "sample_loader")
-    if typed is not None and "sample_type" in document.value:
-        raise document.value["sample_type"].key_error(
-            "the data set's class already says the sample type",
-            "remove '__module__' and '__class__' at the top",
-            expected=f"no sample_type (the class means {typed})",
-        )
-    entries = document.mapping(() if typed else {"sample_type"}, _COMMON_KEYS | {*ways})
-    chosen = typed or sample_type(entries["sample_type"], trust_code=trust_code)
-    given = {key: entry for key, entry in entries.items() if not entry.is_null}
+def _check_ways(document: Node, chosen: str | type[Sample]) -> None:
+    """See that there is one way to make samples of parts, and that it knows the parts."""
+    given = {key: entry for key, entry in document.value.items() if not entry.is_null}
     expected = "exactly one of field_map, sample_loader"
     if "field_map" in given and "sample_loader" in given:
         what = "both 'field_map' and 'sample_loader'"
         raise given["sample_loader"].key_error(what, "remove one of them", expected=expected, found="both")
-    if "sample_loader" in given:
-        loader = _code(given["sample_loader"], trust_code)
-        if "part_filter" not in given:
-            what = "'sample_loader' without 'part_filter'"
-            fix = "add 'part_filter: [jpg, json]' with the parts it needs"
-            raise given["sample_loader"].key_error(what, fix, expected="both keys", found="'sample_loader' alone")
-        common = _common(entries, trust_code)
-        return DatasetConfig("standard", chosen, sample_loader=loader, **common, origin=document.file)
-    if "field_map" not in given:
-        fix = f"add 'field_map:' with {_example(chosen)}"
-        raise document.error("neither 'field_map' nor 'sample_loader'", fix, expected=expected)
-    fields = _field_map(given["field_map"], chosen)
-    if "part_filter" in given:
+    if "sample_loader" in given and "part_filter" not in given:
+        what, fix = "'sample_loader' without 'part_filter'", "add 'part_filter: [jpg, json]' with the parts it needs"
+        raise given["sample_loader"].key_error(what, fix, expected="both keys", found="'sample_loader' alone")
+    if "field_map" in given and "part_filter" in given:
         what = "'part_filter' does not go with 'field_map', which already says the parts"
         raise given["part_filter"].key_error(what, "remove part_filter", expected="no part_filter")
-    return DatasetConfig("standard", chosen, fields, **_common(entries, trust_code), origin=document.file)
+    if "field_map" not in given and "sample_loader" not in given:
+        _, required, optional = _fields_of(chosen)
+        example = ", ".join(f"{name}: <part>" for name in required or optional[:1])
+        what, fix = "neither 'field_map' nor 'sample_loader'", f"add 'field_map:' with {{{example}}}"
+        raise document.error(what, fix, expected=expected)
 
 
-def _common(entries: Mapping[str, Node], trust_code: bool) -> dict[str, Any]:
-    """What every kind of data set may have, by the names that it has in :class:`DatasetConfig`."""
-    parts = entries.get("part_filter")
-    found: dict[str, Any] = {"subflavors": read_subflavors(entries["subflavors"])} if "subflavors" in entries else {}
-    if parts is None or parts.is_null:
-        return found
-    if isinstance(parts.value, str):
-        return found | {"part_filter": _code(parts, trust_code)}
-    nodes = parts.sequence("names of parts")
-    return found | {"part_filter": [part.string("the name of a part, e.g. jpg") for part in nodes]}
+def _part_filter(node: Node, trust_code: bool) -> str | list[str]:
+    if isinstance(node.value, str):
+        return _code(node, trust_code)
+    return [part.string("the name of a part, e.g. jpg") for part in node.sequence("names of parts")]
 
 
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
@@ -163,11 +155,6 @@ def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
     own = [f for f in dataclasses.fields(cls) if f.name not in _BASE_FIELDS and f.init]
     required = [f.name for f in own if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     return cls.__name__, required, [f.name for f in own if f.name not in required]
-
-
-def _example(chosen: str | type[Sample]) -> str:
-    _, required, optional = _fields_of(chosen)
-    return "{" + ", ".join(f"{name}: <part>" for name in required or optional[:1]) + "}"
 
 
 def _field_map(node: Node, chosen: str | type[Sample]) -> dict[str, str]:
