@@ -103,8 +103,9 @@ class ConfigError(EnergonLiteError, ValueError):
         at: path inside the document, e.g. ``splits.train.blend[1].weight``.
         expected: what would have been right.
         found: what is there instead.
-        choices: valid keys or values; the nearest one to ``found`` is suggested.
-        fix: what to do; made from ``choices`` if not given.
+        choices: valid keys or values; the nearest one is suggested.
+        suggest_for: what the suggestion is to be near to; None: there is none.
+        fix: what to do, if there is no suggestion; made from ``choices``, or from ``expected``, if not given.
     """
 
     def __init__(
@@ -125,12 +126,9 @@ class ConfigError(EnergonLiteError, ValueError):
         self.line, self.column, self.at = line, column, at
         self.expected, self.found = expected, found
         self.suggestion = nearest(suggest_for, choices) if suggest_for is not None else None
-        parts = [what]
-        if expected is not None:
-            parts.append(f"expected {expected}")
-        if found is not None:
-            parts.append(f"found {found}")
-        if fix is None and self.suggestion is not None:
+        said = {"expected": expected, "found": found}
+        parts = [what, *(f"{name} {words}" for name, words in said.items() if words is not None)]
+        if self.suggestion is not None:
             fix = f"did you mean {self.suggestion!r}?"
         elif fix is None and choices:
             fix = "use one of: " + ", ".join(str(choice) for choice in choices)

@@ -184,8 +184,6 @@ class _Flattening:
                 choices=document.splits,
                 word=split_part,
             )
-        if split.unsupported is not None:
-            raise split.unsupported
         if split.blend is not None:
             _refuse_mixture(split.blend, split, above.blend)
             above = replace(above, blend=split)

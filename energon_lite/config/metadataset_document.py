@@ -8,12 +8,11 @@ only if that split is used.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
-from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
@@ -96,7 +95,7 @@ class Reference:
     repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None
-    subflavors: Annotated[dict[str, Any], read_subflavors] = field(default_factory=dict)
+    subflavors: dict[str, Any] | None = None
     subflavor: Annotated[str | None, "a label"] = None
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
     dataset_config: Annotated[str | None, _file_name] = None
@@ -106,7 +105,8 @@ class Reference:
     @property
     def labels(self) -> dict[str, Any]:
         """The labels for its samples."""
-        return self.subflavors if self.subflavor is None else {"__subflavor__": self.subflavor} | self.subflavors
+        oldest = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
+        return oldest | (self.subflavors or {})
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,12 @@ class Split:
         blend: the node of the list, for messages; None for a single reference, which goes into blends of both kinds.
         epochized: the list is under ``blend_epochized``.
         subset: which part of all that.
-        unsupported: the error to raise if this split is used.
     """
 
     references: tuple[Reference, ...]
     blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
-    unsupported: ConfigError | None = None
 
     def shares(self) -> list[Share]:
         """The weights, normalised to sum to 1."""
@@ -182,10 +180,8 @@ def _split(node: Node, version: str | None) -> Split:
     if not kinds:
         raise _no_kind(node)
     kind = kinds[0]
-    if kind == "path":
+    if kind in ("path", "join"):
         return Split((_reference(node, kind),))
-    if kind == "join":
-        return Split((), unsupported=_not_yet(keys[kind]))
     entries = node.mapping(required={kind}, optional={"subset"})
     subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
     if subset is not None and subset.first is not None:
