@@ -59,28 +59,19 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
         blend_samples: over so many samples of the blend, the run, epochs are counted; 0: its length is not known.
     """
     stages = find_stages(specs)
+    ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
     if len(stages) > 1:
-        return _staged_facts(specs, samples, blend_samples, stages)
-    shown = [
-        spec.weight if spec.repetitions is None else spec.repetitions * count
-        for spec, count in zip(specs, samples, strict=True)
-    ]
-    total = sum(shown)
+        ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
+        parts, total = (ideal.whole + ideal.fraction * 2.0**-62).tolist(), float(max(blend_samples, 1))
+        both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
+        ends = [*zip(*both, strict=True)]
+    else:
+        pairs = zip(specs, samples, strict=True)
+        parts = [one.weight if one.repetitions is None else one.repetitions * count for one, count in pairs]
+        total = sum(parts)
     return [
-        LeafFacts(spec, count, part / total, blend_samples * part / total / count)
-        for spec, count, part in zip(specs, samples, shown, strict=True)
-    ]
-
-
-def _staged_facts(
-    specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int, stages: Sequence[WeightStage]
-) -> list[LeafFacts]:
-    ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-    shown = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
-    ends = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
-    return [
-        LeafFacts(spec, count, part / max(blend_samples, 1), part / count, shares)
-        for spec, count, part, shares in zip(specs, samples, shown, zip(*ends, strict=True), strict=True)
+        LeafFacts(spec, count, part / total, blend_samples * part / total / count, shares)
+        for spec, count, part, shares in zip(specs, samples, parts, ends, strict=True)
     ]
 
 
