@@ -18,35 +18,6 @@ from typing import Any
 
 from typing_extensions import Self
 
-__all__ = [
-    "ConfigError",
-    "DataIndexError",
-    "DatasetError",
-    "DecodeError",
-    "EmptyDatasetError",
-    "EnergonLiteError",
-    "FatalSampleError",
-    "FatalStorageError",
-    "FieldAccessError",
-    "MissingShardError",
-    "NonFiniteError",
-    "NotPreparedError",
-    "SampleError",
-    "ShardChangedError",
-    "ShardFormatError",
-    "SkipSample",
-    "StateError",
-    "StateMismatchError",
-    "TopologyError",
-    "TrustError",
-    "UnknownLengthError",
-    "UsageError",
-    "WorkerError",
-    "field_of",
-    "nearest",
-    "require",
-]
-
 
 def nearest(word: object, choices: Iterable[object]) -> str | None:
     """The choice that looks most like ``word``, or None if none comes close.
