@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
@@ -104,9 +104,8 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
-    recipe = _Recipe.of(
-        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
-    )
+    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -150,9 +149,8 @@ def get_val_dataset(
     count here; subsets do.
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
-    recipe = _Recipe.of(
-        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
-    )
+    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     specs = _find(path, split_part, recipe.reading)
@@ -209,37 +207,28 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Recipe:
-    """What data sets for training and for validation have in common."""
+    """What data sets for training and for validation have in common: their arguments, checked before a file is read."""
 
     split_part: str
     worker_config: WorkerConfig
     batch_size: int | None
+    drop_last: bool
+    packing: int | None
     encoder: TaskEncoder
-    chunking: Chunking
-    tokens: TokenBatching | None
+    batching: ByTokens | None
+    chunks: Chunks
     reading: Reading
+    tokens: TokenBatching | None = field(default=None, init=False)
+    chunking: Chunking = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        split_part: str,
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        drop_last: bool,
-        packing: int | None,
-        encoder: TaskEncoder | None,
-        batching: ByTokens | None,
-        chunks: Chunks,
-        reading: Reading,
-    ) -> _Recipe:
-        encoder = DefaultTaskEncoder() if encoder is None else encoder
-        check_hooks(encoder, packing_buffer_size=packing)
-        tokens = None if batching is None else token_batching(batching, chunks.size, batch_size, packing)
-        size = chunks.size if batching is None else None
-        chunking = Chunking(packing, size, chunks.remainder, chunks.lanes, drop_last)
-        return cls(split_part, worker_config, batch_size, encoder, chunking, tokens, reading)
+    def __post_init__(self) -> None:
+        check_hooks(self.encoder, packing_buffer_size=self.packing)
+        size = self.chunks.size
+        if self.batching is not None:
+            self.tokens, size = token_batching(self.batching, size, self.batch_size, self.packing), None
+        self.chunking = Chunking(self.packing, size, self.chunks.remainder, self.chunks.lanes, self.drop_last)
 
     def train(
         self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
@@ -301,7 +290,7 @@ class _Recipe:
             "kind": kind,
             "split_part": self.split_part,
             "batch_size": self.batch_size,
-            "batch_drop_last": self.chunking.drop_last,
+            "batch_drop_last": self.drop_last,
             "seed": self.worker_config.seed_offset,
         }
 
