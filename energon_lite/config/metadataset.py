@@ -125,7 +125,7 @@ def load_metadataset(
     flattening = _Flattening()
     if isinstance(path_or_dict, Mapping):
         document = parse_metadataset(from_plain(path_or_dict, DICT_NAME), os.getcwd())
-        return tuple(flattening.split(document, split_part, _Above()))
+        return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
     given = local_path(os.fspath(path_or_dict))
     path = os.path.abspath(given)
     if is_url(given):
@@ -138,26 +138,25 @@ def load_metadataset(
     if not os.path.isfile(path):
         fix, found = missing_file_fix(path, "correct the path"), f"no such file: {path}"
         raise ConfigError("the metadataset is missing", file=given, expected="a .yaml file", found=found, fix=fix)
-    document = flattening.document(path)
-    return tuple(flattening.split(document, split_part, _Above(chain=((path, split_part),))))
+    return tuple(flattening.split(flattening.document(path), _Above(trail=(Step(path, split_part, "", ""),))))
 
 
 @dataclass(frozen=True)
 class _Above:
-    """What the documents above say to the ones below."""
+    """What the documents above say to the ones below.
 
+    Args:
+        trail: the documents on the way here, the outermost first, which no reference led to.
+        blend: the nearest blend on the way here.
+    """
+
+    trail: tuple[Step, ...]
     weight: Share = ONE
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
-    #: The nearest blend on the way here.
     blend: Split | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     multiplier: int | None = 1
-    #: The (file, split) pairs on the way here, outermost first.
-    chain: tuple[tuple[str, str], ...] = ()
-    trail: tuple[Step, ...] = ()
-    #: The reference that led here, for messages.
-    origin: str | None = None
 
 
 class _Flattening:
@@ -171,11 +170,12 @@ class _Flattening:
             self._documents[path] = parse_metadataset(load_yaml(path), os.path.dirname(path))
         return self._documents[path]
 
-    def split(self, document: MetadatasetDocument, split_part: str, above: _Above) -> list[LeafSpec]:
-        """The leaves of one split of a document."""
+    def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
+        """The leaves of the split of a document that the last step of the trail is about."""
+        _, split_part, origin, _ = above.trail[-1]
         split = document.splits.get(split_part)
         if split is None:
-            asked = f", which {above.origin} asks for" if above.origin else ""
+            asked = f", which {origin} asks for" if origin else ""
             raise document.splits_node.error(
                 f"the metadataset has no split {split_part!r}{asked}",
                 f"use one of these (split_part), or add '{split_part}:' here",
@@ -190,12 +190,10 @@ class _Flattening:
         above = replace(above, subset=_part(above.subset, split.subset))
         leaves: list[LeafSpec] = []
         for reference, share in zip(split.references, split.shares(), strict=True):
-            leaves.extend(self._reference(reference, share, split_part, document, above))
+            leaves.extend(self._reference(reference, share, document.folder, above))
         return leaves
 
-    def _reference(
-        self, reference: Reference, share: Share, split_part: str, document: MetadatasetDocument, above: _Above
-    ) -> list[LeafSpec]:
+    def _reference(self, reference: Reference, share: Share, folder: str, above: _Above) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
         here = replace(
@@ -205,12 +203,11 @@ class _Flattening:
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
-            origin=reference.node.origin,
         )
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
-        path, split_part = _locate(reference, document.folder), reference.split_part or split_part
+        path, split_part = _locate(reference, folder), reference.split_part or above.trail[-1].split_part
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [
@@ -226,7 +223,7 @@ class _Flattening:
                 dataset_config=reference.dataset_config or "dataset.yaml",
                 split_config=reference.split_config or "split.yaml",
                 origin=reference.node.origin,
-                trail=here.trail,
+                trail=here.trail[1:],
             )
         ]
 
@@ -239,14 +236,13 @@ class _Flattening:
                 node.refuse([name], what, fix, f"no {name}")
         if reference.subset is not None and reference.subset.first is not None:
             raise numbers_above_leaf(node.value["subset"], "a metadataset")
-        if (path, split_part) in here.chain:
-            steps = [*here.chain[here.chain.index((path, split_part)) :], (path, split_part)]
-            found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps)
+        step = Step(path, split_part, node.origin, node.path)
+        way = [(one.path, one.split_part) for one in (*here.trail, step)]
+        if way[-1] in way[:-1]:
+            found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in way[way.index(way[-1]) :])
             what, fix = "the metadatasets refer to each other in a circle", "remove one of these references"
             raise reference.path.error(what, fix, expected="a tree", found=found)
-        step = Step(path, split_part, node.origin, node.path)
-        below = replace(here, chain=(*here.chain, (path, split_part)), trail=(*here.trail, step))
-        return self.split(self.document(path), split_part, below)
+        return self.split(self.document(path), replace(here, trail=(*here.trail, step)))
 
 
 def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
