@@ -110,8 +110,7 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
     click.echo()
     # Each column is shown only if it says anything.
     shares = blended and not once and (samples is not None or not facts[0].stages)
-    for line in _table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended):
-        click.echo(line)
+    _show_table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended)
     if once and blended:
         click.echo(_VALIDATION)
     if once:
@@ -132,11 +131,9 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
 
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
-    kind = "1 data set"
-    if len(facts) > 1:
-        how = f"blended by {'weight' if facts[0].spec.repetitions is None else 'repetitions'}"
-        kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
-    return f"{path} [{split_part}]: {kind}"
+    how = "blended by weight" if facts[0].spec.repetitions is None else "blended by repetitions"
+    kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
+    return f"{path} [{split_part}]: {kind if len(facts) > 1 else '1 data set'}"
 
 
 def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
@@ -161,8 +158,7 @@ def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, s
             columns.append(("epochs", partial(_stage_epochs, number, samples)))
     epochs = f", and the epochs of {samples:,} samples with these weights" if samples else ""
     click.echo(f"Weights in each stage{epochs}:\n")
-    for line in _table("from position", columns, facts, folder):
-        click.echo(line)
+    _show_table("from position", columns, facts, folder)
     if len(stages) > _SHOWN_STAGES:
         more = len(stages) - _SHOWN_STAGES
         click.echo(f"... and {more} more stages, up to position {stages[-1].start:,}")
@@ -181,13 +177,13 @@ def _stage_epochs(number: int, samples: int, facts: Sequence[LeafFacts], leaf: b
     return _number(sum(facts[0].stages[number]) / 2 * samples / facts[0].samples) if leaf else ""
 
 
-def _table(
+def _show_table(
     title: str, columns: Sequence[_Column], facts: Sequence[LeafFacts], folder: str, total: bool = False
-) -> Iterator[str]:
+) -> None:
     """The tree of data sets, with columns."""
     lines = [*_branches(facts, folder, 0), *([("total", facts, False)] if total else [])]
     rows = [[name, *(cell(part, leaf) for _, cell in columns)] for name, part, leaf in lines]
-    return aligned([[title, *(name for name, _ in columns)], *rows])
+    click.echo("\n".join(aligned([[title, *(name for name, _ in columns)], *rows])))
 
 
 def _branches(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[tuple[str, Sequence[LeafFacts], bool]]:
@@ -216,18 +212,16 @@ def _leaf_name(spec: LeafSpec, folder: str) -> str:
 
 def _short(path: str, folder: str) -> str:
     """A path relative to the top document, if it is below it."""
-    return path[len(folder) + 1 :] if path.startswith(folder.rstrip("/") + "/") else path
+    return path.removeprefix(folder.rstrip("/") + "/")
 
 
 def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) -> None:
     often = sorted((one for one in facts if one.epochs > max_epochs), key=lambda one: -one.epochs)
     word = "weight" if facts[0].spec.repetitions is None else "repetitions"
     cure = f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"
-    lines = []
     for one in often[:_SHOWN_WARNINGS]:
         name = _leaf_name(one.spec, folder) + (f" ({one.spec.origin})" if one.spec.origin else "")
-        lines.append(f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}")
+        shown = f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}"
+        click.secho(f"Warning: {shown}", fg="yellow", err=True)
     if len(often) > _SHOWN_WARNINGS:
-        lines.append(f"... and {len(often) - _SHOWN_WARNINGS} more data sets")
-    for line in lines:
-        click.secho(f"Warning: {line}", fg="yellow", err=True)
+        click.secho(f"Warning: ... and {len(often) - _SHOWN_WARNINGS} more data sets", fg="yellow", err=True)
