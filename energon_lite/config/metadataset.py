@@ -124,7 +124,7 @@ def load_metadataset(
     """
     flattening = _Flattening()
     if isinstance(path_or_dict, Mapping):
-        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME), os.getcwd())
+        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
         return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
     given = local_path(os.fspath(path_or_dict))
     path = os.path.abspath(given)
@@ -167,7 +167,7 @@ class _Flattening:
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
-            self._documents[path] = parse_metadataset(load_yaml(path), os.path.dirname(path))
+            self._documents[path] = parse_metadataset(load_yaml(path))
         return self._documents[path]
 
     def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
@@ -176,7 +176,7 @@ class _Flattening:
         split = document.splits.get(split_part)
         if split is None:
             asked = f", which {origin} asks for" if origin else ""
-            raise document.splits_node.error(
+            raise document.node.error(
                 f"the metadataset has no split {split_part!r}{asked}",
                 f"use one of these (split_part), or add '{split_part}:' here",
                 expected=f"one of: {', '.join(document.splits)}",
@@ -189,11 +189,11 @@ class _Flattening:
             above = replace(above, blend=split)
         above = replace(above, subset=_part(above.subset, split.subset))
         leaves: list[LeafSpec] = []
-        for reference, share in zip(split.references, split.shares(), strict=True):
-            leaves.extend(self._reference(reference, share, document.folder, above))
+        for reference, share in zip(split.references, split.shares, strict=True):
+            leaves.extend(self._reference(reference, share, above))
         return leaves
 
-    def _reference(self, reference: Reference, share: Share, folder: str, above: _Above) -> list[LeafSpec]:
+    def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
         here = replace(
@@ -207,7 +207,7 @@ class _Flattening:
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
-        path, split_part = _locate(reference, folder), reference.split_part or above.trail[-1].split_part
+        path, split_part = _locate(reference), reference.split_part or above.trail[-1].split_part
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [
@@ -297,8 +297,9 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     return -1 if -1 in (outer, inner) else outer * inner
 
 
-def _locate(reference: Reference, folder: str) -> str:
-    """The absolute path of what a reference means; a URL as it is."""
+def _locate(reference: Reference) -> str:
+    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, or,
+    in a dict, from the current one."""
     node = reference.path
     text = local_path(node.value)
     if "::" in text:
@@ -310,7 +311,7 @@ def _locate(reference: Reference, folder: str) -> str:
             what, fix = "metadatasets behind a URL are not supported yet", "copy the YAML file to a local folder"
             raise node.error(what, fix, expected="a local .yaml file")
         return text
-    path = os.path.abspath(os.path.join(folder, text))
+    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
     if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
         return path
     expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,11 +94,11 @@ def _read_text(file: str) -> str:
 
 def _parse_json(text: str, file: str) -> Node:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys if len(set(keys)) < len(keys) else ():
-            if keys.count(key) > 1:
-                raise ConfigError(f"the key {key!r} stands twice", file=file, fix="remove one of them")
-        return dict(pairs)
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise ConfigError(f"the key {key!r} stands twice", file=file, fix="remove one of them")
+        return entries
 
     try:
         return from_plain(json.loads(text, object_pairs_hook=unique), file)
