@@ -128,7 +128,7 @@ class _Composer(Composer, BaseResolver):
         self.check_event, self.peek_event, self.get_event = parser.check_event, parser.peek_event, parser.get_event
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.depth > MAX_DEPTH:
+        if self.depth >= MAX_DEPTH and isinstance(self.peek_event(), yaml.CollectionStartEvent):
             raise too_deep(_place(self.peek_event(), self.file))
         if index is None and parent is not None and self.check_event(yaml.AliasEvent):
             raise _key_error(_place(self.peek_event(), self.file), "an alias")
