@@ -7,12 +7,14 @@ counted, and because running out of memory may end the process.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,13 +131,9 @@ def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> in
 
 def _peak_of(process: int | str) -> int:
     """Most bytes of memory that a process has had; 0 where the system does not tell."""
-    try:
-        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass  # it has ended, or there is no such folder
+    with suppress(OSError):  # it has ended, or there is no such folder
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(found[1]) if (found := re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)) else 0
     return 0
 
 

@@ -242,15 +242,13 @@ def _events_of(run: Run, number: int, shift: float) -> Iterator[dict[str, Any]]:
 
     yield named("process_name", 0, f"rank {run.rank}")
     yield named("thread_name", 0, "trainer")
+    for before, after in pairwise(run.batches):
+        yield box("step", 0, before["delivered"], after["asked"])
     lines: dict[str, int] = {}
-    before: float | None = None
     for batch in run.batches:
         title = f"step {batch['step']}"
         details = {"pass": batch["pass"], "keys": batch["keys"]}
-        if before is not None:
-            yield box("step", 0, before, batch["asked"])
         yield box(f"wait for {title}", 0, batch["asked"], batch["delivered"], details)
-        before = batch["delivered"]
         if "began" not in batch:
             continue
         worker = " ".join(map(str, batch.get("worker", ())))

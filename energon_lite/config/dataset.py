@@ -13,7 +13,7 @@ from energon_lite.config.class_names import CLASS_KEYS, dataset_class, sample_ty
 from energon_lite.documents import Node, load_yaml, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
-from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
 
 __all__ = ["DatasetConfig", "load_dataset_config", "missing_meta_file"]
 
@@ -24,8 +24,6 @@ _IGNORED_KEYS = frozenset({"parallel_shard_iters", "shuffle_over_epochs", "max_s
 
 #: Keys that older versions of Energon read from here.
 _DECODER_KEYS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "ignore_decoder_errors")
-
-_BASE_FIELDS = frozenset(f.name for f in dataclasses.fields(Sample))
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _part_filter(node: Node, trust_code: bool) -> str | list[str]:
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
     """Name, required and optional fields of a sample type."""
     cls = SAMPLE_TYPES[chosen] if isinstance(chosen, str) else chosen
-    own = [f for f in dataclasses.fields(cls) if f.name not in _BASE_FIELDS and f.init]
+    own = [f for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS and f.init]
     required = [f.name for f in own if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     return cls.__name__, required, [f.name for f in own if f.name not in required]
 

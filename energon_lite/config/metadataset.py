@@ -264,15 +264,11 @@ def _product(node: Node, above: _Above, share: Share) -> Share:
 def _leaf_repetitions(node: Node, here: _Above) -> float | None:
     if here.blend is None or not here.blend.epochized:
         return None
-    try:
-        repetitions = float(here.repetitions)
-    except OverflowError:
-        repetitions = 0.0
-    if not 1e-300 < repetitions < 1e300:
+    if not 1e-300 < here.repetitions < 1e300:
         what = "the repetitions, multiplied along the path, are out of range"
         expected = "a product above 1e-300 and below 1e300"
         raise node.error(what, "write a number nearer to 1", expected=expected, found=None)
-    return repetitions
+    return float(here.repetitions)
 
 
 def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
