@@ -13,6 +13,7 @@ import json
 import numbers
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,13 +197,9 @@ class Node:
         """A finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise self.wrong("a number", self._unquote(float))
-        try:
-            result = float(self.value)
-        except OverflowError:
-            result = float("inf")
-        if not abs(result) < float("inf"):
+        if not abs(self.value) <= sys.float_info.max:
             raise self.wrong("a finite number")
-        return result
+        return float(self.value)
 
     def integer(self) -> int:
         """A whole number, between -2**62 and 2**62."""
