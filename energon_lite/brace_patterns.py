@@ -4,7 +4,6 @@ expanded: a few characters may stand for more names than any memory holds."""
 from __future__ import annotations
 
 import re
-from itertools import accumulate
 from string import ascii_lowercase, ascii_uppercase
 
 __all__ = ["MAX_NAMES", "expand_braces"]
@@ -14,7 +13,7 @@ MAX_NAMES = 1_000_000
 _MAX_TEXT = 1 << 28
 #: Longer patterns, deeper braces and longer numbers are no lists of shards.
 _MAX_LENGTH, _MAX_DEPTH, _MAX_DIGITS = 1 << 16, 20, 100
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _ALPHABET = ascii_uppercase + ascii_lowercase
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 
@@ -44,10 +43,7 @@ def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
         raise ValueError(f"have more than {_MAX_LENGTH} characters")
     if re.search(rf"\d{{{_MAX_DIGITS},}}\.\.|\.\.-?\d{{{_MAX_DIGITS},}}", pattern):
         raise ValueError(f"have a number of {_MAX_DIGITS} digits or more")
-    plain = re.sub(r"\\.", "__", pattern, flags=re.DOTALL)
-    if max(accumulate((char == "{") - (char == "}") for char in plain)) > _MAX_DEPTH:
-        raise ValueError(f"are nested more than {_MAX_DEPTH} deep")
-    count = _count(plain)
+    count = _count(re.sub(r"\\.", "__", pattern, flags=re.DOTALL))
     if count > most or count * len(pattern) > _MAX_TEXT:
         raise ValueError(f"stand for {f'{count:,}' if count < 10**15 else 'far too many'} names, which are too many")
     return list(braceexpand(pattern))
@@ -55,44 +51,32 @@ def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
 
 def _count(text: str) -> int:
     """How many names a pattern without backslashes stands for."""
-    count = 1
-    for start, stop in _groups(text):
-        count *= _count_inside(text[start + 1 : stop])
-    return count
-
-
-def _count_inside(text: str) -> int:
-    """The same for what is between a brace and the one that closes it."""
-    numbers, letters = _RANGE.fullmatch(text), _LETTERS.fullmatch(text)
-    if numbers is not None:
-        first, last = int(numbers[1]), int(numbers[2])
-        return abs(last - first) // (int(numbers[3] or 1) or 1) + 1
-    if letters is not None:
-        first, last = (_ALPHABET.index(letters[side]) for side in (1, 2))
-        return abs(last - first) // (int(letters[3] or 1) or 1) + 1
-    inner = _groups(text)
-    commas = [place for place, char in enumerate(text) if char == ","]
-    edges = [place for place in commas if not any(start < place < stop for start, stop in inner)]
-    if not edges:
-        return _count(text)  # the braces stand for themselves
-    starts, stops = [0, *(edge + 1 for edge in edges)], [*edges, len(text)]
-    return sum(_count(text[start:stop]) for start, stop in zip(starts, stops, strict=True))
-
-
-def _groups(text: str) -> list[tuple[int, int]]:
-    """The outermost braces of a text, and those that close them."""
-    found: list[tuple[int, int]] = []
-    depth = start = 0
+    # Of each brace that is open: its place, the names of the alternatives before, and those of the current one.
+    opened = [[-1, 0, 1]]
     for place, char in enumerate(text):
         if char == "{":
-            start = start if depth else place
-            depth += 1
+            opened.append([place, 0, 1])
+            if len(opened) > _MAX_DEPTH + 1:
+                raise ValueError(f"are nested more than {_MAX_DEPTH} deep")
+        elif char == "," and len(opened) > 1:
+            start, before, current = opened[-1]
+            opened[-1] = [start, before + current, 1]
         elif char == "}":
-            depth -= 1
-            if depth < 0:
+            start, before, current = opened.pop()
+            if not opened:
                 raise ValueError("do not match")
-            if not depth:
-                found.append((start, place))
-    if depth:
+            opened[-1][2] *= _count_range(text[start + 1 : place]) or before + current
+    if len(opened) > 1:
         raise ValueError("do not match")
-    return found
+    return opened[0][2]
+
+
+def _count_range(text: str) -> int:
+    """The entries of a range such as ``0..9..3`` or ``a..f``; 0: it is none."""
+    if found := _NUMBERS.fullmatch(text):
+        first, last = int(found[1]), int(found[2])
+    elif found := _LETTERS.fullmatch(text):
+        first, last = (_ALPHABET.index(found[side]) for side in (1, 2))
+    else:
+        return 0
+    return abs(last - first) // (int(found[3] or 1) or 1) + 1

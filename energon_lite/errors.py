@@ -10,41 +10,13 @@ Two classes are not failures of the library but words a user's hook says to it: 
 
 from __future__ import annotations
 
+import copyreg
 import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from typing_extensions import Self
-
-__all__ = [
-    "ConfigError",
-    "DataIndexError",
-    "DatasetError",
-    "DecodeError",
-    "EmptyDatasetError",
-    "EnergonLiteError",
-    "FatalSampleError",
-    "FatalStorageError",
-    "FieldAccessError",
-    "MissingShardError",
-    "NonFiniteError",
-    "NotPreparedError",
-    "SampleError",
-    "ShardChangedError",
-    "ShardFormatError",
-    "SkipSample",
-    "StateError",
-    "StateMismatchError",
-    "TopologyError",
-    "TrustError",
-    "UnknownLengthError",
-    "UsageError",
-    "WorkerError",
-    "field_of",
-    "nearest",
-    "require",
-]
 
 
 def nearest(word: object, choices: Iterable[object]) -> str | None:
@@ -80,14 +52,7 @@ class EnergonLiteError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross the process boundary from workers; keyword-only arguments need help with that.
-        return (_rebuild, (type(self), self.args, self.__dict__))
-
-
-def _rebuild(cls: type[Exception], args: tuple[object, ...], attributes: dict[str, object]) -> Exception:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
+        return (copyreg.__newobj__, (type(self),), self.__dict__ | {"args": self.args})  # type: ignore[attr-defined]
 
 
 class UsageError(EnergonLiteError, ValueError):
@@ -109,8 +74,9 @@ class ConfigError(EnergonLiteError, ValueError):
         at: path inside the document, e.g. ``splits.train.blend[1].weight``.
         expected: what would have been right.
         found: what is there instead.
-        choices: valid keys or values; the nearest one to ``found`` is suggested.
-        fix: what to do; made from ``choices`` if not given.
+        choices: valid keys or values; the nearest one is suggested.
+        suggest_for: what the suggestion is to be near to; None: there is none.
+        fix: what to do, if there is no suggestion; made from ``choices``, or from ``expected``, if not given.
     """
 
     def __init__(
@@ -131,12 +97,9 @@ class ConfigError(EnergonLiteError, ValueError):
         self.line, self.column, self.at = line, column, at
         self.expected, self.found = expected, found
         self.suggestion = nearest(suggest_for, choices) if suggest_for is not None else None
-        parts = [what]
-        if expected is not None:
-            parts.append(f"expected {expected}")
-        if found is not None:
-            parts.append(f"found {found}")
-        if fix is None and self.suggestion is not None:
+        said = {"expected": expected, "found": found}
+        parts = [what, *(f"{name} {words}" for name, words in said.items() if words is not None)]
+        if self.suggestion is not None:
             fix = f"did you mean {self.suggestion!r}?"
         elif fix is None and choices:
             fix = "use one of: " + ", ".join(str(choice) for choice in choices)

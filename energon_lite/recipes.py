@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
@@ -65,7 +65,7 @@ def get_train_dataset(
 ) -> SavableDataset:
     """A shuffled, blended, endless data set for training.
 
-    Up to ``repeat`` the arguments are Energon's; what this library adds is in three groups.
+    Up to ``repeat`` the arguments are Energon's; what this library adds is in the three groups after it.
 
     Args:
         path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a ``.jsonl`` file, a metadataset ``.yaml``,
@@ -86,12 +86,9 @@ def get_train_dataset(
         task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
         repeat: False: one ``for`` loop is one pass over the data set, or one epoch of a ``blend_epochized``. A blend by
             weight has no end.
-        batching: instead of ``batch_size``: put samples together by their tokens, with a strategy such as
-            ``BestFit(Capacity(12_000))``, its document as a dict, or the path of a YAML file; or with
-            :class:`~energon_lite.ByTokens`, which also says where the lengths come from. A sample that fails leaves its
-            place empty, since nobody counted the tokens of a replacement.
-        chunks: the samples that are worked on together, for packing, hooks that yield, and batches by tokens; see
-            :class:`~energon_lite.Chunks`.
+        batching: instead of ``batch_size``: micro-batches by tokens, made by a strategy such as
+            ``BestFit(Capacity(12_000))``; see :class:`~energon_lite.ByTokens`.
+        chunks: the samples that are worked on together; see :class:`~energon_lite.Chunks`.
         reading: how files are understood and read; see :class:`~energon_lite.Reading`.
         kwargs: the fields of the groups may stand here by themselves, as ``subflavors`` does in Energon. Its other
             keywords are accepted where they have nothing to act on here.
@@ -107,53 +104,19 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
-    recipe = _Recipe.of(
-        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
-    )
+    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
         )
-    run, window = max_samples_per_sequence, shuffle_buffer_size
-    specs = recipe.find(path)
-    leaves, identities = recipe.open(specs, run=run if window else None, window=window)  # one alone has no effect
-    copies = [multiply_epochs(shuffle_over_epochs_multiplier, spec.shuffle_over_epochs_multiplier) for spec in specs]
-    seed = worker_config.seed_offset
-    orders = [
-        LeafOrder(len(leaf.source), hash_ints(seed, leaf.key), copy) for leaf, copy in zip(leaves, copies, strict=True)
-    ]
-    mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
-    stages = find_stages(specs)
-    weights = stages[0].weights
-    repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all leaves or of none
-    settings = recipe.settings("train") | {
-        "shuffle_buffer_size": shuffle_buffer_size,
-        "max_samples_per_sequence": max_samples_per_sequence,
-        "repeat": repeat,
-    }
-    if repetitions:
-        _check_epoch(leaves, repetitions)
-        order: Order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
-        leaf_settings: list[tuple[Any, ...]] = [
-            ("repetitions", *pair) for pair in zip(repetitions, copies, strict=True)
-        ]
-        settings["blend"] = "repetitions"
-    else:
-        length = _length_of_pass(leaves, repeat)
-        order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
-        leaf_settings = [*zip(weights, copies, strict=True)]
-    identity = Identity(settings, _with_settings(identities, leaf_settings))
-    if len(stages) > 1:
-        identity = StagedIdentity(settings, identity.leaves, stages=stages)
-    return recipe.dataset(
-        order,
-        identity,
-        leaves,
-        refill=True,
-        weights=None if repetitions else weights,
-        loop_length=virtual_epoch_length,
-        repetitions=repetitions or None,
-        stages=stages if len(stages) > 1 else (),
+    return recipe.train(
+        path,
+        repeat,
+        max_samples_per_sequence,
+        shuffle_buffer_size,
+        shuffle_over_epochs_multiplier,
+        virtual_epoch_length,
     )
 
 
@@ -186,20 +149,15 @@ def get_val_dataset(
     count here; subsets do.
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
-    recipe = _Recipe.of(
-        split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, task_encoder, *groups
-    )
+    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
-    leaves, identities = recipe.open(recipe.find(path), run=_VAL_RUN, window=_VAL_RUN)
-    return recipe.dataset(
-        ConcatOrder([len(leaf.source) for leaf in leaves]),
-        Identity(recipe.settings("val"), _with_settings(identities, [() for _ in identities])),
-        leaves,
-        refill=False,
-        limit=limit,
-        weights=None,
-    )
+    specs = _find(path, split_part, recipe.reading)
+    leaves, identities = recipe.open(specs, run=_VAL_RUN, window=_VAL_RUN)
+    order = ConcatOrder([len(leaf.source) for leaf in leaves])
+    identity = Identity(recipe.settings("val"), identities)
+    return recipe.dataset(order, identity, leaves, refill=False, limit=limit, weights=None)
 
 
 def _called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
@@ -249,61 +207,82 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Recipe:
-    """What data sets for training and for validation have in common."""
+    """What data sets for training and for validation have in common: their arguments, checked before a file is read."""
 
     split_part: str
     worker_config: WorkerConfig
     batch_size: int | None
+    drop_last: bool
+    packing: int | None
     encoder: TaskEncoder
-    chunking: Chunking
-    tokens: TokenBatching | None
+    batching: ByTokens | None
+    chunks: Chunks
     reading: Reading
+    tokens: TokenBatching | None = field(default=None, init=False)
+    chunking: Chunking = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        split_part: str,
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        drop_last: bool,
-        packing: int | None,
-        encoder: TaskEncoder | None,
-        batching: ByTokens | None,
-        chunks: Chunks,
-        reading: Reading,
-    ) -> _Recipe:
-        encoder = DefaultTaskEncoder() if encoder is None else encoder
-        check_hooks(encoder, packing_buffer_size=packing)
-        tokens = None
-        size: int | None = chunks.size
-        if batching is not None:
-            tokens = token_batching(
-                batching.strategy,
-                batching.length_column,
-                chunks.size,
-                batch_size,
-                packing,
-                batching.length_field,
-                batching.micro_batches_per_step,
-            )
-            size = None
-        chunking = Chunking(packing, size, chunks.remainder, chunks.lanes, drop_last)
-        return cls(split_part, worker_config, batch_size, encoder, chunking, tokens, reading)
+    def __post_init__(self) -> None:
+        check_hooks(self.encoder, packing_buffer_size=self.packing)
+        size = self.chunks.size
+        if self.batching is not None:
+            self.tokens, size = token_batching(self.batching, size, self.batch_size, self.packing), None
+        self.chunking = Chunking(self.packing, size, self.chunks.remainder, self.chunks.lanes, self.drop_last)
 
-    def find(self, path: PathOrDict | LeafSpec) -> Sequence[LeafSpec]:
-        return _find(path, self.split_part, self.reading)
+    def train(
+        self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
+    ) -> SavableDataset:
+        """The data set for training; arguments as those of :func:`get_train_dataset` that mean the same."""
+        specs = _find(path, self.split_part, self.reading)
+        leaves, identities = self.open(specs, run=run if window else None, window=window)  # one alone has no effect
+        multipliers = [multiply_epochs(copies, spec.shuffle_over_epochs_multiplier) for spec in specs]
+        seed = self.worker_config.seed_offset
+        orders = [
+            LeafOrder(len(leaf.source), hash_ints(seed, leaf.key), multiplier)
+            for leaf, multiplier in zip(leaves, multipliers, strict=True)
+        ]
+        mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
+        stages = find_stages(specs)
+        weights = stages[0].weights
+        settings = self.settings("train")
+        settings |= {"shuffle_buffer_size": window, "max_samples_per_sequence": run, "repeat": repeat}
+        repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all or of none
+        order: Order
+        if repetitions:
+            _check_epoch(leaves, repetitions)
+            order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
+            shares: list[tuple[Any, ...]] = [("repetitions", one) for one in repetitions]
+            settings["blend"] = "repetitions"
+        else:
+            length = _length_of_pass(leaves, repeat)
+            order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
+            shares = [(weight,) for weight in weights]
+        own = zip(identities, shares, multipliers, strict=True)
+        identities = tuple(replace(one, settings=(*share, multiplier)) for one, share, multiplier in own)
+        identity = Identity(settings, identities)
+        if len(stages) > 1:
+            identity = StagedIdentity(settings, identities, stages=stages)
+        return self.dataset(
+            order,
+            identity,
+            leaves,
+            refill=True,
+            weights=None if repetitions else weights,
+            loop_length=loop_length,
+            repetitions=repetitions or None,
+            stages=stages if len(stages) > 1 else (),
+        )
 
     def open(
         self, specs: Sequence[LeafSpec], run: int | None, window: int | None
-    ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
+    ) -> tuple[tuple[Leaf, ...], tuple[LeafIdentity, ...]]:
         skips = self.reading.use_measured_skips
         column = SKIP if skips is True else skips or None
         leaves, identities = open_leaves(specs, self.encoder, self.reading.trust_code, column, self.reading.sample_type)
         folders = [leaf.source for leaf in leaves if isinstance(leaf.source, WebdatasetSource)]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
-        return leaves, identities
+        return leaves, tuple(identities)
 
     def settings(self, kind: str) -> dict[str, Any]:
         """For the identity: what decides the order, beside the leaves."""
@@ -311,7 +290,7 @@ class _Recipe:
             "kind": kind,
             "split_part": self.split_part,
             "batch_size": self.batch_size,
-            "batch_drop_last": self.chunking.drop_last,
+            "batch_drop_last": self.drop_last,
             "seed": self.worker_config.seed_offset,
         }
 
@@ -349,7 +328,3 @@ def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
             where=", ".join(leaf.name for leaf in leaves[:3]),
             fix="write larger repetitions" if samples < 1 else "write smaller repetitions",
         )
-
-
-def _with_settings(identities: Sequence[LeafIdentity], settings: Sequence[tuple[Any, ...]]) -> tuple[LeafIdentity, ...]:
-    return tuple(replace(one, settings=setting) for one, setting in zip(identities, settings, strict=True))

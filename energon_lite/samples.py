@@ -28,26 +28,6 @@ from energon_lite.tensors import map_tensors, pad_stack
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "SAMPLE_TYPES",
-    "Batch",
-    "CaptioningSample",
-    "CrudeSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "Sample",
-    "SimilarityInterleavedSample",
-    "SourceInfo",
-    "TextSample",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "edataclass",
-]
-
 T = TypeVar("T")
 
 #: Plain and comparable: ``("sample", leaf, index, epoch, attempt)`` or ``("batch", pass_number, number)``.

@@ -7,13 +7,16 @@ counted, and because running out of memory may end the process.
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from energon_lite.cli.named_object import find_named
@@ -72,8 +75,8 @@ def run_trial(trial: Trial, timeout: float) -> Outcome:
         UsageError: the function fails, other than for want of memory, or takes too long.
     """
     with tempfile.TemporaryDirectory() as folder:
-        result, log = os.path.join(folder, "result.json"), os.path.join(folder, "output.txt")
-        command = [sys.executable, "-m", "energon_lite.cli.capacity_trial", json.dumps(asdict(trial)), result]
+        result, log = Path(folder, "result.json"), Path(folder, "output.txt")
+        command = [sys.executable, "-m", "energon_lite.cli.capacity_trial", json.dumps(asdict(trial)), str(result)]
         with open(log, "wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
@@ -83,15 +86,16 @@ def run_trial(trial: Trial, timeout: float) -> Outcome:
                 process.wait()
         if peak is not None:
             return Outcome(False, peak)
-        found = _read(result)
-        if found is None and process.returncode < 0:
+        if result.exists():
+            found = Outcome(**json.loads(result.read_text(encoding="utf-8")))
+        elif process.returncode < 0:
             return Outcome(False)  # killed: by the system, which ran out of memory
-        if found is None or found.error:
-            with open(log, encoding="utf-8", errors="replace") as output_text:
-                said = output_text.read()[-4000:]
-            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory"
-            detail = found.error if found is not None else said.strip()
-            raise UsageError(f"{what}:\n{detail}", fix="call it yourself with a small capacity until it works")
+        else:
+            said = log.read_text(encoding="utf-8", errors="replace")[-4000:].strip()
+            found = Outcome(False, error=said or f"exit status {process.returncode}")
+        if found.error:
+            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory:\n{found.error}"
+            raise UsageError(what, fix="call it yourself with a small capacity until it works")
         return found
 
 
@@ -100,8 +104,7 @@ def device_memory(device: str) -> int | None:
     takes some of it."""
     if device != "cuda":
         return None
-    code = "import torch; print(torch.cuda.mem_get_info()[1])"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[1])"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)
     except subprocess.TimeoutExpired:
@@ -128,49 +131,31 @@ def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> in
 
 def _peak_of(process: int | str) -> int:
     """Most bytes of memory that a process has had; 0 where the system does not tell."""
-    try:
-        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass  # it has ended, or there is no such folder
+    with suppress(OSError):  # it has ended, or there is no such folder
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(found[1]) if (found := re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)) else 0
     return 0
-
-
-def _read(path: str) -> Outcome | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return Outcome(**json.load(file))
-    except FileNotFoundError:
-        return None
 
 
 # -- in the process of a trial ----------------------------------------------------------------------------------------
 
 
 def _try(trial: Trial) -> Outcome:
-    function = find_named(
-        trial.function,
-        option="profile",
-        form="module:function",
-        example="energon-lite profile train:step",
-        wanted="a function of a capacity",
-    )
+    example, wanted = "energon-lite profile train:step", "a function of a capacity"
+    function = find_named(trial.function, option="profile", form="module:function", example=example, wanted=wanted)
     if not callable(function):
-        raise UsageError(f"{trial.function} is not a function", fix="name a function of a capacity")
-    memory = _CudaMemory(trial.limit) if trial.device == "cuda" else _CpuMemory()
+        raise UsageError(f"{trial.function} is not a function", fix=f"name {wanted}")
+    peak, wait = _limited_cuda(trial.limit) if trial.device == "cuda" else (_own_peak, lambda: None)
     try:
-        seconds = _run_steps(function, trial.capacity, trial.steps, memory)
-    except Exception as error:
-        if not _is_want_of_memory(error):
+        seconds = _run_steps(function, trial.capacity, trial.steps, wait)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
-        return Outcome(False, memory.peak())
-    peak = memory.peak()
-    return Outcome(trial.limit is None or peak <= trial.limit, peak, seconds)
+        return Outcome(False, peak())
+    return Outcome(trial.limit is None or peak() <= trial.limit, peak(), seconds)
 
 
-def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, memory: _CpuMemory | _CudaMemory) -> float:
+def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, wait: Callable[[], None]) -> float:
     """Seconds of the fastest step."""
     step: Callable[[], Any] | None = None
     times = []
@@ -180,59 +165,36 @@ def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, memory
         if step is None and callable(made):  # it has built everything, and returned the step
             step, start = made, time.perf_counter()
             step()
-        memory.wait()
+        wait()
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-class _CpuMemory:
-    def peak(self) -> int:
-        found = _peak_of("self")
-        if found:
-            return found
-        import resource
+def _own_peak() -> int:
+    """Most bytes of memory that this process has had."""
+    import resource
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
-
-    def wait(self) -> None:
-        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _peak_of("self") or (most if sys.platform == "darwin" else most * 1024)
 
 
-class _CudaMemory:
-    def __init__(self, limit: int | None):
-        import torch
+def _limited_cuda(limit: int | None) -> tuple[Callable[[], int], Callable[[], None]]:
+    """What asks for the most bytes that the allocator had, which gets no more than ``limit``; and what waits for the
+    device."""
+    from torch import cuda
 
-        self._cuda = torch.cuda
-        if limit is not None:
-            self._cuda.set_per_process_memory_fraction(min(1.0, limit / self._cuda.mem_get_info()[1]))
-
-    def peak(self) -> int:
-        return int(self._cuda.max_memory_reserved())
-
-    def wait(self) -> None:
-        self._cuda.synchronize()
+    if limit is not None:
+        cuda.set_per_process_memory_fraction(min(1.0, limit / cuda.mem_get_info()[1]))
+    return cuda.max_memory_reserved, cuda.synchronize
 
 
-def _is_want_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-
-
-def _main(arguments: list[str]) -> None:
-    import traceback
-
-    trial, path = Trial(**json.loads(arguments[0])), arguments[1]
+def _main(trial: str, result: str) -> None:
     try:
-        found = _try(trial)
-    except UsageError as error:
-        found = Outcome(False, error=str(error))
-    except Exception:
-        found = Outcome(False, error=traceback.format_exc())
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(asdict(found), file)
+        found = _try(Trial(**json.loads(trial)))
+    except Exception as error:
+        found = Outcome(False, error=str(error) if isinstance(error, UsageError) else traceback.format_exc())
+    Path(result).write_text(json.dumps(asdict(found)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _main(*sys.argv[1:])

@@ -59,28 +59,19 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
         blend_samples: over so many samples of the blend, the run, epochs are counted; 0: its length is not known.
     """
     stages = find_stages(specs)
+    ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
     if len(stages) > 1:
-        return _staged_facts(specs, samples, blend_samples, stages)
-    shown = [
-        spec.weight if spec.repetitions is None else spec.repetitions * count
-        for spec, count in zip(specs, samples, strict=True)
-    ]
-    total = sum(shown)
+        ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
+        parts, total = (ideal.whole + ideal.fraction * 2.0**-62).tolist(), float(max(blend_samples, 1))
+        both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
+        ends = [*zip(*both, strict=True)]
+    else:
+        pairs = zip(specs, samples, strict=True)
+        parts = [one.weight if one.repetitions is None else one.repetitions * count for one, count in pairs]
+        total = sum(parts)
     return [
-        LeafFacts(spec, count, part / total, blend_samples * part / total / count)
-        for spec, count, part in zip(specs, samples, shown, strict=True)
-    ]
-
-
-def _staged_facts(
-    specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int, stages: Sequence[WeightStage]
-) -> list[LeafFacts]:
-    ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-    shown = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
-    ends = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
-    return [
-        LeafFacts(spec, count, part / max(blend_samples, 1), part / count, shares)
-        for spec, count, part, shares in zip(specs, samples, shown, zip(*ends, strict=True), strict=True)
+        LeafFacts(spec, count, part / total, blend_samples * part / total / count, shares)
+        for spec, count, part, shares in zip(specs, samples, parts, ends, strict=True)
     ]
 
 
@@ -119,8 +110,7 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
     click.echo()
     # Each column is shown only if it says anything.
     shares = blended and not once and (samples is not None or not facts[0].stages)
-    for line in _table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended):
-        click.echo(line)
+    _show_table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended)
     if once and blended:
         click.echo(_VALIDATION)
     if once:
@@ -141,11 +131,9 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
 
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
-    kind = "1 data set"
-    if len(facts) > 1:
-        how = f"blended by {'weight' if facts[0].spec.repetitions is None else 'repetitions'}"
-        kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
-    return f"{path} [{split_part}]: {kind}"
+    how = "blended by weight" if facts[0].spec.repetitions is None else "blended by repetitions"
+    kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
+    return f"{path} [{split_part}]: {kind if len(facts) > 1 else '1 data set'}"
 
 
 def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
@@ -170,8 +158,7 @@ def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, s
             columns.append(("epochs", partial(_stage_epochs, number, samples)))
     epochs = f", and the epochs of {samples:,} samples with these weights" if samples else ""
     click.echo(f"Weights in each stage{epochs}:\n")
-    for line in _table("from position", columns, facts, folder):
-        click.echo(line)
+    _show_table("from position", columns, facts, folder)
     if len(stages) > _SHOWN_STAGES:
         more = len(stages) - _SHOWN_STAGES
         click.echo(f"... and {more} more stages, up to position {stages[-1].start:,}")
@@ -190,13 +177,13 @@ def _stage_epochs(number: int, samples: int, facts: Sequence[LeafFacts], leaf: b
     return _number(sum(facts[0].stages[number]) / 2 * samples / facts[0].samples) if leaf else ""
 
 
-def _table(
+def _show_table(
     title: str, columns: Sequence[_Column], facts: Sequence[LeafFacts], folder: str, total: bool = False
-) -> Iterator[str]:
+) -> None:
     """The tree of data sets, with columns."""
     lines = [*_branches(facts, folder, 0), *([("total", facts, False)] if total else [])]
     rows = [[name, *(cell(part, leaf) for _, cell in columns)] for name, part, leaf in lines]
-    return aligned([[title, *(name for name, _ in columns)], *rows])
+    click.echo("\n".join(aligned([[title, *(name for name, _ in columns)], *rows])))
 
 
 def _branches(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[tuple[str, Sequence[LeafFacts], bool]]:
@@ -225,18 +212,16 @@ def _leaf_name(spec: LeafSpec, folder: str) -> str:
 
 def _short(path: str, folder: str) -> str:
     """A path relative to the top document, if it is below it."""
-    return path[len(folder) + 1 :] if path.startswith(folder.rstrip("/") + "/") else path
+    return path.removeprefix(folder.rstrip("/") + "/")
 
 
 def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) -> None:
     often = sorted((one for one in facts if one.epochs > max_epochs), key=lambda one: -one.epochs)
     word = "weight" if facts[0].spec.repetitions is None else "repetitions"
     cure = f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"
-    lines = []
     for one in often[:_SHOWN_WARNINGS]:
         name = _leaf_name(one.spec, folder) + (f" ({one.spec.origin})" if one.spec.origin else "")
-        lines.append(f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}")
+        shown = f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}"
+        click.secho(f"Warning: {shown}", fg="yellow", err=True)
     if len(often) > _SHOWN_WARNINGS:
-        lines.append(f"... and {len(often) - _SHOWN_WARNINGS} more data sets")
-    for line in lines:
-        click.secho(f"Warning: {line}", fg="yellow", err=True)
+        click.secho(f"Warning: ... and {len(often) - _SHOWN_WARNINGS} more data sets", fg="yellow", err=True)

@@ -39,20 +39,15 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name.startswith("-"):
+            return None  # click says what is wrong with such an option
         if cmd_name not in COMMANDS:
-            return None
+            close = nearest(cmd_name, COMMANDS)
+            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"No such command {cmd_name!r}; {hint}", ctx)
         command = import_module(f"energon_lite.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)  # ours, not the user's doing
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = nearest(args[0], COMMANDS)
-            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"No such command {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -29,7 +29,9 @@ _POLICIES = click.Choice(["error", "drop", "truncate", "split", "own_batch"])
 _COUNT = click.IntRange(min=1)
 #: The balance is that of so many steps.
 _STEPS = 300
-_TITLES = ["micro-batches", "steps", "fill", "padding eff.", "ICC", "step var.", "late", "tokens", "attention"]
+#: The columns of the table, and how their numbers are written.
+_COLUMNS = {"micro-batches": ",", "steps": ",", "fill": ".4f", "padding eff.": ".4f", "ICC": ".3f", "step var.": ".2f"}
+_COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
 
 
 @click.command(name="plan", context_settings={"show_default": True})
@@ -88,7 +90,7 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples fill the capacity\n"
     )
     plans: dict[str, MicroBatches] = {}
-    rows = [["strategy", *_TITLES]]
+    rows = [["strategy", *_COLUMNS]]
     for name in strategies or _DEFAULT:
         strategy = from_dict(_document(name, capacity, options["oversize"], lengths), at="--strategy")
         plan = plan_in_chunks(strategy, lengths, seed=options["seed"], key_lengths=keys, chunk=options["chunk"])
@@ -157,19 +159,11 @@ def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_ran
     if not len(plan):
         return ["0", "0", *["-"] * 7]
     found = measure_plan(plan, ranks=ranks, per_rank=per_rank)
-    limit = packing_capacity(strategy)
-    tokens, attention = even_balance(plan, limit, ranks=ranks, per_rank=per_rank, steps=_STEPS)
-    return [
-        f"{found.micro_batches:,}",
-        f"{found.steps:,}",
-        f"{int(plan.tokens().sum()) / (len(plan) * capacity):.4f}",
-        f"{found.padding_efficiency:.4f}",
-        f"{found.length_correlation:.3f}",
-        f"{found.step_variance_ratio:.2f}",
-        f"{found.lateness:,}",
-        f"{tokens:.3f}",
-        f"{attention:.3f}",
-    ]
+    fill = int(plan.tokens().sum()) / (len(plan) * capacity)
+    balance = even_balance(plan, packing_capacity(strategy), ranks=ranks, per_rank=per_rank, steps=_STEPS)
+    values = [found.micro_batches, found.steps, fill, found.padding_efficiency, found.length_correlation]
+    values += [found.step_variance_ratio, found.lateness, *balance]
+    return [f"{value:{form}}" for value, form in zip(values, _COLUMNS.values(), strict=True)]
 
 
 def _losses(name: str, plan: MicroBatches) -> Iterator[str]:

@@ -28,19 +28,15 @@ def make_task_encoder(text: str) -> TaskEncoder:
     wanted = "a class derived from energon_lite.TaskEncoder"
     example = "--task-encoder train:Captions"
     value = find_named(text, option="--task-encoder", form="module:Class", example=example, wanted=wanted)
-    encoder = value if isinstance(value, TaskEncoder) else _call(value, text)
-    check_hooks(encoder)
-    return encoder
-
-
-def _call(maker: object, text: str) -> TaskEncoder:
     try:
-        return maker()  # type: ignore[operator]
+        encoder = value if isinstance(value, TaskEncoder) else value()  # type: ignore[operator]
     except TypeError as error:
         raise UsageError(
             f"{text} cannot be called without arguments: {error}",
             fix="give a function that makes the encoder, such as train:make_encoder",
         ) from error
+    check_hooks(encoder)
+    return encoder
 
 
 def code_hash(encoder: TaskEncoder) -> str:

@@ -7,12 +7,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import chain, pairwise
 from typing import Any
 
 import click
 
 from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.cli.tables import aligned
 from energon_lite.errors import EnergonLiteError, UsageError
 
 __all__ = ["Run", "chrome_events", "command", "read_runs", "sightings"]
@@ -100,10 +102,10 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
                     if line.get("format") == _FORMAT:
                         run = _run_of(line, path)
                         runs.append(run)
-                    elif run is not None:
-                        run.batches.append(_batch_of(line))
-                    else:
+                    elif run is None:
                         raise UsageError("this is not a trace", where=path, fix="give what a loader with trace= wrote")
+                    else:
+                        run.batches.append(_batch_of(line))
                 except UsageError:
                     raise
                 except (ValueError, KeyError, TypeError, AttributeError):
@@ -115,9 +117,8 @@ def _run_of(line: dict[str, Any], path: str) -> Run:
     if line["version"] > _VERSION:
         what = f"the trace has version {line['version']}, and this library reads up to {_VERSION}"
         raise UsageError(what, where=path, fix="upgrade the library")
-    return Run(
-        int(line["rank"]), float(line["clock"]), [(str(name), str(path)) for name, path in line.get("datasets", ())]
-    )
+    datasets = [(str(name), str(path)) for name, path in line.get("datasets", ())]
+    return Run(int(line["rank"]), float(line["clock"]), datasets)
 
 
 def _batch_of(line: dict[str, Any]) -> dict[str, Any]:
@@ -135,30 +136,28 @@ def _batch_of(line: dict[str, Any]) -> dict[str, Any]:
 def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     batches = [batch for run in runs for batch in run.batches]
     waited = sum(batch["delivered"] - batch["asked"] for batch in batches)
-    span = sum(
-        max(batch["delivered"] for batch in run.batches) - min(batch["asked"] for batch in run.batches)
-        for run in runs
-        if run.batches
-    )
+    traced = [run.batches for run in runs if run.batches]
+    span = sum(max(one["delivered"] for one in run) - min(one["asked"] for one in run) for run in traced)
     samples = sum(len(batch["sources"]) for batch in batches)
     yield (
         f"{len(batches):,} batches, {samples:,} samples, {span:,.2f} s; "
         f"the trainer waited {waited:,.2f} s of them ({100 * waited / max(span, 1e-9):.1f} %)"
     )
     yield ""
-    yield from _stage_table(batches)
-    timed = [
+    yield from aligned([["stage", "seconds", "%", "ms a batch", "at most"], *_stage_rows(batches)])
+    every = (
         (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
-    ]
-    timed.sort(key=lambda one: -one[0])
-    if timed and slowest:
+    )
+    if timed := nlargest(slowest, every, key=lambda one: one[0]):
         yield ""
-        yield "slowest samples        ms  rank  pass      step"
-        for seconds, key, rank, batch in timed[:slowest]:
-            yield f"{key:16}{1e3 * seconds:10.2f}{rank:6}{batch['pass']:6}{batch['step']:10,}"
+        rows = [
+            [key, f"{1e3 * seconds:.2f}", str(rank), str(batch["pass"]), f"{batch['step']:,}"]
+            for seconds, key, rank, batch in timed
+        ]
+        yield from aligned([["slowest samples", "ms", "rank", "pass", "step"], *rows])
 
 
-def _stage_table(batches: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     times: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
         for stage, seconds in batch["stages"].items():
@@ -166,15 +165,12 @@ def _stage_table(batches: Sequence[dict[str, Any]]) -> Iterator[str]:
         if "began" in batch:
             inside = sum(seconds for stage, seconds in batch["stages"].items() if stage != "transfer")
             times["other"].append(max(0.0, batch["ended"] - batch["began"] - inside))
-    made, whole = len(times["other"]), sum(map(sum, times.values()))
-    yield "stage       seconds      %   ms a batch   at most"
+    made, whole = max(len(times["other"]), 1), max(sum(map(sum, times.values())), 1e-12)
     for stage in (*_STAGES, "other"):
-        if times[stage]:
-            total = sum(times[stage])
-            yield (
-                f"{stage:10}{total:9.3f}{100 * total / max(whole, 1e-12):7.1f}"
-                f"{1e3 * total / max(made, 1):13.3f}{1e3 * max(times[stage]):10.3f}"
-            )
+        if found := times[stage]:
+            total = sum(found)
+            row = f"{total:.3f} {100 * total / whole:.1f} {1e3 * total / made:.3f} {1e3 * max(found):.3f}"
+            yield [stage, *row.split()]
 
 
 def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
@@ -246,15 +242,13 @@ def _events_of(run: Run, number: int, shift: float) -> Iterator[dict[str, Any]]:
 
     yield named("process_name", 0, f"rank {run.rank}")
     yield named("thread_name", 0, "trainer")
+    for before, after in pairwise(run.batches):
+        yield box("step", 0, before["delivered"], after["asked"])
     lines: dict[str, int] = {}
-    before: float | None = None
     for batch in run.batches:
         title = f"step {batch['step']}"
         details = {"pass": batch["pass"], "keys": batch["keys"]}
-        if before is not None:
-            yield box("step", 0, before, batch["asked"])
         yield box(f"wait for {title}", 0, batch["asked"], batch["delivered"], details)
-        before = batch["delivered"]
         if "began" not in batch:
             continue
         worker = " ".join(map(str, batch.get("worker", ())))

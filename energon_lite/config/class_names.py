@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 from dataclasses import is_dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from energon_lite.documents import Node
 from energon_lite.errors import TrustError
@@ -49,9 +49,8 @@ class _NamedClass(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        return self.module is not None and not any(
-            self.module == package or self.module.startswith(f"{package}.") for package in _OUR_PACKAGES
-        )
+        ours = tuple(f"{package}." for package in _OUR_PACKAGES)
+        return self.module is not None and not f"{self.module}.".startswith(ours)
 
 
 def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
@@ -78,10 +77,9 @@ def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) ->
             kind=TrustError,
         )
     name = named.name
-    near: tuple[str, ...] = ()
     if name in choices:
         return
-    said, cure = f"{name} does not belong here", "use one of these"
+    said, cure, near = f"{name} does not belong here", "use one of these", tuple[str, ...]()
     if choices is METADATASETS:
         said, cure, near = f"{name!r} is not {what}", fix, METADATASETS
     elif name in SAMPLE_TYPES:
@@ -120,9 +118,8 @@ def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
     named = cast(_NamedClass, _named_class(entries, "sample type"))
     if named.is_foreign and trust_code:
         return _imported_sample_type(named)
-    _check(
-        named, "a sample type", sorted(SAMPLE_TYPES), "if you trust the document and the module, pass trust_code=True"
-    )
+    fix = "if you trust the document and the module, pass trust_code=True"
+    _check(named, "a sample type", sorted(SAMPLE_TYPES), fix)
     return named.name
 
 
@@ -141,7 +138,7 @@ def _imported_sample_type(named: _NamedClass) -> type[Sample]:
     return cast("type[Sample]", found)
 
 
-def dataset_class(entries: dict[str, Node]) -> tuple[str, str | None]:
+def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"], str | None]:
     """What the top of a ``dataset.yaml`` says: ``("crude", None)``, ``("standard", None)``, or for the older typed
     classes ``("standard", sample type)``.
 

@@ -5,30 +5,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from energon_lite.config.class_names import CLASS_KEYS, dataset_class, sample_type
-from energon_lite.documents import Node, load_yaml
+from energon_lite.documents import Node, load_yaml, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
-from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
 
-__all__ = ["DatasetConfig", "load_dataset_config", "missing_meta_file", "read_subflavors"]
+__all__ = ["DatasetConfig", "load_dataset_config", "missing_meta_file"]
 
 logger = logging.getLogger(__name__)
 
 #: Keys of Energon that tune how its workers walk over shards. Our workers walk over nothing, so they do nothing here.
 _IGNORED_KEYS = frozenset({"parallel_shard_iters", "shuffle_over_epochs", "max_samples_per_sequence"})
-#: What every kind of data set may have.
-_COMMON_KEYS = CLASS_KEYS | _IGNORED_KEYS | {"part_filter", "subflavors"}
 
 #: Keys that older versions of Energon read from here.
 _DECODER_KEYS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "ignore_decoder_errors")
-
-_BASE_FIELDS = frozenset(f.name for f in dataclasses.fields(Sample))
 
 
 @dataclass(frozen=True)
@@ -74,14 +69,43 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         what, expected = "the data set's configuration is missing", "a YAML file that says how to load a sample"
         raise missing_meta_file(what, file, "dataset.yaml", "dataset_config", expected)
     document = load_yaml(file)
-    entries = document.entries()
-    kind, typed = dataset_class(entries)
+    kind, typed = dataset_class(document.entries())
     fix = "remove it, and set the task encoder's decoder: decoder = SampleDecoder(...)"
     document.refuse(_DECODER_KEYS, "does not belong into dataset.yaml", fix, "no decoder's settings here")
-    config = _crude(document, trust_code) if kind == "crude" else _standard(document, typed, trust_code)
-    for key in sorted(_IGNORED_KEYS & entries.keys()):
-        logger.info("%s: %r has no effect here (order does not depend on workers or shards)", entries[key].origin, key)
-    return config
+    given: dict[str, Any] = {}
+    if kind == "crude":
+        what = "does not go with CrudeWebdataset, which hands the parts over as they are"
+        fix = "remove it, or remove '__class__: CrudeWebdataset'"
+        given = dict.fromkeys(("sample_loader", "field_map", "sample_type"))
+        document.refuse(given, what, fix, "part_filter, subflavors")
+    elif typed is not None:
+        what = "stands beside a class that already says the sample type"
+        fix = "remove '__module__' and '__class__' at the top"
+        given = {"sample_type": None}
+        document.refuse(given, what, fix, f"no sample_type (the class means {typed})")
+    keys = read(document, _Document, ignored=CLASS_KEYS | _IGNORED_KEYS, **given)
+    for key in sorted(_IGNORED_KEYS & document.value.keys()):
+        where = document.value[key].origin
+        logger.info("%s: %r has no effect here (order does not depend on workers or shards)", where, key)
+    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.subflavors or {}
+    chosen = fields = None
+    if kind == "standard":
+        chosen = typed or sample_type(keys.sample_type, trust_code=trust_code)
+        fields = _field_map(document, keys, chosen)
+    code = None if loader is None else _code(loader, trust_code)
+    part_filter = None if parts is None else _part_filter(parts, trust_code)
+    return DatasetConfig(kind, chosen, fields, code, part_filter, labels, origin=file)
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The keys of a ``dataset.yaml``."""
+
+    sample_type: Node
+    field_map: Node | None = None
+    sample_loader: Node | None = None
+    part_filter: Node | None = None
+    subflavors: dict[str, Any] | None = None
 
 
 def missing_meta_file(what: str, file: str, usual: str, option: str, expected: str) -> ConfigError:
@@ -101,77 +125,39 @@ def missing_meta_file(what: str, file: str, usual: str, option: str, expected: s
     return ConfigError(what, file=file, expected=expected, found=f"no such file: {os.path.abspath(file)}", fix=fix)
 
 
-def _crude(document: Node, trust_code: bool) -> DatasetConfig:
-    document.refuse(
-        ("sample_loader", "field_map", "sample_type"),
-        "does not go with CrudeWebdataset, which hands the parts over as they are",
-        "remove it, or remove '__class__: CrudeWebdataset'",
-        "part_filter, subflavors",
-    )
-    entries = document.mapping(optional=_COMMON_KEYS)
-    return DatasetConfig("crude", **_common(entries, trust_code), origin=document.file)
-
-
-def _standard(document: Node, typed: str | None, trust_code: bool) -> DatasetConfig:
-    ways = ("field_map", "sample_loader")
-    if typed is not None and "sample_type" in document.value:
-        raise document.value["sample_type"].key_error(
-            "the data set's class already says the sample type",
-            "remove '__module__' and '__class__' at the top",
-            expected=f"no sample_type (the class means {typed})",
-        )
-    entries = document.mapping(() if typed else {"sample_type"}, _COMMON_KEYS | {*ways})
-    chosen = typed or sample_type(entries["sample_type"], trust_code=trust_code)
-    given = {key: entry for key, entry in entries.items() if not entry.is_null}
-    expected = "exactly one of field_map, sample_loader"
-    if "field_map" in given and "sample_loader" in given:
-        what = "both 'field_map' and 'sample_loader'"
-        raise given["sample_loader"].key_error(what, "remove one of them", expected=expected, found="both")
-    if "sample_loader" in given:
-        loader = _code(given["sample_loader"], trust_code)
-        if "part_filter" not in given:
-            what = "'sample_loader' without 'part_filter'"
-            fix = "add 'part_filter: [jpg, json]' with the parts it needs"
-            raise given["sample_loader"].key_error(what, fix, expected="both keys", found="'sample_loader' alone")
-        common = _common(entries, trust_code)
-        return DatasetConfig("standard", chosen, sample_loader=loader, **common, origin=document.file)
-    if "field_map" not in given:
-        fix = f"add 'field_map:' with {_example(chosen)}"
-        raise document.error("neither 'field_map' nor 'sample_loader'", fix, expected=expected)
-    fields = _field_map(given["field_map"], chosen)
-    if "part_filter" in given:
-        what = "'part_filter' does not go with 'field_map', which already says the parts"
-        raise given["part_filter"].key_error(what, "remove part_filter", expected="no part_filter")
-    return DatasetConfig("standard", chosen, fields, **_common(entries, trust_code), origin=document.file)
-
-
-def _common(entries: Mapping[str, Node], trust_code: bool) -> dict[str, Any]:
-    """What every kind of data set may have, by the names that it has in :class:`DatasetConfig`."""
-    parts = entries.get("part_filter")
-    found: dict[str, Any] = {"subflavors": read_subflavors(entries["subflavors"])} if "subflavors" in entries else {}
-    if parts is None or parts.is_null:
-        return found
-    if isinstance(parts.value, str):
-        return found | {"part_filter": _code(parts, trust_code)}
-    nodes = parts.sequence("names of parts")
-    return found | {"part_filter": [part.string("the name of a part, e.g. jpg") for part in nodes]}
+def _part_filter(node: Node, trust_code: bool) -> str | list[str]:
+    if isinstance(node.value, str):
+        return _code(node, trust_code)
+    return [part.string("the name of a part, e.g. jpg") for part in node.sequence("names of parts")]
 
 
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
     """Name, required and optional fields of a sample type."""
     cls = SAMPLE_TYPES[chosen] if isinstance(chosen, str) else chosen
-    own = [f for f in dataclasses.fields(cls) if f.name not in _BASE_FIELDS and f.init]
+    own = [f for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS and f.init]
     required = [f.name for f in own if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     return cls.__name__, required, [f.name for f in own if f.name not in required]
 
 
-def _example(chosen: str | type[Sample]) -> str:
-    _, required, optional = _fields_of(chosen)
-    return "{" + ", ".join(f"{name}: <part>" for name in required or optional[:1]) + "}"
-
-
-def _field_map(node: Node, chosen: str | type[Sample]) -> dict[str, str]:
+def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> dict[str, str] | None:
+    """Which part fills which field; None: a sample loader makes samples of parts."""
     name, required, optional = _fields_of(chosen)
+    node, loader, expected = keys.field_map, keys.sample_loader, "exactly one of field_map, sample_loader"
+    if node is None and loader is None:
+        example = ", ".join(f"{field}: <part>" for field in required or optional[:1])
+        what, fix = "neither 'field_map' nor 'sample_loader'", f"add 'field_map:' with {{{example}}}"
+        raise document.error(what, fix, expected=expected)
+    if node is not None and loader is not None:
+        what = "both 'field_map' and 'sample_loader'"
+        raise loader.key_error(what, "remove one of them", expected=expected, found="both")
+    if loader is not None and keys.part_filter is None:
+        what, fix = "'sample_loader' without 'part_filter'", "add 'part_filter: [jpg, json]' with the parts it needs"
+        raise loader.key_error(what, fix, expected="both keys", found="'sample_loader' alone")
+    if node is None:
+        return None
+    if keys.part_filter is not None:
+        what = "'part_filter' does not go with 'field_map', which already says the parts"
+        raise keys.part_filter.key_error(what, "remove part_filter", expected="no part_filter")
     known, fields = required + optional, {}
     for key, value in node.entries().items():
         if key not in known:
@@ -207,8 +193,3 @@ def _code(node: Node, trust_code: bool) -> str:
             found=f"no such file: {os.path.abspath(script)}",
         )
     return text
-
-
-def read_subflavors(node: Node) -> dict[str, Any]:
-    """The labels under ``subflavors:``; none if it is empty."""
-    return {} if node.is_null else {key: value.plain() for key, value in node.entries().items()}

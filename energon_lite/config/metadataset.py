@@ -124,8 +124,8 @@ def load_metadataset(
     """
     flattening = _Flattening()
     if isinstance(path_or_dict, Mapping):
-        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME), os.getcwd())
-        return tuple(flattening.split(document, split_part, _Above()))
+        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
+        return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
     given = local_path(os.fspath(path_or_dict))
     path = os.path.abspath(given)
     if is_url(given):
@@ -138,26 +138,25 @@ def load_metadataset(
     if not os.path.isfile(path):
         fix, found = missing_file_fix(path, "correct the path"), f"no such file: {path}"
         raise ConfigError("the metadataset is missing", file=given, expected="a .yaml file", found=found, fix=fix)
-    document = flattening.document(path)
-    return tuple(flattening.split(document, split_part, _Above(chain=((path, split_part),))))
+    return tuple(flattening.split(flattening.document(path), _Above(trail=(Step(path, split_part, "", ""),))))
 
 
 @dataclass(frozen=True)
 class _Above:
-    """What the documents above say to the ones below."""
+    """What the documents above say to the ones below.
 
+    Args:
+        trail: the documents on the way here, the outermost first, which no reference led to.
+        blend: the nearest blend on the way here.
+    """
+
+    trail: tuple[Step, ...]
     weight: Share = ONE
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
-    #: The nearest blend on the way here.
     blend: Split | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     multiplier: int | None = 1
-    #: The (file, split) pairs on the way here, outermost first.
-    chain: tuple[tuple[str, str], ...] = ()
-    trail: tuple[Step, ...] = ()
-    #: The reference that led here, for messages.
-    origin: str | None = None
 
 
 class _Flattening:
@@ -168,15 +167,16 @@ class _Flattening:
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
-            self._documents[path] = parse_metadataset(load_yaml(path), os.path.dirname(path))
+            self._documents[path] = parse_metadataset(load_yaml(path))
         return self._documents[path]
 
-    def split(self, document: MetadatasetDocument, split_part: str, above: _Above) -> list[LeafSpec]:
-        """The leaves of one split of a document."""
+    def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
+        """The leaves of the split of a document that the last step of the trail is about."""
+        _, split_part, origin, _ = above.trail[-1]
         split = document.splits.get(split_part)
         if split is None:
-            asked = f", which {above.origin} asks for" if above.origin else ""
-            raise document.splits_node.error(
+            asked = f", which {origin} asks for" if origin else ""
+            raise document.node.error(
                 f"the metadataset has no split {split_part!r}{asked}",
                 f"use one of these (split_part), or add '{split_part}:' here",
                 expected=f"one of: {', '.join(document.splits)}",
@@ -184,20 +184,16 @@ class _Flattening:
                 choices=document.splits,
                 word=split_part,
             )
-        if split.unsupported is not None:
-            raise split.unsupported
         if split.blend is not None:
             _refuse_mixture(split.blend, split, above.blend)
             above = replace(above, blend=split)
         above = replace(above, subset=_part(above.subset, split.subset))
         leaves: list[LeafSpec] = []
-        for reference, share in zip(split.references, split.shares(), strict=True):
-            leaves.extend(self._reference(reference, share, split_part, document, above))
+        for reference, share in zip(split.references, split.shares, strict=True):
+            leaves.extend(self._reference(reference, share, above))
         return leaves
 
-    def _reference(
-        self, reference: Reference, share: Share, split_part: str, document: MetadatasetDocument, above: _Above
-    ) -> list[LeafSpec]:
+    def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
         if reference.unsupported is not None:
             raise reference.unsupported
         here = replace(
@@ -207,12 +203,11 @@ class _Flattening:
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
-            origin=reference.node.origin,
         )
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
-        path, split_part = _locate(reference, document.folder), reference.split_part or split_part
+        path, split_part = _locate(reference), reference.split_part or above.trail[-1].split_part
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [
@@ -228,7 +223,7 @@ class _Flattening:
                 dataset_config=reference.dataset_config or "dataset.yaml",
                 split_config=reference.split_config or "split.yaml",
                 origin=reference.node.origin,
-                trail=here.trail,
+                trail=here.trail[1:],
             )
         ]
 
@@ -241,14 +236,13 @@ class _Flattening:
                 node.refuse([name], what, fix, f"no {name}")
         if reference.subset is not None and reference.subset.first is not None:
             raise numbers_above_leaf(node.value["subset"], "a metadataset")
-        if (path, split_part) in here.chain:
-            steps = [*here.chain[here.chain.index((path, split_part)) :], (path, split_part)]
-            found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in steps)
+        step = Step(path, split_part, node.origin, node.path)
+        way = [(one.path, one.split_part) for one in (*here.trail, step)]
+        if way[-1] in way[:-1]:
+            found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in way[way.index(way[-1]) :])
             what, fix = "the metadatasets refer to each other in a circle", "remove one of these references"
             raise reference.path.error(what, fix, expected="a tree", found=found)
-        step = Step(path, split_part, node.origin, node.path)
-        below = replace(here, chain=(*here.chain, (path, split_part)), trail=(*here.trail, step))
-        return self.split(self.document(path), split_part, below)
+        return self.split(self.document(path), replace(here, trail=(*here.trail, step)))
 
 
 def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
@@ -270,15 +264,11 @@ def _product(node: Node, above: _Above, share: Share) -> Share:
 def _leaf_repetitions(node: Node, here: _Above) -> float | None:
     if here.blend is None or not here.blend.epochized:
         return None
-    try:
-        repetitions = float(here.repetitions)
-    except OverflowError:
-        repetitions = 0.0
-    if not 1e-300 < repetitions < 1e300:
+    if not 1e-300 < here.repetitions < 1e300:
         what = "the repetitions, multiplied along the path, are out of range"
         expected = "a product above 1e-300 and below 1e300"
         raise node.error(what, "write a number nearer to 1", expected=expected, found=None)
-    return repetitions
+    return float(here.repetitions)
 
 
 def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
@@ -303,8 +293,9 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     return -1 if -1 in (outer, inner) else outer * inner
 
 
-def _locate(reference: Reference, folder: str) -> str:
-    """The absolute path of what a reference means; a URL as it is."""
+def _locate(reference: Reference) -> str:
+    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, or,
+    in a dict, from the current one."""
     node = reference.path
     text = local_path(node.value)
     if "::" in text:
@@ -316,7 +307,7 @@ def _locate(reference: Reference, folder: str) -> str:
             what, fix = "metadatasets behind a URL are not supported yet", "copy the YAML file to a local folder"
             raise node.error(what, fix, expected="a local .yaml file")
         return text
-    path = os.path.abspath(os.path.join(folder, text))
+    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
     if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
         return path
     expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"

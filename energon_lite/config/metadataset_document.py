@@ -8,12 +8,12 @@ only if that split is used.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
-from energon_lite.config.dataset import read_subflavors
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
@@ -96,7 +96,7 @@ class Reference:
     repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None
-    subflavors: Annotated[dict[str, Any], read_subflavors] = field(default_factory=dict)
+    subflavors: dict[str, Any] | None = None
     subflavor: Annotated[str | None, "a label"] = None
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
     dataset_config: Annotated[str | None, _file_name] = None
@@ -106,7 +106,8 @@ class Reference:
     @property
     def labels(self) -> dict[str, Any]:
         """The labels for its samples."""
-        return self.subflavors if self.subflavor is None else {"__subflavor__": self.subflavor} | self.subflavors
+        oldest = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
+        return oldest | (self.subflavors or {})
 
 
 @dataclass(frozen=True)
@@ -115,21 +116,17 @@ class Split:
 
     Args:
         references: what it is made of.
+        shares: of each of them, by its weight; at every position they sum to 1.
         blend: the node of the list, for messages; None for a single reference, which goes into blends of both kinds.
         epochized: the list is under ``blend_epochized``.
         subset: which part of all that.
-        unsupported: the error to raise if this split is used.
     """
 
-    references: tuple[Reference, ...]
+    references: Sequence[Reference]
+    shares: Sequence[Share] = (ONE,)
     blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
-    unsupported: ConfigError | None = None
-
-    def shares(self) -> list[Share]:
-        """The weights, normalised to sum to 1."""
-        return blend_shares([reference.weight for reference in self.references])
 
 
 @dataclass(frozen=True)
@@ -138,16 +135,14 @@ class MetadatasetDocument:
 
     Args:
         splits: by name.
-        splits_node: where they stand.
-        folder: what relative paths count from.
+        node: where they stand.
     """
 
     splits: dict[str, Split]
-    splits_node: Node
-    folder: str
+    node: Node
 
 
-def parse_metadataset(document: Node, folder: str) -> MetadatasetDocument:
+def parse_metadataset(document: Node) -> MetadatasetDocument:
     """Check a document of either version. If it names no class, the form of each split tells the version.
 
     Raises:
@@ -158,7 +153,7 @@ def parse_metadataset(document: Node, folder: str) -> MetadatasetDocument:
     parsed = {name: _split(node, version) for name, node in splits.entries().items()}
     if not parsed:
         raise splits.error("the metadataset has no splits", "add 'train:'", expected="at least one split")
-    return MetadatasetDocument(parsed, splits, folder)
+    return MetadatasetDocument(parsed, splits)
 
 
 def _split(node: Node, version: str | None) -> Split:
@@ -168,7 +163,7 @@ def _split(node: Node, version: str | None) -> Split:
         fix += " and 'blend' instead of 'datasets'" if version is None else ""
         node.refuse(_SPLIT_KINDS, "is a key of MetadatasetV2, but this is a Metadataset", fix, "the key datasets")
         blend = node.mapping(required={"datasets"})["datasets"]
-        return Split(_blend(blend), blend)
+        return _blend(blend)
     what = "is the key of the older Metadataset, but this is a MetadatasetV2"
     node.refuse(["datasets"], what, "rename 'datasets' to 'blend'", _EXPECTED_KIND)
     kinds = [kind for kind in _SPLIT_KINDS if kind in keys]
@@ -182,15 +177,13 @@ def _split(node: Node, version: str | None) -> Split:
     if not kinds:
         raise _no_kind(node)
     kind = kinds[0]
-    if kind == "path":
+    if kind in ("path", "join"):
         return Split((_reference(node, kind),))
-    if kind == "join":
-        return Split((), unsupported=_not_yet(keys[kind]))
     entries = node.mapping(required={kind}, optional={"subset"})
     subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
     if subset is not None and subset.first is not None:
         raise numbers_above_leaf(entries["subset"], f"a {kind}")
-    return Split(_blend(entries[kind]), entries[kind], kind == "blend_epochized", subset)
+    return _blend(entries[kind], subset)
 
 
 def numbers_above_leaf(node: Node, what: str) -> ConfigError:
@@ -220,18 +213,18 @@ def _not_yet(node: Node) -> ConfigError:
     return node.key_error(f"{node.key!r} is not supported yet", fix, expected="path, blend or blend_epochized")
 
 
-def _blend(node: Node) -> tuple[Reference, ...]:
-    references = tuple(_reference(entry, str(node.key)) for entry in node.sequence("data sets, each with a path"))
+def _blend(node: Node, subset: Subset | None = None) -> Split:
+    references = [_reference(entry, str(node.key)) for entry in node.sequence("data sets, each with a path")]
     if not references:
         fix = "add '- path: ...', or remove the split"
         raise node.error("the blend is empty", fix, expected="at least one data set")
     try:
-        blend_shares([reference.weight for reference in references])
+        shares = blend_shares([reference.weight for reference in references])
     except ValueError as nothing:
         what = f"all weights of the blend are zero at position {nothing.args[0]}, or just before it"
         expected, fix = "a weight above 0 at every position", "let one data set begin before the others end"
         raise node.key_error(what, fix, expected=expected, found="none") from None
-    return references
+    return Split(references, shares, node, node.key == "blend_epochized", subset)
 
 
 #: What an entry of each kind of blend may say of its share.

@@ -163,21 +163,16 @@ def blend_shares(weights: Sequence[Share]) -> list[Share]:
     Raises:
         ValueError: all weights are zero at some position, which is its only argument.
     """
-    knots = _knots(weights)
-    before: list[list[float]] = []
-    after: list[list[float]] = []
-    for knot in knots:
-        sides = [values_at(weight, knot) for weight in weights]
-        for found, side in ((before, 0), (after, 1)):
-            values = [pair[side] for pair in sides]
+    shares: list[list[Segment]] = [[] for _ in weights]
+    for start, stop, pairs in _stretches(weights):
+        ends = []
+        for position, values in zip((start, stop), zip(*pairs, strict=True), strict=True):
             if not any(values):
-                raise ValueError(knot)
-            found.append(normalised(values))
-    ends = [*before[1:], after[-1]]
-    return [
-        tuple(Segment(knot, first[entry], last[entry]) for knot, first, last in zip(knots, after, ends, strict=True))
-        for entry in range(len(weights))
-    ]
+                raise ValueError(position)
+            ends.append(normalised(values))
+        for share, first, last in zip(shares, *ends, strict=True):
+            share.append(Segment(start, first, last))
+    return [tuple(share) for share in shares]
 
 
 def multiply(outer: Share, inner: Share) -> Share:
@@ -222,14 +217,9 @@ def values_at(share: Share, position: int) -> tuple[float, float]:
     return value, value
 
 
-def _knots(shares: Sequence[Share]) -> list[int]:
-    """The positions at which any of them changes."""
-    return sorted({segment.start for share in shares for segment in share})
-
-
 def _stretches(shares: Sequence[Share]) -> Iterator[tuple[int, int | None, list[tuple[float, float]]]]:
     """Start, stop, and of each share the values at both ends, for each stretch between positions where any changes."""
-    knots = _knots(shares)
+    knots = sorted({segment.start for share in shares for segment in share})
     for start, stop in zip(knots, [*knots[1:], None], strict=True):
         starts = [values_at(share, start)[1] for share in shares]
         stops = starts if stop is None else [values_at(share, stop)[0] for share in shares]

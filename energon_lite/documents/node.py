@@ -13,11 +13,12 @@ import json
 import numbers
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import ConfigError, nearest
+from energon_lite.errors import ConfigError
 
 __all__ = ["MAX_DEPTH", "Node", "from_plain", "join_path", "parse_bool", "shorten", "too_deep"]
 
@@ -79,8 +80,6 @@ class Node:
 
     def describe(self) -> str:
         """The value in a few words, for messages."""
-        if self.value is None:
-            return "nothing (null)"
         if isinstance(self.value, dict):
             return f"a mapping with the keys {', '.join(self.value)}" if self.value else "an empty mapping"
         if isinstance(self.value, list):
@@ -89,7 +88,7 @@ class Node:
             return f"the truth value {str(self.value).lower()}"
         if isinstance(self.value, str):
             return f"text {shorten(repr(self.value))}"
-        return f"the number {self.value!r}"
+        return "nothing (null)" if self.value is None else f"the number {self.value!r}"
 
     def error(
         self,
@@ -130,7 +129,7 @@ class Node:
             found=found,
             choices=list(choices),
             suggest_for=word,
-            fix=None if word is not None and nearest(word, choices) is not None else fix,
+            fix=fix,
         )
 
     def key_error(self, what: str, fix: str | None = None, **more: Any) -> ConfigError:
@@ -198,13 +197,9 @@ class Node:
         """A finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise self.wrong("a number", self._unquote(float))
-        try:
-            result = float(self.value)
-        except OverflowError:
-            result = float("inf")
-        if not abs(result) < float("inf"):
+        if not abs(self.value) <= sys.float_info.max:
             raise self.wrong("a finite number")
-        return result
+        return float(self.value)
 
     def integer(self) -> int:
         """A whole number, between -2**62 and 2**62."""

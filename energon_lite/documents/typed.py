@@ -56,12 +56,9 @@ _KEYS: dict[type[Any], Mapping[str, Key]] = {}
 def keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """The keys that a dataclass stands for."""
     if cls not in _KEYS:
-        annotations = get_type_hints(cls, include_extras=True)
+        annotations, missing = get_type_hints(cls, include_extras=True), dataclasses.MISSING
         _KEYS[cls] = {
-            field.name: Key(
-                annotations[field.name],
-                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-            )
+            field.name: Key(annotations[field.name], field.default is missing and field.default_factory is missing)
             for field in dataclasses.fields(cls)
         }
     return _KEYS[cls]
@@ -126,8 +123,7 @@ def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
         return node.string(words or "text")
     scalars = {int: node.integer, float: node.number, bool: node.boolean}
     if annotation not in scalars:
-        fix = (
-            "annotate it with str, int, float, bool, a list or mapping of these, or Annotated[..., function of a Node]"
-        )
-        raise UsageError(f"a field cannot be read from a document: {annotation}", where=node.path, fix=fix)
+        what = f"a field cannot be read from a document: {annotation}"
+        fix = "annotate it with str, int, float, bool, a list or mapping of these, or Annotated[..., function of Node]"
+        raise UsageError(what, where=node.path, fix=fix)
     return scalars[annotation]()

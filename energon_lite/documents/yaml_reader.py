@@ -3,8 +3,7 @@
 :func:`load_yaml` turns a file into a tree of :class:`~energon_lite.documents.node.Node`.
 
 Scalars are read by YAML 1.2's rules as Energon applies them, which differ from PyYAML's defaults where those surprise:
-``1e-3`` is a number; ``1:30``, dates, ``on`` and ``off`` are text; keys are always text. The parser's events are read,
-not what it composes of them: composing goes as deep as the document, on the stack of C, and knows no keys' places.
+``1e-3`` is a number; ``1:30``, dates, ``on`` and ``off`` are text; keys are always text.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.resolver import BaseResolver
 
 from energon_lite.documents.node import MAX_DEPTH, Node, from_plain, join_path, parse_bool, shorten, too_deep
 from energon_lite.documents.paths import missing_file_fix
@@ -58,21 +60,17 @@ def parse_yaml(text: str, file: str, *, may_be_empty: bool = False) -> Node:
         ConfigError: as :func:`load_yaml`.
     """
     try:
-        events = _events(text, file)
+        document = _Composer(text, file).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error, text, file) from error
     except yaml.YAMLError as error:
         what = f"not valid YAML: {str(error).splitlines()[0]}"
         raise ConfigError(what, file=file, fix="remove characters that are not text") from error
-    documents = [number for number, event in enumerate(events) if isinstance(event, yaml.DocumentStartEvent)]
-    if not documents:
-        if may_be_empty:
-            return Node({}, file, "", 1, 1)
-        raise ConfigError("the document is empty", file=file, line=1, column=1, fix="write the configuration into it")
-    if len(documents) > 1:
-        fix = "keep one document per file: remove '---' and what follows it"
-        raise _place(events[documents[1]], file).error("not valid YAML: two documents in one file", fix, found=None)
-    return _TreeBuilder(events, documents[0] + 1, file).build("")
+    if document is not None:
+        return _TreeBuilder(file).build(document, "")
+    if may_be_empty:
+        return Node({}, file, "", 1, 1)
+    raise ConfigError("the document is empty", file=file, line=1, column=1, fix="write the configuration into it")
 
 
 def _read_text(file: str) -> str:
@@ -96,11 +94,11 @@ def _read_text(file: str) -> str:
 
 def _parse_json(text: str, file: str) -> Node:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys if len(set(keys)) < len(keys) else ():
-            if keys.count(key) > 1:
-                raise ConfigError(f"the key {key!r} stands twice", file=file, fix="remove one of them")
-        return dict(pairs)
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise ConfigError(f"the key {key!r} stands twice", file=file, fix="remove one of them")
+        return entries
 
     try:
         return from_plain(json.loads(text, object_pairs_hook=unique), file)
@@ -118,23 +116,38 @@ def _parse_json(text: str, file: str) -> Node:
 # -- YAML -----------------------------------------------------------------------------------------------------------
 
 
-def _events(text: str, file: str) -> list[Any]:
-    """What the parser finds: libyaml, a hundred times PyYAML's speed, if PyYAML was built with it."""
-    found, depth = [], 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise too_deep(_place(event, file))
-        found.append(event)
-    return found
+class _Composer(Composer, BaseResolver):
+    """PyYAML's tree of a document, with the types of scalars by our rules, and with an end to its depth. The parser is
+    libyaml, a hundred times PyYAML's speed, if PyYAML was built with it; its own composer goes as deep as the document,
+    on the stack of C."""
+
+    def __init__(self, text: str, file: str):
+        super().__init__()
+        self.file, self.depth = file, 0
+        parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        self.check_event, self.peek_event, self.get_event = parser.check_event, parser.peek_event, parser.get_event
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth >= MAX_DEPTH and isinstance(self.peek_event(), yaml.CollectionStartEvent):
+            raise too_deep(_place(self.peek_event(), self.file))
+        if index is None and parent is not None and self.check_event(yaml.AliasEvent):
+            raise _key_error(_place(self.peek_event(), self.file), "an alias")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
-def _place(event: Any, file: str) -> Node:
-    return Node(None, file, "", event.start_mark.line + 1, event.start_mark.column + 1)
+def _place(found: Any, file: str, path: str = "") -> Node:
+    """The place of an event, or of a node of PyYAML's."""
+    return Node(None, file, path, found.start_mark.line + 1, found.start_mark.column + 1)
 
 
 #: What a YAML parser complains about, and what most often cures it. Parts of libyaml's and PyYAML's own messages.
 _CURES = (
+    ("another document", "keep one document per file: remove '---' and what follows it"),
+    ("undefined alias", "define the anchor (&name) before it is used, or put text that begins with '*' into quotes"),
+    ("duplicate anchor", "give each anchor a name of its own"),
     ("tab", "indent with spaces, not with tabs"),
     ("mapping values are not allowed", "check the indentation, and put text that contains ': ' into quotes"),
     ("could not find expected ':'", "write a colon and a space after the key, and check the line before"),
@@ -152,92 +165,61 @@ def _syntax_error(error: Any, text: str, file: str) -> ConfigError:
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (None, None)
     lines = text.splitlines()
     culprit = lines[line - 1] if line is not None and line <= len(lines) else ""
-    problem = error.problem or "cannot be parsed"
-    hints = " ".join(["tab" if "\t" in culprit[:column] else "", problem, error.context or ""])
+    problem = ", ".join(filter(None, [error.context, error.problem])) or "it cannot be parsed"
+    hints = problem + " tab" * ("\t" in culprit[:column])
     cure = next((cure for part, cure in _CURES if part in hints), "check quotes and indentation at this place")
     found = f"the line {shorten(repr(culprit.strip()))}" if culprit.strip() else None
     return Node(None, file, "", line, column).error(f"not valid YAML: {problem}", cure, found=found)
 
 
 class _TreeBuilder:
-    """Makes nodes of the parser's events, and refuses what would be ambiguous or unsafe."""
+    """Makes our nodes of PyYAML's, and refuses what would be ambiguous or unsafe."""
 
-    def __init__(self, events: list[Any], start: int, file: str):
-        self.events, self.next, self.file = events, start, file
-        #: Where the value of an anchor begins.
-        self.anchors: dict[str, int] = {}
-        #: Where the lists and mappings begin that are being built, the outermost first.
-        self.open: list[int] = []
-        #: Values that came from aliases, and how many aliases are being followed.
-        self.repeated = self.aliases = 0
+    def __init__(self, file: str):
+        self.file = file
+        #: What was there already is an alias: the ids of what was.
+        self.seen: set[int] = set()
+        #: The lists and mappings that are being built, the outermost first.
+        self.open: list[yaml.Node] = []
+        #: Values that came from aliases.
+        self.repeated = 0
 
-    def build(self, path: str, key: Any = None) -> Node:
-        """The value whose first event is the next one."""
-        start, event = self.next, self._take()
-        if isinstance(event, yaml.AliasEvent):
-            return self._follow(event, path, key)
-        place: tuple[Any, ...] = (self.file, path, event.start_mark.line + 1, event.start_mark.column + 1)
+    def build(self, found: yaml.Node, path: str, key: yaml.Node | None = None) -> Node:
+        """The node for one of PyYAML's, and for what is in it."""
+        here = _place(found, self.file, path)
         if key is not None:
-            place += (key.value, key.start_mark.line + 1, key.start_mark.column + 1)
-        here = Node(None, *place)
-        self.repeated += self.aliases > 0
+            key_line, key_column = key.start_mark.line + 1, key.start_mark.column + 1
+            here = replace(here, key=key.value, key_line=key_line, key_column=key_column)
+        if found in self.open:
+            what = "an alias refers to something that contains it"
+            raise here.error(what, "write the value out", found=None)
+        self.repeated += id(found) in self.seen
+        self.seen.add(id(found))
         if self.repeated > MAX_REPEATED:
             what = f"aliases make the document larger by {MAX_REPEATED} values"
             raise here.error(what, "write it out", found=None)
-        if isinstance(event, yaml.ScalarEvent):
-            return Node(_scalar(event, here), *place)
-        kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
-        if event.tag not in (None, "!", _CORE + kind):
-            raise _tag_error(here, event.tag)
+        if isinstance(found, yaml.ScalarNode):
+            return replace(here, value=_scalar(found, here))
+        is_mapping = isinstance(found, yaml.MappingNode)
+        if found.tag != _CORE + ("map" if is_mapping else "seq"):
+            raise _tag_error(here, found.tag)
         if len(self.open) >= MAX_DEPTH:
             raise too_deep(here)
-        self.open.append(start)
-        children: object = self._entries(path) if kind == "map" else self._items(path)
+        self.open.append(found)
+        if is_mapping:
+            here = replace(here, value=self._entries(found, path))
+        else:
+            items = [self.build(item, f"{path}[{number}]") for number, item in enumerate(found.value)]
+            here = replace(here, value=items)
         self.open.pop()
-        self.next += 1  # past the end of it
-        return Node(children, *place)
+        return here
 
-    def _take(self) -> Any:
-        """The next event; its anchor is kept."""
-        event = self.events[self.next]
-        anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
-        if anchor in self.anchors and not self.aliases:
-            what = f"not valid YAML: the anchor &{anchor} stands twice"
-            raise _place(event, self.file).error(what, "give each anchor a name of its own", found=None)
-        if anchor is not None:
-            self.anchors[anchor] = self.next
-        self.next += 1
-        return event
-
-    def _follow(self, alias: Any, path: str, key: Any) -> Node:
-        target = self.anchors.get(alias.anchor)
-        if target is None:
-            fix = "define the anchor (&name) before it is used, or put text that begins with '*' into quotes"
-            raise _place(alias, self.file).error("not valid YAML: undefined alias", fix, found=f"*{alias.anchor}")
-        if target in self.open:
-            place = replace(_place(self.events[target], self.file), path=path)
-            raise place.error("an alias refers to something that contains it", "write the value out", found=None)
-        after, self.next = self.next, target
-        self.aliases += 1
-        node = self.build(path, key)
-        self.aliases -= 1
-        self.next = after
-        return node
-
-    def _items(self, path: str) -> list[Node]:
-        items: list[Node] = []
-        while not isinstance(self.events[self.next], yaml.CollectionEndEvent):
-            items.append(self.build(f"{path}[{len(items)}]"))
-        return items
-
-    def _entries(self, path: str) -> dict[str, Node]:
+    def _entries(self, found: yaml.Node, path: str) -> dict[str, Node]:
         entries: dict[str, Node] = {}
-        while not isinstance(self.events[self.next], yaml.CollectionEndEvent):
-            key = self._take()
-            place = replace(_place(key, self.file), path=path)
-            if not isinstance(key, yaml.ScalarEvent):
-                found = "an alias" if isinstance(key, yaml.AliasEvent) else "a list or a mapping"
-                raise place.error("a key is not text", "use text as the key", expected="text", found=found)
+        for key, value in found.value:
+            place = _place(key, self.file, path)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _key_error(place, "a list or a mapping")
             place = replace(place, path=join_path(path, key.value))
             if key.value == "<<" and not key.style:
                 raise place.error("merge keys (<<) are not supported", "write the entries out", found=None)
@@ -249,41 +231,42 @@ class _TreeBuilder:
                     expected="each key once",
                     found=f"the same key in line {first}",
                 )
-            entries[key.value] = self.build(place.path, key)
+            entries[key.value] = self.build(value, place.path, key)
         return entries
+
+
+def _key_error(place: Node, found: str) -> ConfigError:
+    return place.error("a key is not text", "use text as the key", expected="text", found=found)
 
 
 # -- scalars --------------------------------------------------------------------------------------------------------
 
 _CORE = "tag:yaml.org,2002:"
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "str": str,
-    "int": int,
-    "float": lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
-    "bool": parse_bool,
-    "null": lambda text: None,
-}
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
-#: What a scalar without quotes is; all else is text.
-_PLAIN = re.compile(
-    r"(?P<null>~|null|Null|NULL|)\Z|(?P<bool>(?i:true|false|yes|no))\Z"
-    rf"|(?P<int>[-+]?{_DIGITS})\Z"
-    rf"|(?P<float>[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
-)
+#: How a scalar of each kind is written without quotes, and how it is read. All that is none of these is text.
+_SCALARS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "null": ("~|null|Null|NULL|", lambda text: None),
+    "bool": ("(?i:true|false|yes|no)", parse_bool),
+    "int": (rf"[-+]?{_DIGITS}", int),
+    "float": (
+        rf"[-+]?(\.{_DIGITS}|{_DIGITS}(\.({_DIGITS})?)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
+    ),
+    "str": ("(?s:.*)", str),
+}
+for _kind, (_pattern, _) in _SCALARS.items():
+    _Composer.add_implicit_resolver(_CORE + _kind, re.compile(rf"(?:{_pattern})\Z"), None)
 
 
-def _scalar(event: Any, place: Node) -> object:
-    kind = "str" if event.tag in (None, "!") else event.tag.removeprefix(_CORE)
-    if event.tag in (None, "!") and event.implicit[0] and (plain := _PLAIN.match(event.value)):
-        kind = str(plain.lastgroup)
-    if kind not in _PARSERS:
-        raise _tag_error(place, event.tag)
+def _scalar(found: yaml.ScalarNode, place: Node) -> object:
+    kind = found.tag.removeprefix(_CORE)
+    if kind not in _SCALARS:
+        raise _tag_error(place, found.tag)
     try:
-        return _PARSERS[kind](event.value)
+        return _SCALARS[kind][1](found.value)
     except ValueError:  # an explicit tag, e.g. `!!int many`, or thousands of digits
-        what, found = "the value does not fit its tag", f"text {shorten(repr(event.value))}"
-        raise place.error(what, "remove the tag", expected=f"!!{kind}", found=found) from None
+        what, text = "the value does not fit its tag", f"text {shorten(repr(found.value))}"
+        raise place.error(what, "remove the tag", expected=f"!!{kind}", found=text) from None
 
 
 def _tag_error(place: Node, tag: str) -> ConfigError:

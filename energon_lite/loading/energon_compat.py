@@ -38,6 +38,8 @@ _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_aud
 #: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
 _OF_A_LOADER = ("worker_config", "fail_on_timeout")
 
+#: The groups, by the arguments that have them.
+_GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
 #: What a keyword fills: the argument that has the group, and the group's field.
 _FILLS = {
     "chunk_size": ("chunks", "size"),
@@ -73,17 +75,13 @@ def grouped_keywords(
     if not isinstance(batching, ByTokens) and batching is not None:
         batching = ByTokens(batching)
     groups: dict[str, Any] = {"batching": batching, "chunks": chunks or Chunks(), "reading": reading or Reading()}
-    for name, value in kwargs.items():
-        if name not in _FILLS:
-            continue
-        place, field = _FILLS[name]
-        group, default = groups[place], _default(place, field)
-        if value is None and (group is None or default is None):
-            continue
-        if group is None:
-            if value == default:
-                continue
+    for name in filter(_FILLS.__contains__, kwargs):
+        (place, field), value = _FILLS[name], kwargs[name]
+        group, default = groups[place], getattr(_GROUPS[place], field)
+        if group is None and value not in (None, default):
             raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
+        if group is None or (value is None and default is None):
+            continue
         if getattr(group, field) != default:
             raise UsageError(
                 f"{name}={value!r} beside {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
@@ -91,7 +89,7 @@ def grouped_keywords(
                 fix=f"leave out {name}",
             )
         groups[place] = replace(group, **{field: value})
-    _check_others([name for name in kwargs if name not in _FILLS], function, [*_names_of(function), *_FILLS])
+    _check_others(kwargs, function, [*_names_of(function), *_FILLS])
     return groups["batching"], groups["chunks"], groups["reading"]
 
 
@@ -110,7 +108,7 @@ def loader_arguments(
             "worker_config belongs to the data set, which was given another one",
             fix="give it to get_train_dataset or get_val_dataset",
         )
-    _check_others([name for name in kwargs if name not in (*names, *_OF_A_LOADER)], function, [*names, *_OF_A_LOADER])
+    _check_others(kwargs, function, [*names, *_OF_A_LOADER])
     arguments = {name: value for name, value in kwargs.items() if name in names}
     if kwargs.get("fail_on_timeout"):
         arguments = {"on_timeout": "raise"} | arguments
@@ -120,26 +118,21 @@ def loader_arguments(
 
 
 def _check_others(given: Iterable[str], function: Callable[..., Any], known: list[str]) -> None:
-    """See that keywords which ``function`` takes for Energon's sake may be ignored."""
+    """See that keywords which are not known, but which ``function`` takes for Energon's sake, may be ignored."""
     for name in given:
+        if name in known:
+            continue
         if name in _WITHOUT_EFFECT:
             _log.debug("%s=... is accepted for Energon's sake and has no effect", name)
-            continue
-        if name == _HANDLER:
-            _log.warning(
-                "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)", function.__name__
-            )
-            continue
-        fix = "set the attribute of your task encoder: decoder = SampleDecoder(image_decode=...), or None for bytes"
-        if name not in _OF_THE_DECODER:
+        elif name == _HANDLER:
+            what = "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)"
+            _log.warning(what, function.__name__)
+        else:
             guess = nearest(name, known)
             fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(known)
-        raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
-
-
-def _default(place: str, field: str) -> Any:
-    group = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}[place]
-    return next(one.default for one in fields(group) if one.name == field)
+            if name in _OF_THE_DECODER:
+                fix = "set your task encoder's attribute: decoder = SampleDecoder(image_decode=...), or None for bytes"
+            raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
 
 
 def _names_of(function: Callable[..., Any]) -> list[str]:

@@ -14,7 +14,9 @@ __all__ = ["ByTokens", "Chunks", "Reading"]
 
 @dataclass(frozen=True)
 class ByTokens:
-    """Micro-batches that a strategy makes by the tokens of the samples.
+    """Micro-batches that a strategy makes by the tokens of the samples. A sample that fails leaves its place empty:
+    nobody counted the tokens of a replacement. Where nothing else is to be said, the strategy, or its document, may
+    stand in place of this group: ``batching=BestFit(Capacity(12_000))``.
 
     Args:
         strategy: such as ``BestFit(Capacity(12_000))``; or its document, as a dict or the path of a YAML file.

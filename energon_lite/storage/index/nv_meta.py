@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from energon_lite.documents import parse_yaml
 from energon_lite.errors import DataIndexError, NotPreparedError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -88,9 +89,9 @@ def read_info(root: str) -> dict[str, int]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
-            document = json.loads(text) if name == INFO_JSON else yaml.safe_load(text)
+            document = json.loads(text) if name == INFO_JSON else parse_yaml(text.decode(), path).plain()
             counts = {str(shard): _count(count) for shard, count in document["shard_counts"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataIndexError(
                 f"the list of shards is damaged: {type(error).__name__}: {error}",
                 where=path,

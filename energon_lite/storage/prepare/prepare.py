@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from energon_lite.documents import parse_yaml
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
 from energon_lite.storage.index import nv_meta
@@ -221,14 +220,12 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
         return [], True
     try:
         with open(path, encoding="utf-8") as file:
-            document = yaml.safe_load(file)
-    except (ValueError, RecursionError, yaml.YAMLError):
+            found = parse_yaml(file.read(), path, may_be_empty=True).entries().get("exclude")
+        entries = [] if found is None or found.is_null else found.sequence()
+    except ValueError:  # also a ConfigError is one
         return [], False
-    found = document.get("exclude") if isinstance(document, dict) else document
-    if not isinstance(document, dict) or not isinstance(found, list):
-        return [], not found
-    names = [str(name) for name in found if not isinstance(name, (list, dict))]
-    return names, len(names) == len(found)
+    names = [str(entry.value) for entry in entries if not isinstance(entry.value, (list, dict))]
+    return names, len(names) == len(entries)
 
 
 def index_again(

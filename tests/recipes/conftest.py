@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+CAPTIONING = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
+
+
+def _png(value: int) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), value, dtype=np.uint8)).save(out, format="PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def images(tmp_path: Path, write_dataset: Any) -> Path:
+    """A captioning set of 12 images in two shards; number 5 is broken, number 8 has no caption."""
+    samples: list[tuple[str, dict[str, bytes]]] = [
+        (str(number), {"png": _png(number), "txt": b"a square"}) for number in range(12)
+    ]
+    samples[5][1]["png"] = samples[5][1]["png"][:40]
+    del samples[8][1]["txt"]
+    return write_dataset(tmp_path / "images", {"a.tar": samples[:6], "b.tar": samples[6:]}, dataset_yaml=CAPTIONING)
