@@ -10,11 +10,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.files import reading_streams
 from energon_lite.trainer.parallel.shards import Box
 
 #: What this version writes and reads.
@@ -23,7 +22,7 @@ FORMAT = 2
 JSON_NAME = "state.json"
 
 
-class CheckpointReader(dcp.FileSystemReader):
+class CheckpointReader(FsspecReader):
     """A reader of a path or URL, whose index is read without giving a pickle the power to run code.
 
     torch loads with it into tensors that are there. It can also be asked for the boxes in which a tensor was saved, one
@@ -39,9 +38,7 @@ class CheckpointReader(dcp.FileSystemReader):
     """
 
     def __init__(self, place: str | os.PathLike[str]):
-        streams, path = reading_streams(place)
-        super().__init__(path)
-        self.fs, self.path = streams, path  # type: ignore[assignment]
+        super().__init__(os.fspath(place))
         self._open = ""
         self._stream: Any = None
         self._stack = ExitStack()

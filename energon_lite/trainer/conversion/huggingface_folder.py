@@ -18,6 +18,7 @@ import torch
 from energon_lite.errors import ConfigError, StateError, UsageError
 from energon_lite.trainer.conversion.llama_tensors import COMPUTED
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
+from energon_lite.trainer.parallel.neighbours import neighbours
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 #: The list of which tensor was in which file.
@@ -178,14 +179,7 @@ def divide(tensors: Mapping[str, tuple[torch.dtype, int]], most_bytes: int) -> D
         tensors: type and number of bytes of each, by name, in the order of the model.
         most_bytes: of a file.
     """
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, (_, nbytes) in tensors.items():
-        if groups[-1] and size + nbytes > most_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
+    groups = neighbours(((name, nbytes) for name, (_, nbytes) in tensors.items()), most_bytes)
     # Within a file as the safetensors library has it: wide types first, then by name.
     ordered = [sorted(group, key=lambda name: (-tensors[name][0].itemsize, name)) for group in groups]
     names = (

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.neighbours import neighbours
 from energon_lite.trainer.parallel.parameters import layout_of
 
 #: A parameter begins at a multiple of this many elements, as fast kernels like it.
@@ -104,14 +105,7 @@ def plan_buckets(named: Sequence[Named], bucket_size: int, ranks: int, rank: int
         >>> [(slot.name, slot.start) for slot in plan_buckets([("b", b), ("w", w)], 100, 2, 0)[0].slots]
         [('w', 0), ('b', 64)]
     """
-    runs: list[list[Named]] = []
-    filled = 0
-    for name, p in named:
-        if not runs or filled + p.numel() > bucket_size:
-            runs.append([])
-            filled = 0
-        runs[-1].append((name, p))
-        filled += p.numel()
+    runs = neighbours(((one, one[1].numel()) for one in named), bucket_size)
     return [_place(run, ranks, rank) for run in runs]
 
 
