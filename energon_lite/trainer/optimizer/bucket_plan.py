@@ -20,6 +20,11 @@ _ALIGNMENT = 64
 Named = tuple[str, nn.Parameter]
 
 
+def sum_dtype(dtype: torch.dtype, grad_dtype: str) -> torch.dtype:
+    """In which type to add up gradients of this one; ``float32`` means at least that, ``parameter`` the same."""
+    return torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
+
+
 class Kind(NamedTuple):
     """What the parameters of one buffer have in common.
 
@@ -43,7 +48,7 @@ class Kind(NamedTuple):
         Args:
             parameter: it has a layout (:func:`layout_of`).
             mesh: the ranks.
-            grad_dtype: ``parameter`` to add gradients up in the parameter's type, ``float32`` in at least that.
+            grad_dtype: see :func:`sum_dtype`.
         """
         layout, dtype = layout_of(parameter), parameter.dtype
         sum_over = {axis for axis in layout.sum_over if mesh.group(axis) is not None}
@@ -51,8 +56,7 @@ class Kind(NamedTuple):
         if layout.sharded_dim is None and mesh.tp > 1:
             replicated.add("tp")
         counts = layout.counts_here(mesh) and ("tp" not in replicated or mesh.rank("tp") == 0)
-        summed_in = torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
-        return cls(dtype, summed_in, frozenset(replicated), frozenset(sum_over), counts)
+        return cls(dtype, sum_dtype(dtype, grad_dtype), frozenset(replicated), frozenset(sum_over), counts)
 
 
 class Slot(NamedTuple):
