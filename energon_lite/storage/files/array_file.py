@@ -143,13 +143,10 @@ def writing(path: str, kind: FileKind, meta: Mapping[str, Any], *, flush: bool =
         >>> with writing("a.idx", KIND, {"name": "a"}) as file:
         ...     file.add("values", np.arange(5))
     """
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+    with replacing(path, flush=flush) as temporary, open(temporary, "xb") as file:
         writer = ArrayWriter(file, kind, meta)
         yield writer
         writer.finish()
-        file.flush()
-        if flush:
-            os.fsync(file.fileno())
 
 
 def write_arrays(
