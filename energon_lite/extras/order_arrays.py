@@ -183,7 +183,7 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
     """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
     blend = recipe.get("stages") and StagedBlend(
-        [WeightStage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
+        [WeightStage(*stage) for stage in recipe["stages"]], key, recipe["length"]
     )
     layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
@@ -200,10 +200,6 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
             yield start, [leaf.astype(np.int16), sample]
         else:
             yield start, [permute_array(rows, recipe["length"], key)]
-
-
-def _tuple(weights: Sequence[float] | None) -> Any:
-    return None if weights is None else tuple(weights)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
