@@ -200,36 +200,37 @@ def load_checkpoint(
     """
     reader = CheckpointReader(path)
     content = read_content(reader, path)
-    if optimizer is not None:
-        if content["world_size"] == 0:
-            raise StateError(
-                "the checkpoint has weights only: there is no run to go on with",
-                where=path,
-                fix="begin a new run with train.init_from",
-            )
-        optimizer.wait_parameters()
-        optimizer.set_order(content.get("order", optimizer.order))
-    tensors = dict(model_tensors(model, mesh))
-    if optimizer is not None:
-        state = dict(_optimizer_tensors(optimizer, mesh))
-        # A model that was saved in float32 has no master values beside its own.
-        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or n in reader.shapes}
-    random_states = _random_states(mesh) if optimizer is not None else {}
-    if content["world_size"] == mesh.world_size and all(name in reader.shapes for name in random_states):
-        tensors |= random_states
-    check_shapes(reader, tensors, path)
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
-    if optimizer is not None:
-        optimizer.set_updates(content["updates"])
-        for shard in optimizer.shards():
-            if f"optimizer.{shard.name}.master" not in tensors:
-                shard.take_values()
-        _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
+    if optimizer is None:
+        read_tensors(reader, dict(model_tensors(model, mesh)), mesh, path)
+        return content["step"], content["state"]
+    if content["world_size"] == 0:
+        raise StateError(
+            "the checkpoint has weights only: there is no run to go on with",
+            where=path,
+            fix="begin a new run with train.init_from",
+        )
+    optimizer.wait_parameters()
+    optimizer.set_order(content["order"])
+    saved = reader.shapes.keys()
+    # A model that was saved in float32 has no master values beside its own.
+    of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
+    random_states = _random_states(mesh)
+    if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
+        random_states = {}
+    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, mesh, path)
+    optimizer.set_updates(content["updates"])
+    for shard in optimizer.shards():
+        if f"optimizer.{shard.name}.master" not in of_optimizer:
+            shard.take_values()
+    for name, state in random_states.items():
+        (torch.cuda if name.endswith(".cuda") else torch).set_rng_state(state)
     return content["step"], content["state"]
 
 
-def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Compare what is to be read with what was saved.
+def read_tensors(
+    reader: CheckpointReader, tensors: dict[str, torch.Tensor], mesh: ParallelMesh, path: str | os.PathLike[str]
+) -> None:
+    """Read values into tensors that are there. Every rank must call it.
 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
@@ -243,6 +244,7 @@ def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
                 where=path,
                 fix="use the model configuration the checkpoint was made with",
             )
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -378,11 +380,3 @@ def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:
     if mesh.device.type == "cuda":
         states[f"random.{mesh.global_rank}.cuda"] = torch.cuda.get_rng_state(mesh.device)
     return states
-
-
-def _restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in states.items():
-        if name.endswith(".cuda"):
-            torch.cuda.set_rng_state(tensor)
-        else:
-            torch.set_rng_state(tensor)

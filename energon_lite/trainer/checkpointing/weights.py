@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.checkpoint import Place, check_shapes, model_tensors, of_main
+from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors, of_main, read_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
+from energon_lite.trainer.checkpointing.tensors import save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -92,8 +92,7 @@ def load_weights(
             logger.info("%s has no %s: they begin as new", found, pattern)
             for name in fitting:
                 del tensors[name]
-    check_shapes(reader, tensors, found)
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    read_tensors(reader, tensors, mesh, found)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return found

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from energon_lite.errors import ConfigError, StateError, UsageError
+from energon_lite.documents import load_yaml
+from energon_lite.errors import StateError, UsageError
 from energon_lite.trainer.conversion.llama_tensors import COMPUTED
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
 from energon_lite.trainer.parallel.neighbours import neighbours
@@ -108,15 +109,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is none.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}", file=path, fix="give a model's folder") from error
-    except ValueError as error:
-        raise ConfigError(f"not valid JSON: {error}", file=path, fix="fetch it again") from error
-    if not isinstance(content, dict):
-        raise ConfigError("it is no JSON object", file=path, fix="fetch it again")
-    return content
+    document = load_yaml(path)
+    document.entries()  # it is an object
+    found: dict[str, Any] = document.plain()
+    return found
 
 
 def _weight_map(index: Path) -> dict[str, str]:
