@@ -324,12 +324,11 @@ def _everything(
 ) -> dict[str, torch.Tensor]:
     """What this rank saves, by name, in the memory where it is."""
     optimizer.wait_parameters()
-    tensors = dict(model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
-    for shard in optimizer.shards():
-        # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
-        tensors[f"model.{shard.name}"] = _values_of(shard, mesh)
-    for name in set(optimizer.order) - {shard.name for shard in optimizer.shards()}:
-        del tensors[f"model.{name}"]
+    sharded = {f"model.{name}" for name in optimizer.order}
+    tensors = {name: tensor for name, tensor in model_tensors(model, mesh) if name not in sharded}
+    # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
+    tensors |= {f"model.{shard.name}": _values_of(shard, mesh) for shard in optimizer.shards()}
+    tensors |= dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
     order = _order_of_all_stages(optimizer, mesh)
     # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
     if mesh.is_main:

@@ -184,12 +184,10 @@ def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> N
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
     """Base of the rotary frequencies and their scaling."""
-    said = dict(values.get("rope_parameters") or {})
+    said = (values.get("rope_parameters") or {}) | (values.get("rope_scaling") or {})
     theta = said.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
-    said |= values.get("rope_scaling") or {}
-    kind = said.pop("rope_type", None) or said.pop("type", None) or "default"
-    said.pop("type", None)
-    said.pop("rope_theta", None)
+    kind, old_kind = (said.pop(key, None) for key in ("rope_type", "type"))
+    kind = kind or old_kind or "default"
     at = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     if kind == "default":
         return float(theta), None
