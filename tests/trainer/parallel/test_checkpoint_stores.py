@@ -14,7 +14,8 @@ import pytest
 import torch
 from copying_store import CopyingStore
 from rank_processes import RankFailure, RunRanks
-from test_checkpoint_layouts import STATE, Part, kill_instead, sabotage
+from test_checkpoint_crashes import kill_instead, sabotage
+from test_checkpoint_layouts import STATE, Part
 from test_parity import Layout
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, read_state, save_checkpoint

@@ -1,0 +1,138 @@
+"""A save that is killed at a chosen place: the checkpoint before it is whole, and counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankFailure, RunRanks
+from test_checkpoint_layouts import STATE, Part
+from test_parity import Layout
+
+from energon_lite.trainer.checkpointing import checkpoint
+from energon_lite.trainer.checkpointing import files as checkpoint_files
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
+
+
+def kill_instead(*args: Any, **kwargs: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_writing(write: Callable[..., Any]) -> Callable[..., Any]:
+    """The first file is on disk, then the process is gone."""
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        write(*args, **kwargs)
+        kill_instead()
+
+    return dying
+
+
+def die_when(condition: Callable[[Path], bool]) -> Callable[..., Any]:
+    """Dies at the first change of a folder after which ``condition`` holds."""
+
+    def wrap(change: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(folder: Path, *args: Any) -> Any:
+            change(folder, *args)
+            if condition(folder.parent if folder.name.startswith(("step", ".")) else folder):
+                kill_instead()
+
+        return dying
+
+    return wrap
+
+
+def named(folder: Path) -> bool:
+    return (folder / "step-00000002").exists()
+
+
+def without_name(folder: Path) -> bool:
+    return (folder / ".replaced-step-00000002").exists() and not named(folder)
+
+
+#: What rank 0 dies in, and how.
+CRASHES = {
+    "before anything is written": ("save_tensors", lambda _: kill_instead),
+    "after its data is written": ("CheckpointWriter.write_data", die_in_writing),
+    "before it has its name": ("CheckpointFiles.publish", lambda _: kill_instead),
+    "before it is the latest": ("checkpoint_files._flush_folder", die_when(named)),
+    "while old ones are removed": ("CheckpointFiles.prune", lambda _: kill_instead),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first time", "over a finished one"])
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())
+def test_a_killed_save_leaves_the_former_checkpoint(
+    run_ranks: RunRanks, tmp_path: Path, crash: tuple[str, Any], again: bool
+) -> None:
+    where, how = crash
+
+    def die(rank: int) -> None:
+        part = Part(Layout(dp=2))
+        part.train(0, 1)
+        part.save(tmp_path, 1)
+        part.train(1, 2)
+        if again:
+            part.save(tmp_path, 2)
+            (tmp_path / "latest").write_text("step-00000001\n")
+        if part.mesh.is_main:
+            sabotage(where, how)
+        part.save(tmp_path, 2)
+
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(2, die)
+    assert "died without a word" in failure.value.by_rank[0]
+
+    def go_on(rank: int) -> tuple[int, list[str]]:
+        part = Part(Layout(tp=2))
+        path = latest_checkpoint(tmp_path)
+        assert path is not None
+        step, state = part.load(path)
+        assert state == STATE
+        part.save(tmp_path, 2, keep=1)
+        return step, sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("ranks-"))
+
+    for step, names in run_ranks(2, go_on):
+        # Both are whole; which of the two is the latest depends on whether `latest` was written already.
+        assert step == (2 if where == "CheckpointFiles.prune" else 1)
+        assert names == ["latest", "step-00000002"]
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_one_before_it(run_ranks: RunRanks, tmp_path: Path) -> None:
+    def die(rank: int) -> None:
+        part = Part(Layout())
+        part.save(tmp_path, 1)
+        part.save(tmp_path, 2)
+        sabotage("checkpoint_files.Path.rename", die_when(without_name))
+        part.save(tmp_path, 2)
+
+    with pytest.raises(RankFailure, match="died without a word"):
+        run_ranks(1, die)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
+
+
+def sabotage(where: str, wrap: Callable[[Any], Any]) -> None:
+    """Put ``wrap(f)`` in the place of a function ``f`` that the checkpoint module uses. For a process that will die."""
+    *path, name = where.split(".")
+    owner: Any = checkpoint_files if path and path[0] == "checkpoint_files" else checkpoint
+    path = [part for part in path if part != "checkpoint_files"]
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def test_without_latest_the_newest_finished_one_counts(tmp_path: Path) -> None:
+    for name in ("step-00000001", "step-00000002", "step-00000004", ".saving-00000003", ".deleted-step-00000009"):
+        (tmp_path / name).mkdir()
+        if name != "step-00000004":
+            (tmp_path / name / "manifest.json").write_text('{"files": {}}')
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
+    (tmp_path / "latest").write_text("step-00000001\n")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000001"
+    (tmp_path / "latest").write_text("step-00000007\n")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000002"
+    assert latest_checkpoint(tmp_path / "nothing") is None
