@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from energon_lite.trainer.optimizer.bucket_plan import Named, Slot, sum_dtype
+from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, Slot, sum_dtype
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.learning_rates import learning_rate
 from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_partial
@@ -114,18 +114,15 @@ class AdamW(Optimizer):
             self._at[p][0].master.copy_(p.detach().view(-1))
 
     def _gradient_norm(self) -> float:
-        """The norm of the whole model's gradient, in float64: slices count on each rank, what all ranks have, once."""
-        squares = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
-        for p in self.parameters.values():
-            layout = layout_of(p)
-            if layout.counts_here(self.mesh):
-                sharded = int(layout.sharded_dim is not None)
-                squares[sharded] += torch.linalg.vector_norm(self._at[p][0].grad, dtype=torch.float64).square()
-        if (tp := self.mesh.group("tp")) is not None:
-            dist.all_reduce(squares[1:], group=tp)
-        if (pp := self.mesh.group("pp")) is not None:
-            dist.all_reduce(squares, group=pp)
-        return math.sqrt(squares.sum().item())
+        """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
+        square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for p, (owned, _) in self._at.items():
+            if Kind.of(p, self.mesh, self.config.grad_dtype).counts_here:
+                square += torch.linalg.vector_norm(owned.grad, dtype=torch.float64).square()
+        for axis in ("tp", "pp"):
+            if (group := self.mesh.group(axis)) is not None:
+                dist.all_reduce(square, group=group)
+        return math.sqrt(square.item())
 
 
 def _nothing(_: list[nn.Parameter]) -> None:
