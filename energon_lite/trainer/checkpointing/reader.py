@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from energon_lite.errors import StateError
@@ -22,7 +24,17 @@ FORMAT = 2
 JSON_NAME = "state.json"
 
 
-class CheckpointReader(FsspecReader):
+class _Streams(FileSystem):
+    """Files of an fsspec file system, for reading: some versions of torch's own remove one that cannot be read."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert self.fs is not None
+        with self.fs.open(os.fspath(path), mode) as stream:
+            yield stream
+
+
+class CheckpointReader(dcp.FileSystemReader):
     """A reader of a path or URL, whose index is read without giving a pickle the power to run code.
 
     torch loads with it into tensors that are there. It can also be asked for the boxes in which a tensor was saved, one
@@ -39,6 +51,8 @@ class CheckpointReader(FsspecReader):
 
     def __init__(self, place: str | os.PathLike[str]):
         super().__init__(os.fspath(place))
+        self.fs = _Streams()  # type: ignore[assignment]
+        self.path = self.fs.init_path(os.fspath(place))
         self._open = ""
         self._stream: Any = None
         self._stack = ExitStack()
