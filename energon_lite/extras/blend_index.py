@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -33,17 +34,8 @@ def build_blend_index(
     Example:
         >>> build_blend_index([3, 1], 8, "index")  # under torchrun, or in a single process
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return arrays.build_blend_index(weights, n, path, key=key, workers=workers)
-    if workers is None:
-        workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return arrays.build_blend_index(
-        weights,
-        n,
-        path,
-        key=key,
-        workers=workers,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        barrier=dist.barrier,
-    )
+    ranks: dict[str, Any] = {}
+    if dist.is_available() and dist.is_initialized():
+        ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "barrier": dist.barrier}
+        workers = workers or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return arrays.build_blend_index(weights, n, path, key=key, workers=workers, **ranks)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
@@ -183,7 +183,7 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
     """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
     blend = recipe.get("stages") and StagedBlend(
-        [WeightStage(start, *map(_tuple, rest)) for start, *rest in recipe["stages"]], key, recipe["length"]
+        [WeightStage(*stage) for stage in recipe["stages"]], key, recipe["length"]
     )
     layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
@@ -200,10 +200,6 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
             yield start, [leaf.astype(np.int16), sample]
         else:
             yield start, [permute_array(rows, recipe["length"], key)]
-
-
-def _tuple(weights: Sequence[float] | None) -> Any:
-    return None if weights is None else tuple(weights)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -254,8 +250,8 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
     bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
     # The parent is told, not asked for: it may be gone by then.
     job = {"paths": list(paths), "recipe": recipe, "parent": os.getpid()}
-    children: list[subprocess.Popen[str]] = []
-    try:
+    with ExitStack() as ends:
+        children: list[subprocess.Popen[str]] = []
         for start, end in pairwise(bounds):
             child = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *sys.path],
@@ -264,7 +260,8 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
                 text=True,
                 errors="replace",
             )
-            children.append(child)
+            children.append(ends.enter_context(child))  # its pipes are closed, and it is waited for
+            ends.callback(child.kill)
             assert child.stdin is not None
             with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; its own words say why
                 json.dump(job | {"first": start, "stop": end}, pipe)
@@ -276,12 +273,6 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
                     f"a process that writes arrays ended with {child.returncode}\n{words}",
                     fix="see what it said; if memory was short, use fewer workers",
                 )
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-            if child.stderr is not None:
-                child.stderr.close()
 
 
 def _check_ranks(rank: int, world_size: int, barrier: object) -> None:

@@ -21,7 +21,6 @@ import pickle
 import shutil
 import tempfile
 import weakref
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -44,8 +43,6 @@ T = TypeVar("T")
 _LIST_FILE = FileKind(b"ENRGLPKL", 2, "packed list", "make it again: PackedList.from_iterable writes such files")
 #: What msgpack does not know by itself.
 _ARRAY, _SCALAR, _TUPLE, _PICKLE = 1, 2, 3, 100
-#: Offsets in memory at a time, while a list is made.
-_OFFSETS = 1 << 16
 #: So deep is looked for what cannot be packed.
 _DEPTH = 50
 #: How the names of temporary files begin and end, and the folders in which those of the dead were looked for.
@@ -287,18 +284,14 @@ def _write(path: str, items: Iterable[Any], trust_code: bool) -> None:
 
 
 def _packed(items: Iterable[Any], packing: _Packing, offsets: BinaryIO) -> Iterator[bytes]:
-    """The bytes of each item; where it begins goes to ``offsets``."""
-    end, waiting = 0, array("Q")
+    """The bytes of each item; where it begins goes to ``offsets``, and at last where all of them end."""
+    end = 0
     for number, item in enumerate(items):
         data = packing.pack(item, number)
-        waiting.append(end)
+        offsets.write(end.to_bytes(8, "little"))
         end += len(data)
-        if len(waiting) == _OFFSETS:
-            offsets.write(waiting)
-            waiting = array("Q")
         yield data
-    waiting.append(end)
-    offsets.write(waiting)
+    offsets.write(end.to_bytes(8, "little"))
 
 
 class _Packing:
@@ -343,26 +336,16 @@ class _Packing:
         """The smallest part of an item that cannot be packed, and why."""
         place = ""
         for _ in range(_DEPTH):
-            inside = item.items() if isinstance(item, Mapping) else enumerate(item) if _is_list(item) else ()
-            for key, value in inside:
-                reason = self._refusal(value)
-                if reason is not None:
+            is_list = type(item) in (list, tuple)
+            for key, value in item.items() if isinstance(item, Mapping) else enumerate(item if is_list else ()):
+                try:
+                    self._pack(value)
+                except Exception as reason:
                     place, item, error = f"{place}[{key!r}]", value, reason
                     break
             else:
                 return place, str(error)
         return "", "it is nested too deeply"
-
-    def _refusal(self, value: Any) -> Exception | None:
-        try:
-            self._pack(value)
-        except Exception as error:
-            return error
-        return None
-
-
-def _is_list(value: Any) -> bool:
-    return type(value) in (list, tuple)
 
 
 def _name(kind: type) -> str:

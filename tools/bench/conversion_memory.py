@@ -25,7 +25,7 @@ import torch
 from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
 from energon_lite.trainer.conversion.llama_config import huggingface_config
 from energon_lite.trainer.conversion.llama_tensors import huggingface_name, llama_shapes
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
 from energon_lite.trainer.parallel.shards import Box
 from energon_lite.trainer.training.config import ModelConfig
 
@@ -78,7 +78,7 @@ def write_model(folder: Path, config: ModelConfig, shard_bytes: int) -> int:
     folder.mkdir()
     shapes = {huggingface_name(name): shape for name, shape in llama_shapes(config).items()}
     sizes = {name: 4 * torch.Size(shape).numel() for name, shape in shapes.items()}
-    division = divide({name: (torch.float32, size) for name, size in sizes.items()}, shard_bytes)
+    division = divide({name: TensorType(torch.float32, shape) for name, shape in shapes.items()}, shard_bytes)
     for file, (names, _) in division.items():
         writer = SafetensorsWriter(folder / file, {name: (torch.float32, shapes[name]) for name in names}, None)
         for name in names:

@@ -63,7 +63,11 @@ class FileKind(NamedTuple):
 
     def damaged(self, path: str, how: str) -> DataIndexError:
         """The error for a damaged file of this kind."""
-        return DataIndexError(f"the {self.name} is damaged ({how})", where=path, fix=self.cure)
+        return self.refused(path, f"the {self.name} is damaged ({how})")
+
+    def refused(self, path: str, what: str, also: str = "") -> DataIndexError:
+        """The error for a file that is none of this kind, or not whole."""
+        return DataIndexError(what, where=path, fix=also + self.cure)
 
 
 class ArrayWriter:
@@ -143,13 +147,10 @@ def writing(path: str, kind: FileKind, meta: Mapping[str, Any], *, flush: bool =
         >>> with writing("a.idx", KIND, {"name": "a"}) as file:
         ...     file.add("values", np.arange(5))
     """
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+    with replacing(path, flush=flush) as temporary, open(temporary, "xb") as file:
         writer = ArrayWriter(file, kind, meta)
         yield writer
         writer.finish()
-        file.flush()
-        if flush:
-            os.fsync(file.fileno())
 
 
 def write_arrays(
@@ -212,23 +213,17 @@ def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
     size = os.fstat(file.fileno()).st_size
     start = file.read(512)
     if len(start) < ALIGN or start[:8] != kind.magic:
-        raise DataIndexError(f"this is not a {kind.name}", where=path, fix=kind.cure)
+        raise kind.refused(path, f"this is not a {kind.name}")
     version, end, length, checksum = _HEADER.unpack_from(start, _START.size)
     if version != kind.version:
-        raise DataIndexError(
-            f"the {kind.name} has format {version}, this library reads format {kind.version}",
-            where=path,
-            fix=f"update energon_lite, or {kind.cure}",
-        )
+        what = f"the {kind.name} has format {version}, this library reads format {kind.version}"
+        raise kind.refused(path, what, "update energon_lite, or ")
     if start[: _START.size] != _START.pack(kind.magic, zlib.crc32(start[_START.size : ALIGN])):
         raise kind.damaged(path, "its header has a wrong checksum")
     sums = 4 * -(-end // BLOCK)
     if end < ALIGN or end + sums + length != size:
-        raise DataIndexError(
-            f"the {kind.name} is cut off or overlong: {size} bytes instead of {end + sums + length}",
-            where=path,
-            fix=kind.cure,
-        )
+        what = f"the {kind.name} is cut off or overlong: {size} bytes instead of {end + sums + length}"
+        raise kind.refused(path, what)
     file.seek(end)
     rest = file.read(sums + length)
     if zlib.crc32(rest) != checksum:

@@ -33,8 +33,13 @@ def _host() -> str:
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[str]:
+def replacing(path: str, *, flush: bool = False) -> Iterator[str]:
     """Give a temporary path; rename it to ``path`` when the block ends well, remove it when it fails.
+
+    Args:
+        path: the file.
+        flush: also flush it to the disk. Without that a power cut after the rename may leave an empty file under the
+            final name; many files are flushed faster together, by :func:`flush_files`.
 
     Example:
         >>> with replacing("index.sqlite") as temporary:
@@ -43,6 +48,8 @@ def replacing(path: str) -> Iterator[str]:
     temporary = temporary_path(path)
     try:
         yield temporary
+        if flush:
+            _flush(temporary)
         os.replace(temporary, path)
     except BaseException:
         remove_if_there(temporary)
@@ -55,15 +62,10 @@ def write_bytes(path: str, *chunks: bytes | memoryview, flush: bool = True) -> N
     Args:
         path: the file.
         chunks: its contents.
-        flush: also flush it to the disk. Without that a power cut after the rename may leave an empty file under the
-            final name; many files are flushed faster together, by :func:`flush_files`.
+        flush: see :func:`replacing`.
     """
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        if flush:
-            os.fsync(file.fileno())
+    with replacing(path, flush=flush) as temporary, open(temporary, "xb") as file:
+        file.writelines(chunks)
 
 
 def flush_files(paths: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
@@ -36,10 +37,6 @@ def lock(file: int, patience: float, *, told: float = float("inf"), tell: Callab
         >>> lock(file, 2.0)
         True
     """
-    try:
-        import fcntl
-    except ImportError:
-        return False
     began, pause = time.monotonic(), _SOON
     while True:
         try:
@@ -60,9 +57,7 @@ def lock(file: int, patience: float, *, told: float = float("inf"), tell: Callab
 
 def unlock(file: int) -> None:
     """Give a lock back, also where a process that was forked meanwhile has the file open still."""
-    with suppress(ImportError, OSError):  # there are no locks here
-        import fcntl
-
+    with suppress(OSError):  # there are no locks here
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -78,7 +73,7 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
     """
     patience = _PATIENCE if patience is None else patience
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), mode)
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     tell = partial(
         _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
     )

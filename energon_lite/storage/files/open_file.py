@@ -20,7 +20,7 @@ def open_file(path: str, flags: int) -> int:
         >>> with open("a.idx", "rb", opener=open_file) as file:
         ...     head = file.read(8)
     """
-    fd = os.open(path, flags | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    fd = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(fd).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         os.close(fd)

@@ -8,7 +8,6 @@ nearly every request; it is refused.
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import Any
 
@@ -21,7 +20,7 @@ __all__ = ["copy_file", "is_remote", "list_files", "read_range"]
 _RETRIES = (0.2, 1.0, 3.0)
 
 # A file system object owns threads and sockets, which do not survive a fork: each process has its own.
-_file_systems: dict[tuple[int, str], tuple[Any, str]] = {}
+_file_systems: dict[tuple[int, str], Any] = {}
 
 
 def is_remote(path: str) -> bool:
@@ -63,12 +62,11 @@ def _check_answer(response: Any, url: str, offset: int, size: int) -> None:
     if response.status == 404:
         raise FileNotFoundError(url)
     response.raise_for_status()
-    found = response.headers.get("Content-Range", "")
+    asked, found = f"bytes {offset}-{offset + size - 1}", response.headers.get("Content-Range", "")
     coding = response.headers.get("Content-Encoding", "identity")
     if response.status != 206:
         raise _wrong_range(url, f"it answered with status {response.status}, where 206 says that it is a part")
-    if not re.match(rf"bytes {offset}-{offset + size - 1}/", found) or coding != "identity":
-        asked = f"bytes {offset}-{offset + size - 1}"
+    if not found.startswith(f"{asked}/") or coding != "identity":
         raise _wrong_range(url, f"it was asked for {asked}, and answered with {found or 'no range'!r} as {coding}")
 
 
@@ -124,8 +122,8 @@ def _file_system(url: str) -> tuple[Any, str]:
             fix=f"give {url.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
         )
     scheme = url.partition("://")[0]
-    known = _file_systems.get((os.getpid(), scheme))
-    if known is None:
+    fs = _file_systems.get((os.getpid(), scheme))
+    if fs is None:
         import fsspec
 
         try:
@@ -136,9 +134,9 @@ def _file_system(url: str) -> tuple[Any, str]:
                 where=url,
                 fix="install the package that fsspec names for it (s3fs for s3://, gcsfs for gs://)",
             ) from error
-        known = _file_systems[os.getpid(), scheme] = (fs, scheme)
-    path: str = known[0]._strip_protocol(url)
-    return known[0], path.rstrip("/")
+        _file_systems[os.getpid(), scheme] = fs
+    path: str = fs._strip_protocol(url)
+    return fs, path.rstrip("/")
 
 
 def _tried(request: Any, url: str, part: str | None) -> Any:

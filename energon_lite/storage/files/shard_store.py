@@ -12,11 +12,12 @@ import errno
 import math
 import os
 import random
+import resource
 import time
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
@@ -26,8 +27,6 @@ from energon_lite.storage.files.shortage import SHORTAGES, out_of
 __all__ = [
     "LocalFile",
     "Range",
-    "RangeReader",
-    "RemoteFile",
     "Shard",
     "ShardIdentity",
     "ShardRange",
@@ -81,16 +80,6 @@ class ShardRange(NamedTuple):
     size: int
 
 
-class RangeReader(Protocol):
-    """What a store needs of an open shard."""
-
-    def size(self) -> int | None:
-        """Bytes in the file; None: to ask would cost a request, and opening the data set did."""
-
-    def read(self, size: int, offset: int) -> bytes:
-        """At most ``size`` bytes; none at the end of the file."""
-
-
 class LocalFile:
     """A descriptor that is closed with its last reference."""
 
@@ -123,12 +112,16 @@ class RemoteFile:
     def __init__(self, url: str, length: int):
         self.url, self.length = url, length
 
-    def size(self) -> None:
-        return None
+    def size(self) -> int:
+        return self.length
 
     def read(self, size: int, offset: int) -> bytes:
         wanted = min(size, self.length - offset)
         return read_range(self.url, offset, wanted) if wanted > 0 else b""
+
+
+#: What is open.
+OpenShard = LocalFile | RemoteFile
 
 
 class ShardStore:
@@ -146,7 +139,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: The file unused for longest stands first.
-        self._files: dict[Shard, RangeReader] = {}
+        self._files: dict[Shard, OpenShard] = {}
         self._gave_up = -math.inf
 
     def __len__(self) -> int:
@@ -212,15 +205,14 @@ class ShardStore:
             while have < size:  # a very large read takes several
                 data = file.read(min(size - have, _LARGEST_READ), offset + have)
                 if not data:
-                    found = file.size()
-                    raise changed_shard(path, identity.size, offset + have if found is None else found)
+                    raise changed_shard(path, identity.size, file.size())
                 chunks.append(data)
                 have += len(data)
         except OSError as error:
             raise _storage_error(path, error) from error
         return b"".join(chunks)
 
-    def open(self, path: str, identity: ShardIdentity) -> RangeReader:
+    def open(self, path: str, identity: ShardIdentity) -> OpenShard:
         """The shard ``path``, open; it stays so as long as it is in use.
 
         Raises:
@@ -232,8 +224,9 @@ class ShardStore:
         if file is None:
             file = self._open(path, identity)
         self._files[key] = file
-        if len(self._files) > self.capacity:
-            self._evict()
+        while len(self._files) > self.capacity:
+            with suppress(RuntimeError, StopIteration):  # another thread was faster
+                self._files.pop(next(iter(self._files)), None)
         return file
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
@@ -244,25 +237,20 @@ class ShardStore:
         """Forget all open files. The store can be used again afterwards."""
         self._files.clear()
 
-    def _open(self, path: str, identity: ShardIdentity) -> RangeReader:
+    def _open(self, path: str, identity: ShardIdentity) -> OpenShard:
         try:
-            file: RangeReader = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
+            file = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(_HEAD, 0))
         except OSError as error:
             raise _storage_error(path, error) from error
-        if size is not None and size != identity.size:
+        if size != identity.size:
             raise changed_shard(path, identity.size, size)
         if head != identity.head:
             raise ShardChangedError(
                 "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
             )
         return file
-
-    def _evict(self) -> None:
-        while len(self._files) > self.capacity:
-            with suppress(RuntimeError, StopIteration):  # another thread was faster
-                self._files.pop(next(iter(self._files)), None)
 
 
 def _number(error: DatasetError) -> int | None:
@@ -294,11 +282,6 @@ def shared_store() -> ShardStore:
     """
     global _shared
     if _shared is None:
-        try:
-            import resource
-
-            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        except (ImportError, OSError):
-            allowed = 256
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         _shared = ShardStore(4096 if allowed < 0 else min(4096, max(16, allowed // 4)))
     return _shared

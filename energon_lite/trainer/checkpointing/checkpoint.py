@@ -9,20 +9,21 @@ an object. ``files.py`` says how a checkpoint is published.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter, FileSum
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 #: Seconds after which somebody who waits for a checkpoint is told so, each time.
 _TOLD = 60.0
 
+T = TypeVar("T")
 Place = Path | str
 
 
@@ -64,8 +66,7 @@ class CheckpointSaver:
         # A group of its own: collectives of training must not come between those of saving.
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
         self._copies: dict[str, torch.Tensor] = {}
-        self._thread: threading.Thread | None = None
-        self._at_exit: weakref.finalize | None = None
+        self._under_way: tuple[threading.Thread, weakref.finalize] | None = None
         self._errors: list[BaseException] = []  # of the last checkpoint: one, if any
 
     def save(
@@ -86,9 +87,9 @@ class CheckpointSaver:
         # A daemon: the end of the process waits for it, but not for ever, if a peer is stuck.
         arguments = (step, self._copies, self.keep if prune else None)
         name = f"the checkpoint of step {step}"
-        self._thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
-        self._thread.start()
-        self._at_exit = weakref.finalize(self, _join_at_exit, self._thread, self.timeout, self._errors)
+        thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
+        thread.start()
+        self._under_way = thread, weakref.finalize(self, _join_at_exit, thread, self.timeout, self._errors)
         self.seconds_blocked = time.perf_counter() - began
         return self.files.place(f"step-{step:08d}")
 
@@ -98,9 +99,31 @@ class CheckpointSaver:
         Raises:
             StateError: it could not be written.
         """
-        if self._thread is not None:
-            _join(self._thread)
-            self._forget_thread()
+        self._wait(math.inf)
+
+    def close(self) -> None:
+        """:meth:`finish`, but give up after ``timeout`` seconds: a peer may be gone. Save no more after that.
+
+        Raises:
+            StateError: the last checkpoint could not be written, or not in time.
+        """
+        self._wait(self.timeout)
+
+    def _wait(self, patience: float) -> None:
+        """Wait, and say so now and then: the thread's collectives have a time limit, its storage may have none."""
+        if self._under_way is None:
+            return
+        thread, at_exit = self._under_way
+        while thread.is_alive() and patience > 0:
+            thread.join(min(_TOLD, patience))
+            patience -= _TOLD
+            if thread.is_alive() and patience > 0:
+                logger.warning("waiting for %s, which is still being written", thread.name)
+        self._under_way = None
+        at_exit.detach()
+        if thread.is_alive():
+            fix = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
+            raise StateError(_too_late(thread, self.timeout), where=self.files.root, fix=fix)
         if self._errors:
             error = self._errors.pop()
             raise StateError(
@@ -109,25 +132,6 @@ class CheckpointSaver:
                 fix="is there room, and may we write?",
             ) from error
 
-    def close(self) -> None:
-        """:meth:`finish`, but give up after ``timeout`` seconds: a peer may be gone. Save no more after that.
-
-        Raises:
-            StateError: the last checkpoint could not be written, or not in time.
-        """
-        if self._thread is not None:
-            self._thread.join(self.timeout)
-            if self._thread.is_alive():
-                late = _too_late(self._thread, self.timeout)
-                self._forget_thread()
-                raise StateError(late, where=self.files.root, fix=_LATE_FIX)
-        self.finish()
-
-    def _forget_thread(self) -> None:
-        self._thread = None
-        if self._at_exit is not None:
-            self._at_exit.detach()
-
     def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: int | None) -> None:
         try:
             _write(self.files, step, tensors, self.mesh, keep, self._group)
@@ -135,19 +139,8 @@ class CheckpointSaver:
             self._errors.append(error)
 
 
-_LATE_FIX = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
-
-
 def _too_late(thread: threading.Thread, timeout: float) -> str:
     return f"{thread.name} was not finished within {timeout:g} s, and is given up"
-
-
-def _join(thread: threading.Thread) -> None:
-    """Wait for a thread, and say so now and then: its collectives have a time limit, its storage may have none."""
-    thread.join(_TOLD)
-    while thread.is_alive():
-        logger.warning("waiting for %s, which is still being written", thread.name)
-        thread.join(_TOLD)
 
 
 def _join_at_exit(thread: threading.Thread, timeout: float, errors: list[BaseException]) -> None:
@@ -207,36 +200,37 @@ def load_checkpoint(
     """
     reader = CheckpointReader(path)
     content = read_content(reader, path)
-    if optimizer is not None:
-        if content["world_size"] == 0:
-            raise StateError(
-                "the checkpoint has weights only: there is no run to go on with",
-                where=path,
-                fix="begin a new run with train.init_from",
-            )
-        optimizer.wait_parameters()
-        optimizer.set_order(content.get("order", optimizer.order))
-    tensors = dict(model_tensors(model, mesh))
-    if optimizer is not None:
-        state = dict(_optimizer_tensors(optimizer, mesh))
-        # A model that was saved in float32 has no master values beside its own.
-        tensors |= {n: t for n, t in state.items() if not n.endswith(".master") or n in reader.shapes}
-    random_states = _random_states(mesh) if optimizer is not None else {}
-    if content["world_size"] == mesh.world_size and all(name in reader.shapes for name in random_states):
-        tensors |= random_states
-    check_shapes(reader, tensors, path)
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
-    if optimizer is not None:
-        optimizer.set_updates(content["updates"])
-        for shard in optimizer.shards():
-            if f"optimizer.{shard.name}.master" not in tensors:
-                shard.take_values()
-        _restore_random_states({name: tensors[name] for name in random_states if name in tensors})
+    if optimizer is None:
+        read_tensors(reader, dict(model_tensors(model, mesh)), mesh, path)
+        return content["step"], content["state"]
+    if content["world_size"] == 0:
+        raise StateError(
+            "the checkpoint has weights only: there is no run to go on with",
+            where=path,
+            fix="begin a new run with train.init_from",
+        )
+    optimizer.wait_parameters()
+    optimizer.set_order(content["order"])
+    saved = reader.shapes.keys()
+    # A model that was saved in float32 has no master values beside its own.
+    of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
+    random_states = _random_states(mesh)
+    if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
+        random_states = {}
+    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, mesh, path)
+    optimizer.set_updates(content["updates"])
+    for shard in optimizer.shards():
+        if f"optimizer.{shard.name}.master" not in of_optimizer:
+            shard.take_values()
+    for name, state in random_states.items():
+        (torch.cuda if name.endswith(".cuda") else torch).set_rng_state(state)
     return content["step"], content["state"]
 
 
-def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Compare what is to be read with what was saved.
+def read_tensors(
+    reader: CheckpointReader, tensors: dict[str, torch.Tensor], mesh: ParallelMesh, path: str | os.PathLike[str]
+) -> None:
+    """Read values into tensors that are there. Every rank must call it.
 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
@@ -250,6 +244,7 @@ def check_shapes(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
                 where=path,
                 fix="use the model configuration the checkpoint was made with",
             )
+    load_tensors(tensors, reader, alone=mesh.world_size == 1)
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -274,16 +269,29 @@ def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place |
     Each damaged one is reported as a warning; then the one before it is looked at.
     """
     files = CheckpointFiles(root)
-    names = [files.newest_first()]
-    if mesh.world_size > 1:
-        dist.broadcast_object_list(names, src=0)
-    for name in names[0]:
+    for name in of_main(files.newest_first(), mesh):
         damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
         if damage is not None:
             logger.warning("%s; the checkpoint before it is used", damage)
         if not mesh.any_rank(damage is not None):
             return files.place(name)
     return None
+
+
+def of_main(value: T, mesh: ParallelMesh, group: dist.ProcessGroup | None = None) -> T:
+    """The main rank's value. Every rank (of a group of all of them) must call it."""
+    told = [value]
+    if mesh.world_size > 1:
+        dist.broadcast_object_list(told, src=0, group=group)
+    return told[0]
+
+
+def _of_all(value: T, ranks: int, group: dist.ProcessGroup | None) -> list[T]:
+    """The values of so many ranks."""
+    told = [value] * ranks
+    if ranks > 1:
+        dist.all_gather_object(told, value, group=group)
+    return told
 
 
 def _write(
@@ -295,14 +303,10 @@ def _write(
     group: dist.ProcessGroup | None,
 ) -> Place:
     """Write what all ranks have; publish it when all of it is on disk."""
-    place: list[Place] = [files.begin(step)] if mesh.is_main else [""]
-    if mesh.world_size > 1:
-        dist.broadcast_object_list(place, src=0, group=group)
-    writer = CheckpointWriter(place[0])
+    place = of_main(files.begin(step) if mesh.is_main else "", mesh, group)
+    writer = CheckpointWriter(place)
     save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
-    sums: list[dict[str, FileSum]] = [writer.sums] * mesh.world_size
-    if mesh.world_size > 1:
-        dist.all_gather_object(sums, writer.sums, group=group)
+    sums = _of_all(writer.sums, mesh.world_size, group)
     if mesh.is_main:
         files.publish(step, {name: known for part in sums for name, known in part.items()})
         if keep is not None:
@@ -320,12 +324,11 @@ def _everything(
 ) -> dict[str, torch.Tensor]:
     """What this rank saves, by name, in the memory where it is."""
     optimizer.wait_parameters()
-    tensors = dict(model_tensors(model, mesh)) | dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
-    for shard in optimizer.shards():
-        # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
-        tensors[f"model.{shard.name}"] = _values_of(shard, mesh)
-    for name in set(optimizer.order) - {shard.name for shard in optimizer.shards()}:
-        del tensors[f"model.{name}"]
+    sharded = {f"model.{name}" for name in optimizer.order}
+    tensors = {name: tensor for name, tensor in model_tensors(model, mesh) if name not in sharded}
+    # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
+    tensors |= {f"model.{shard.name}": _values_of(shard, mesh) for shard in optimizer.shards()}
+    tensors |= dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
     order = _order_of_all_stages(optimizer, mesh)
     # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
     if mesh.is_main:
@@ -336,10 +339,7 @@ def _everything(
 
 def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
     """The order of an optimizer's parameters, stage by stage. Every rank must call it."""
-    orders = [optimizer.order]
-    if (group := mesh.group("pp")) is not None:
-        orders *= mesh.pp
-        dist.all_gather_object(orders, optimizer.order, group=group)
+    orders = _of_all(optimizer.order, mesh.pp, mesh.group("pp"))
     # What is on two stages has a bucket of its own on both, wherever its name comes.
     return list(dict.fromkeys(name for order in orders for name in order))
 
@@ -379,11 +379,3 @@ def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:
     if mesh.device.type == "cuda":
         states[f"random.{mesh.global_rank}.cuda"] = torch.cuda.get_rng_state(mesh.device)
     return states
-
-
-def _restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in states.items():
-        if name.endswith(".cuda"):
-            torch.cuda.set_rng_state(tensor)
-        else:
-            torch.set_rng_state(tensor)

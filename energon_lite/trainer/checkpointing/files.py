@@ -11,26 +11,28 @@ manifest, nobody reads it, and the next save removes it.
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 import math
 import os
+import pickle
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import torch
-import torch.distributed.checkpoint as dcp
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
+
+from energon_lite.trainer.parallel.neighbours import neighbours
 
 #: Size in bytes and CRC-32 of a file.
 FileSum = tuple[int, int]
@@ -59,12 +61,12 @@ class CheckpointFiles:
 
     def begin(self, step: int) -> Path | str:
         """An empty place for the files of a checkpoint."""
-        name = f".saving-{step:08d}" if self.is_local else f"step-{step:08d}"
+        name = self._unfinished(step)
         if self.is_local:
             shutil.rmtree(self.place(name), ignore_errors=True)
-            os.makedirs(self.place(name))
         elif self.fs.exists(f"{self.base}/{name}"):
             self._forget(name)
+        self.fs.makedirs(f"{self.base}/{name}", exist_ok=True)
         return self.place(name)
 
     def publish(self, step: int, files: Mapping[str, FileSum]) -> Path | str:
@@ -74,15 +76,17 @@ class CheckpointFiles:
             step: its number.
             files: all of its files.
         """
-        name = f"step-{step:08d}"
-        manifest = json.dumps({"files": {file: list(known) for file, known in sorted(files.items())}}).encode()
+        name, unfinished = f"step-{step:08d}", self._unfinished(step)
+        manifest = {"files": {file: list(known) for file, known in sorted(files.items())}}
+        self._put(f"{unfinished}/{_MANIFEST}", json.dumps(manifest))
         if self.is_local:
-            unfinished = Path(self.base) / f".saving-{step:08d}"
-            _write_local(unfinished / _MANIFEST, manifest)
-            _rename(unfinished, Path(self.base) / name)
-        else:
-            self.fs.pipe_file(f"{self.base}/{name}/{_MANIFEST}", manifest)
-        self._set_latest(name)
+            # The same step again, e.g. after a crash before it became the latest.
+            replaced = self._hide(name, "replaced") if Path(self.base, name).exists() else None
+            Path(self.base, unfinished).rename(Path(self.base, name))
+            _flush_folder(Path(self.base))
+            if replaced is not None:
+                shutil.rmtree(replaced)
+        self._put(_LATEST, f"{name}\n")
         return self.place(name)
 
     def is_one(self) -> bool:
@@ -141,27 +145,40 @@ class CheckpointFiles:
         for name in self.names()[:-keep]:
             self._forget(name)
 
+    def _unfinished(self, step: int) -> str:
+        """The name under which a checkpoint is written."""
+        return f".saving-{step:08d}" if self.is_local else f"step-{step:08d}"
+
     def _forget(self, name: str) -> None:
         """Remove a checkpoint. First out of sight: one that is half removed must not look whole."""
         if self.is_local:
-            hidden = Path(self.base) / f".deleted-{name}"
-            shutil.rmtree(hidden, ignore_errors=True)
-            (Path(self.base) / name).rename(hidden)
-            shutil.rmtree(hidden)
+            shutil.rmtree(self._hide(name, "deleted"))
             return
         manifest = f"{self.base}/{name}/{_MANIFEST}"
         if self.fs.exists(manifest):
             self.fs.rm_file(manifest)
         self.fs.rm(f"{self.base}/{name}", recursive=True)
 
-    def _set_latest(self, name: str) -> None:
-        if self.is_local:
-            temporary = Path(self.base) / f".{_LATEST}"
-            _write_local(temporary, f"{name}\n".encode())
-            temporary.rename(Path(self.base) / _LATEST)
-            _flush_folder(Path(self.base))
-        else:
-            self.fs.pipe_file(f"{self.base}/{_LATEST}", f"{name}\n".encode())
+    def _hide(self, name: str, why: str) -> Path:
+        """Give a local checkpoint a name by which it is none; returns its path."""
+        hidden = Path(self.base, f".{why}-{name}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        Path(self.base, name).rename(hidden)
+        return hidden
+
+    def _put(self, name: str, text: str) -> None:
+        """Write a file that is there whole or not at all."""
+        if not self.is_local:
+            self.fs.pipe_file(f"{self.base}/{name}", text.encode())
+            return
+        final = Path(self.base, name)
+        temporary = final.with_name(f".{final.name}")
+        with open(temporary, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.rename(final)
+        _flush_folder(final.parent)
 
     def _checksum(self, path: str) -> int:
         known = 0
@@ -169,28 +186,6 @@ class CheckpointFiles:
             while block := stream.read(1 << 20):
                 known = zlib.crc32(block, known)
         return known
-
-
-def _write_local(path: Path, content: bytes) -> None:
-    with open(path, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _rename(unfinished: Path, final: Path) -> None:
-    """Give a checkpoint its final name."""
-    _flush_folder(unfinished)
-    if final.exists():
-        # The same step again, e.g. after a crash before it became the latest.
-        replaced = final.parent / f".replaced-{final.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-        unfinished.rename(final)
-        shutil.rmtree(replaced)
-    else:
-        unfinished.rename(final)
-    _flush_folder(final.parent)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -204,87 +199,77 @@ def _flush_folder(folder: Path) -> None:
 # -- the same for torch.distributed.checkpoint ---------------------------------------------------------------------
 
 
-class CheckpointWriter(dcp.FileSystemWriter):
+class CheckpointWriter(StorageWriter):
     """Writes a checkpoint's tensors to a path or URL, box by box, and remembers the size and checksum of each file.
 
-    torch's own keeps all that it has written until it closes a file; this one keeps nothing.
+    torch's own keeps all that it has written until it closes a file; this one keeps nothing. Files are as torch's
+    readers expect them.
 
     Args:
         place: an empty folder.
     """
 
     def __init__(self, place: str | os.PathLike[str]):
-        fs, path = fsspec.core.url_to_fs(os.fspath(place))
-        # Flushed to disk where there is one; a stream to a server is there when it is closed.
-        super().__init__(path, sync_files=isinstance(fs, LocalFileSystem))
         self.sums: dict[str, FileSum] = {}
-        self.fs, self.path = _Streams(fs, self.sums), path  # type: ignore[assignment]
+        self._fs, self._folder = fsspec.core.url_to_fs(os.fspath(place))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell the ranks their numbers, which are in the names of their files."""
+        return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = []
-        for number, items in enumerate(_by_bytes(plan.items, FILE_BYTES)):
-            name = f"{plan.storage_data.prefix}{number}.distcp"
-            with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as stream:
+        for number, items in enumerate(neighbours(((item, _nbytes(item)) for item in plan.items), FILE_BYTES)):
+            name = f"__{plan.storage_data}_{number}.distcp"
+            with self._writing(name) as file:
                 for item in items:
-                    offset = stream.tell()
+                    offset = file.size
                     values = planner.resolve_data(item).detach().cpu()  # type: ignore[union-attr]
                     # Of a view, the memory of all would be written.
                     whole = values.untyped_storage().size() == values.nbytes
-                    torch.save(values if whole else values.clone(), stream)  # type: ignore[arg-type]
-                    length = stream.tell() - offset
+                    torch.save(values if whole else values.clone(), file)  # type: ignore[arg-type]
+                    length = file.size - offset
                     results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
-                stream.flush()
-                if self.sync_files:
-                    os.fsync(stream.fileno())
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
-
-def _by_bytes(items: Sequence[WriteItem], limit: int) -> Iterator[list[WriteItem]]:
-    """The items, in order, in groups of up to ``limit`` bytes or of one item."""
-    group: list[WriteItem] = []
-    size = 0
-    for item in items:
-        assert item.tensor_data is not None  # there is nothing else in our checkpoints
-        more = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-        if group and size + more > limit:
-            yield group
-            group, size = [], 0
-        group.append(item)
-        size += more
-    if group:
-        yield group
-
-
-class _Streams(FileSystem):
-    """Files of an fsspec file system; of those that are written, checksums are kept."""
-
-    def __init__(self, fs: Any, sums: dict[str, FileSum]):
-        self.fs, self.sums = fs, sums
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index: what was saved, and where it is."""
+        metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
+        with self._writing(".metadata") as file:
+            pickle.dump(metadata, file)
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        path = os.fspath(path)
-        assert self.fs is not None
-        with open(path, mode) if isinstance(self.fs, LocalFileSystem) else self.fs.open(path, mode) as stream:
-            if mode == "rb":
-                yield stream
-                return
-            summing = _SummingStream(stream)
-            yield summing
-        self.sums[os.path.basename(path)] = (summing.size, summing.known)
+    def _writing(self, name: str) -> Iterator[_SummedFile]:
+        with self._fs.open(f"{self._folder}/{name}", "wb") as stream:
+            yield (file := _SummedFile(stream))
+            stream.flush()
+            # A stream to a server is there when it is closed.
+            if isinstance(self._fs, LocalFileSystem):
+                os.fsync(stream.fileno())
+        self.sums[name] = (file.size, file.known)
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        super().rename(path, new_path)
-        self.sums[os.path.basename(new_path)] = self.sums.pop(os.path.basename(path))
+    # What torch asks for, and nothing is to be done about.
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None: ...
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None: ...
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
 
 
-class _SummingStream(io.IOBase):
+def _nbytes(item: WriteItem) -> int:
+    assert item.tensor_data is not None  # there is nothing else in our checkpoints
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+
+
+class _SummedFile:
     """Passes on what is written, and sums it up."""
 
     def __init__(self, stream: Any):
@@ -296,21 +281,5 @@ class _SummingStream(io.IOBase):
         self.stream.write(view)
         return view.nbytes
 
-    def tell(self) -> int:
-        return self.size
-
     def flush(self) -> None:
-        if not self.stream.closed:
-            self.stream.flush()
-
-    def fileno(self) -> int:
-        return int(self.stream.fileno())
-
-    def writable(self) -> bool:
-        return True
-
-
-def reading_streams(place: str | os.PathLike[str]) -> tuple[FileSystem, str]:
-    """What a ``FileSystemReader`` needs to read from a path or URL: its streams, and its path there."""
-    fs, path = fsspec.core.url_to_fs(os.fspath(place))
-    return _Streams(fs, {}), path
+        """The file is flushed when all is written."""

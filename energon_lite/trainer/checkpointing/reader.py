@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.files import reading_streams
 from energon_lite.trainer.parallel.shards import Box
 
 #: What this version writes and reads.
 FORMAT = 2
 #: Name of the tensor whose bytes are everything that is no tensor.
 JSON_NAME = "state.json"
+
+
+class _Streams(FileSystem):
+    """Files of an fsspec file system, for reading: some versions of torch's own remove one that cannot be read."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert self.fs is not None
+        with self.fs.open(os.fspath(path), mode) as stream:
+            yield stream
 
 
 class CheckpointReader(dcp.FileSystemReader):
@@ -39,9 +50,9 @@ class CheckpointReader(dcp.FileSystemReader):
     """
 
     def __init__(self, place: str | os.PathLike[str]):
-        streams, path = reading_streams(place)
-        super().__init__(path)
-        self.fs, self.path = streams, path  # type: ignore[assignment]
+        super().__init__(os.fspath(place))
+        self.fs = _Streams()  # type: ignore[assignment]
+        self.path = self.fs.init_path(os.fspath(place))
         self._open = ""
         self._stream: Any = None
         self._stack = ExitStack()

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 #: Of torch 2.6, only the former functions can be told that one rank among many works alone.
 _TELLS = "no_dist" in inspect.signature(dcp.save).parameters
+_SAVE, _LOAD = (dcp.save, dcp.load) if _TELLS else (dcp.save_state_dict, dcp.load_state_dict)
 
 
 def save_tensors(
@@ -29,19 +30,13 @@ def save_tensors(
         group: those ranks; None for all.
     """
     with _silence():
-        if _TELLS:
-            dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=alone)
-        else:
-            dcp.save_state_dict(tensors, writer, group, no_dist=alone)
+        _SAVE(tensors, storage_writer=writer, process_group=group, no_dist=alone)
 
 
 def load_tensors(tensors: dict[str, torch.Tensor], reader: StorageReader, *, alone: bool) -> None:
     """Read tensors into memory that is there already; ``alone``: without waiting for other ranks."""
     with _silence():
-        if _TELLS:
-            dcp.load(tensors, storage_reader=reader, no_dist=alone)
-        else:
-            dcp.load_state_dict(tensors, reader, no_dist=alone)
+        _LOAD(tensors, storage_reader=reader, no_dist=alone)
 
 
 @contextmanager

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.checkpoint import Place, check_shapes, model_tensors
+from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors, of_main, read_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
+from energon_lite.trainer.checkpointing.tensors import save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -41,16 +40,14 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
         files, chosen = CheckpointFiles(root or "."), [last]
     else:
         chosen = files.newest_first()[:1]
-    if mesh is not None and mesh.world_size > 1:
-        dist.broadcast_object_list(told := [chosen], src=0)
-        chosen = told[0]
+    mesh = mesh or ParallelMesh()
+    chosen = of_main(chosen, mesh)
     if not chosen:
         raise StateError("there is no finished checkpoint", where=named, fix="give a checkpoint, or its parent folder")
     name = chosen[0]
     if whole:
-        share = slice(None) if mesh is None else slice(mesh.global_rank, None, mesh.world_size)
-        damage = files.damage(name, share=share)
-        if damage is not None or (mesh is not None and mesh.any_rank(damage is not None)):
+        damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
+        if mesh.any_rank(damage is not None):
             raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
     return files.place(name)
 
@@ -95,8 +92,7 @@ def load_weights(
             logger.info("%s has no %s: they begin as new", found, pattern)
             for name in fitting:
                 del tensors[name]
-    check_shapes(reader, tensors, found)
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    read_tensors(reader, tensors, mesh, found)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return found

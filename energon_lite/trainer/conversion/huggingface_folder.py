@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
-import torch
 
-from energon_lite.errors import ConfigError, StateError, UsageError
+from energon_lite.documents import load_yaml
+from energon_lite.errors import StateError, UsageError
 from energon_lite.trainer.conversion.llama_tensors import COMPUTED
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
+from energon_lite.trainer.parallel.neighbours import neighbours
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 #: The list of which tensor was in which file.
@@ -64,38 +65,30 @@ class HuggingFaceFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.config = read_json(self.path / CONFIG)
-        files = {name: SafetensorsFile(self.path / name) for name in self._names()}
+        index = self.path / INDEX
+        told = _weight_map(index) if index.is_file() else None
+        if told is None and not (self.path / WEIGHTS).is_file():
+            raise self._no_weights()
+        names = [WEIGHTS] if told is None else sorted(set(told.values()))
+        files = {name: SafetensorsFile(self.path / name) for name in names}
         self.tensors = {name: file for file in files.values() for name in file.entries if not name.endswith(COMPUTED)}
         self.division = {name: WeightFile(tuple(file.entries), file.metadata) for name, file in files.items()}
-        if (self.path / INDEX).is_file():
-            self._check_index()
+        if told is not None:
+            self._check_index(told)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: file.entries[name].shape for name, file in self.tensors.items()}
 
-    def companions(self) -> Iterator[Path]:
-        """What belongs to the model and is no weight."""
-        for file in sorted(self.path.iterdir()):
-            if file.is_file() and file.suffix in _COPIED and not file.name.startswith("."):
-                yield file
-
-    def _names(self) -> list[str]:
-        """The files of weights."""
-        index = self.path / INDEX
-        if index.is_file():
-            return sorted(set(_weight_map(index).values()))
-        if (self.path / WEIGHTS).is_file():
-            return [WEIGHTS]
+    def _no_weights(self) -> UsageError:
         others = sorted(file.name for file in self.path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
-        raise UsageError(
+        return UsageError(
             f"there is neither {WEIGHTS} nor {INDEX}" + (f", only {others[0]}" if others else ""),
             where=self.path,
             fix="save it as safetensors: model.save_pretrained(folder)" if others else "give a model's folder",
         )
 
-    def _check_index(self) -> None:
+    def _check_index(self, told: Mapping[str, str]) -> None:
         """Each tensor must be in one file, and the index must name that."""
-        told = _weight_map(self.path / INDEX)
         found: dict[str, str] = {}
         for file, content in self.division.items():
             for name in content.tensors:
@@ -116,15 +109,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is none.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}", file=path, fix="give a model's folder") from error
-    except ValueError as error:
-        raise ConfigError(f"not valid JSON: {error}", file=path, fix="fetch it again") from error
-    if not isinstance(content, dict):
-        raise ConfigError("it is no JSON object", file=path, fix="fetch it again")
-    return content
+    document = load_yaml(path)
+    document.entries()  # it is an object
+    found: dict[str, Any] = document.plain()
+    return found
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -138,8 +126,8 @@ def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str]) -> 
     """Copy what are no weights beside the checkpoints of ``root``, a folder or URL."""
     fs, base = fsspec.core.url_to_fs(os.fspath(root))
     fs.makedirs(f"{base}/{COMPANION}", exist_ok=True)
-    for file in folder.companions():
-        fs.pipe_file(f"{base}/{COMPANION}/{file.name}", file.read_bytes())
+    for name, content in companions_of(folder.path).items():
+        fs.pipe_file(f"{base}/{COMPANION}/{name}", content)
     fs.pipe_file(f"{base}/{COMPANION}/{DIVISION}", _division_json(folder.division))
 
 
@@ -152,8 +140,9 @@ def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
     fs, base = fsspec.core.url_to_fs(os.fspath(place))
     if not fs.isdir(base):
         return {}
-    paths = sorted(path for path in fs.ls(base, detail=False) if path.endswith(_COPIED))
-    return {os.path.basename(path): fs.cat_file(path) for path in paths if not os.path.basename(path).startswith(".")}
+    paths = sorted(entry["name"] for entry in fs.ls(base, detail=True) if entry["type"] != "directory")
+    found = {os.path.basename(path): path for path in paths if path.endswith(_COPIED)}
+    return {name: fs.cat_file(path) for name, path in found.items() if not name.startswith(".")}
 
 
 def _division_json(division: Division) -> bytes:
@@ -171,23 +160,16 @@ def division_of(content: bytes, where: str) -> Division:
         raise StateError(f"the list of files cannot be read: {error}", where=where, fix="remove it") from error
 
 
-def divide(tensors: Mapping[str, tuple[torch.dtype, int]], most_bytes: int) -> Division:
+def divide(tensors: Mapping[str, TensorType], most_bytes: int) -> Division:
     """Files of at most so many bytes, or of one tensor, as transformers names them.
 
     Args:
-        tensors: type and number of bytes of each, by name, in the order of the model.
+        tensors: by name, in the order of the model.
         most_bytes: of a file.
     """
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, (_, nbytes) in tensors.items():
-        if groups[-1] and size + nbytes > most_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
+    groups = neighbours(((name, tensor.nbytes) for name, tensor in tensors.items()), most_bytes)
     # Within a file as the safetensors library has it: wide types first, then by name.
-    ordered = [sorted(group, key=lambda name: (-tensors[name][0].itemsize, name)) for group in groups]
+    ordered = [sorted(group, key=lambda name: (-tensors[name].dtype.itemsize, name)) for group in groups]
     names = (
         [WEIGHTS]
         if len(ordered) == 1

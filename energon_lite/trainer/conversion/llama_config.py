@@ -30,11 +30,18 @@ _PLAIN = {
     "num_attention_heads": "num_heads",
     "intermediate_size": "ffn_size",
     "vocab_size": "vocab_size",
+    "rms_norm_eps": "norm_eps",
+}
+#: Keys that may be missing: then our own defaults are theirs.
+_OPTIONAL = {
+    "num_key_value_heads": "num_kv_heads",
+    "tie_word_embeddings": "tie_embeddings",
+    "initializer_range": "init_std",
 }
 #: Others that are read, or refused by what they say.
 _READ = """
-    architectures attention_bias dtype head_dim hidden_act initializer_range mlp_bias model_type num_key_value_heads
-    rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings torch_dtype
+    architectures attention_bias dtype head_dim hidden_act mlp_bias model_type rope_parameters rope_scaling rope_theta
+    torch_dtype
 """
 _SCALING = {
     "factor": "factor",
@@ -65,27 +72,18 @@ def model_config(
         ConfigError: another architecture, or something that ours cannot do; with the key.
     """
     _refuse(values, where, ignore)
-    missing = [key for key in (*_PLAIN, "rms_norm_eps") if key not in values]
+    missing = [key for key in _PLAIN if key not in values]
     if missing:
         raise ConfigError(f"{missing[0]!r} is missing", file=where, fix="use the config.json that came with the model")
     found: dict[str, Any] = {ours: values[theirs] for theirs, ours in _PLAIN.items()}
+    found |= {ours: values[theirs] for theirs, ours in _OPTIONAL.items() if values.get(theirs) is not None}
     said = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if said not in DTYPES:
         raise ConfigError(
             f"the trainer does not compute in {said}", file=where, at="dtype", fix="give --dtype bfloat16 or float32"
         )
     theta, scaling = _rope(values, where)
-    return ModelConfig(
-        **found,
-        num_kv_heads=values.get("num_key_value_heads"),
-        vocab_multiple=vocab_multiple,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        norm_eps=float(values["rms_norm_eps"]),
-        tie_embeddings=bool(values.get("tie_word_embeddings", False)),
-        init_std=float(values.get("initializer_range", 0.02)),
-        dtype=said,
-    )
+    return ModelConfig(**found, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=said)
 
 
 def check_is_llama(config: ModelConfig, *, where: str | None = None) -> None:
@@ -134,16 +132,13 @@ def huggingface_config(
     values |= {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "use_cache": True}
     values |= {"bos_token_id": None, "eos_token_id": None}
     values |= {key: value for key, value in (base or {}).items() if key not in ("rope_parameters", "dtype")}
-    values |= {theirs: getattr(config, ours) for theirs, ours in _PLAIN.items()}
+    values |= {theirs: getattr(config, ours) for theirs, ours in (_PLAIN | _OPTIONAL).items()}
     scaling = config.rope_scaling
     values |= {
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
-        "tie_word_embeddings": config.tie_embeddings,
-        "initializer_range": config.init_std,
         "torch_dtype": told,
     }
     if scaling is not None:
@@ -181,7 +176,7 @@ def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> N
     heads, width = values.get("num_attention_heads"), values.get("head_dim")
     if width is not None and heads and width * heads != values.get("hidden_size"):
         refuse("head_dim", f"{heads} heads of width {width} are not the hidden size, {values.get('hidden_size')}")
-    known = {*_PLAIN, *_READ.split(), *_HARMLESS.split(), *ignore}
+    known = {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *ignore}
     for key, value in values.items():
         if key not in known and value and not (isinstance(value, float) and value == 1.0):
             refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)
@@ -189,12 +184,10 @@ def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> N
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
     """Base of the rotary frequencies and their scaling."""
-    said = dict(values.get("rope_parameters") or {})
+    said = (values.get("rope_parameters") or {}) | (values.get("rope_scaling") or {})
     theta = said.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
-    said |= values.get("rope_scaling") or {}
-    kind = said.pop("rope_type", None) or said.pop("type", None) or "default"
-    said.pop("type", None)
-    said.pop("rope_theta", None)
+    kind, old_kind = (said.pop(key, None) for key in ("rope_type", "type"))
+    kind = kind or old_kind or "default"
     at = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     if kind == "default":
         return float(theta), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.training.config import ModelConfig
@@ -57,21 +57,21 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
     Raises:
         StateMismatchError: some are missing, unexpected, or of another shape; with their names.
     """
-    fix = "is config.json that of these weights?"
-    missing, surplus = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
-    for what, names in (("missing", missing), ("not part of the model", surplus)):
+    wrongs = {
+        "missing": [name for name in wanted if name not in found],
+        "not part of the model": [name for name in found if name not in wanted],
+        "of another shape": [
+            f"{name} is {list(found[name])} instead of {list(shape)}"
+            for name, shape in wanted.items()
+            if name in found and tuple(found[name]) != shape
+        ],
+    }
+    for what, names in wrongs.items():
         if names:
-            raise StateMismatchError(f"{_number(names)} {what}: {_some(names)}", where=where, fix=fix)
-    wrong = [f"{n} is {list(found[n])} instead of {list(wanted[n])}" for n in wanted if tuple(found[n]) != wanted[n]]
-    if wrong:
-        raise StateMismatchError(f"{_number(wrong)} of another shape: {_some(wrong, '; ')}", where=where, fix=fix)
-
-
-def _number(names: list[str]) -> str:
-    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
-
-
-def _some(names: Iterable[str], between: str = ", ") -> str:
-    shown = list(names)
-    more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
-    return between.join(shown[:_MOST_SHOWN] + more)
+            number = "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
+            more = [f"and {len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
+            raise StateMismatchError(
+                f"{number} {what}: {', '.join(names[:_MOST_SHOWN] + more)}",
+                where=where,
+                fix="is config.json that of these weights?",
+            )

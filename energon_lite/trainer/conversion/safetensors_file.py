@@ -40,7 +40,19 @@ _MOST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class TensorEntry:
+class TensorType:
+    """Type and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TensorEntry(TensorType):
     """What a header says of a tensor.
 
     Args:
@@ -48,13 +60,7 @@ class TensorEntry:
         start: where its bytes begin, counted from the end of the header.
     """
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
     start: int
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class SafetensorsFile:
@@ -104,14 +110,10 @@ class SafetensorsFile:
         row = entry.nbytes // max(entry.shape[0], 1) if entry.shape else entry.nbytes
         shape = (stop - start, *entry.shape[1:]) if entry.shape else ()
         values = torch.empty(shape, dtype=entry.dtype)
-        with open(self.path, "rb", buffering=0) as stream:
+        with open(self.path, "rb") as stream:
             stream.seek(self._first + entry.start + start * row)
-            rest = _bytes_of(values)
-            while rest.nbytes:
-                read = stream.readinto(rest)
-                if not read:
-                    raise self._broken("it ends too early")
-                rest = rest[read:]
+            if stream.readinto(_bytes_of(values)) != values.nbytes:
+                raise self._broken("it ends too early")
         return values
 
     def _broken(self, why: str) -> StateError:
@@ -162,9 +164,9 @@ class SafetensorsWriter:
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)  # so that tensors are aligned
         self._first, self._missing = 8 + len(text), {name: entry.nbytes for name, entry in self.entries.items()}
-        self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        _write_all(self._file, memoryview(len(text).to_bytes(8, "little") + text), 0)
-        os.ftruncate(self._file, self._first + end)
+        self._file = self.partial.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.truncate(self._first + end)
 
     def put(self, name: str, box: Box, values: torch.Tensor) -> None:
         """Write a rectangle of a tensor. Each element must come once."""
@@ -172,7 +174,8 @@ class SafetensorsWriter:
         view, size = _bytes_of(values.to(entry.dtype).contiguous()), entry.dtype.itemsize
         done = 0
         for first, count in _runs(entry.shape, box):
-            _write_all(self._file, view[done : done + count * size], self._first + entry.start + first * size)
+            self._file.seek(self._first + entry.start + first * size)
+            self._file.write(view[done : done + count * size])
             done += count * size
         self._missing[name] -= done
 
@@ -189,15 +192,14 @@ class SafetensorsWriter:
                 where=self.path,
                 fix="report it",
             )
-        os.fsync(self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self.close()
         self.partial.rename(self.path)
 
     def close(self) -> None:
         """Close the file; what was not finished keeps its partial name."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
@@ -215,9 +217,3 @@ def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
 
 def _bytes_of(values: torch.Tensor) -> memoryview:
     return memoryview(values.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _write_all(file: int, view: memoryview, offset: int) -> None:
-    while view.nbytes:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written

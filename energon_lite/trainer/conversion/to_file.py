@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.checkpointing.reader import CheckpointReader
+from energon_lite.trainer.checkpointing.reader import CheckpointReader, read_content
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.huggingface_folder import WeightFile
+from energon_lite.trainer.conversion.huggingface_folder import divide
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
 
 
@@ -37,13 +36,12 @@ def native_to_file(source: str | os.PathLike[str], target: str | os.PathLike[str
     if path.exists():
         raise UsageError("there is a file already", where=path, fix="remove it, or give another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    step = re.search(r"step-(\d+)$", str(place).rstrip("/"))
-    about = {"step": int(step[1]) if step else 0, "model": dataclasses.asdict(model_config_at(place))}
     with CheckpointReader(place) as saved:
+        about = {"step": read_content(saved, place)["step"], "model": dataclasses.asdict(model_config_at(place))}
         kinds = ("model.", "optimizer.") if optimizer else ("model.",)
         names = [name for name in saved.shapes if name.startswith(kinds)]
-        targets = {n.removeprefix("model."): TargetTensor(n, saved.dtype(n), saved.shapes[n]) for n in names}
-        ordered = tuple(sorted(targets, key=lambda name: (-targets[name].dtype.itemsize, name)))
+        targets = {n.removeprefix("model."): TargetTensor(saved.dtype(n), saved.shapes[n], n) for n in names}
+        (file,) = divide(targets, sum(target.nbytes for target in targets.values())).values()
         metadata = {"format": "pt", "energon_lite": json.dumps(about)}
-        write_files(saved, path.parent, {path.name: WeightFile(ordered, metadata)}, targets)
+        write_files(saved, path.parent, {path.name: file._replace(metadata=metadata)}, targets)
     return path

@@ -107,8 +107,7 @@ def native_to_huggingface(
             values |= {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
         division = None if shard_bytes is not None else _former_division(others, like, targets, former)
         if division is None:
-            sizes = {name: (one.dtype, one.nbytes) for name, one in targets.items()}
-            division = divide(sizes, shard_bytes or SHARD_BYTES)
+            division = divide(targets, shard_bytes or SHARD_BYTES)
         write_files(saved, folder, division, targets)
     _write_texts(folder, values, others, division, targets)
     logger.info("%d tensors of %s are in %s", len(targets), place, folder)
@@ -153,7 +152,7 @@ def _targets(saved: CheckpointReader, config: ModelConfig, dtype: str | None) ->
     targets = {}
     for name, shape in llama_shapes(config).items():
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
-        targets[huggingface_name(name)] = TargetTensor(f"model.{name}", stored, shape)
+        targets[huggingface_name(name)] = TargetTensor(stored, shape, f"model.{name}")
     return targets
 
 

@@ -24,7 +24,6 @@ from energon_lite.trainer.conversion.llama_tensors import (
     llama_shapes,
     native_shapes,
 )
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 from energon_lite.trainer.training.config import DTYPES
 
@@ -74,16 +73,15 @@ def huggingface_to_native(
     where = str(folder.path / CONFIG)
     config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
     found, wanted = folder.shapes(), llama_shapes(config)
-    if config.tie_embeddings and HEAD in found:
+    if config.tie_embeddings and found.keys() >= {HEAD, huggingface_name(EMBEDDING)}:
         _check_copy(folder)
         del found[HEAD]
     check_tensors(found, {huggingface_name(name): shape for name, shape in wanted.items()}, str(folder.path))
-    tensors = {}
-    for name, shape in native_shapes(config).items():
-        theirs = huggingface_name(name)
-        tensors[f"model.{name}"] = _unread(
-            folder.tensors[theirs], theirs, shape, DTYPES[dtype] if dtype else None, read_bytes
-        )
+    wanted_dtype = DTYPES[dtype] if dtype else None
+    tensors = {
+        f"model.{name}": _unread(folder, huggingface_name(name), shape, wanted_dtype, read_bytes)
+        for name, shape in native_shapes(config).items()
+    }
     keep_companions(folder, target)
     place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
     logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
@@ -91,9 +89,10 @@ def huggingface_to_native(
 
 
 def _unread(
-    file: SafetensorsFile, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, read_bytes: int
+    folder: HuggingFaceFolder, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, read_bytes: int
 ) -> ChunkedTensor:
-    """A tensor of a file, in boxes of whole rows, and zeros behind its end."""
+    """A tensor of a folder, in boxes of whole rows, and zeros behind its end."""
+    file = folder.tensors[name]
     entry = file.entries[name]
     wanted, rows = dtype or entry.dtype, entry.shape[0]
     row_bytes = max(1, math.prod(shape[1:]) * max(wanted.itemsize, entry.dtype.itemsize))
@@ -121,16 +120,9 @@ def _check_copy(folder: HuggingFaceFolder) -> None:
         StateMismatchError: it is another one.
     """
     table = huggingface_name(EMBEDDING)
-    first, second = folder.tensors.get(table), folder.tensors[HEAD]
-    same = first is not None and first.entries[table].shape == second.entries[HEAD].shape
-    if first is not None and same:
-        entry = first.entries[table]
-        step = max(1, READ_BYTES * entry.shape[0] // max(1, entry.nbytes))
-        same = all(
-            torch.equal(first.read_rows(table, start, stop), second.read_rows(HEAD, start, stop))
-            for start, stop in ((s, min(s + step, entry.shape[0])) for s in range(0, entry.shape[0], step))
-        )
-    if not same:
+    shapes = folder.shapes()
+    first, second = (_unread(folder, name, shapes[name], None, READ_BYTES) for name in (table, HEAD))
+    if first.shape != second.shape or not all(torch.equal(first.read(box), second.read(box)) for box in first.boxes):
         raise StateMismatchError(
             f"embeddings are tied, but {HEAD} is not {table}",
             where=folder.path,

@@ -62,10 +62,8 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 
     tokenizer: dict[str, Any] = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **dict.fromkeys(("truncation", "padding", "normalizer")),
         "added_tokens": [{"id": number, "content": name, **plain} for name, number in names.items()],
-        "normalizer": None,
         "pre_tokenizer": level,
         "post_processor": {
             "type": "TemplateProcessing",
@@ -76,10 +74,7 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         "decoder": level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
             "fuse_unk": False,
             "byte_fallback": False,
             "vocab": {character: byte for byte, character in _byte_characters().items()},

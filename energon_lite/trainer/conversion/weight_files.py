@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.conversion.huggingface_folder import Division
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
 from energon_lite.trainer.parallel.shards import Box
 from energon_lite.trainer.training.config import ModelConfig
 from energon_lite.trainer.training.config_file import model_config_of
 
 
 @dataclass(frozen=True)
-class TargetTensor:
+class TargetTensor(TensorType):
     """A tensor of a file, and where its values come from.
 
     Args:
-        source: its name in the checkpoint.
         dtype, shape: in the file; rows that the source has behind these are padding, and left out.
+        source: its name in the checkpoint.
     """
 
     source: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write_files(saved: CheckpointReader, folder: Path, division: Division, targets: Mapping[str, TargetTensor]) -> None:

@@ -11,12 +11,18 @@ import torch
 from torch import nn
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.neighbours import neighbours
 from energon_lite.trainer.parallel.parameters import layout_of
 
 #: A parameter begins at a multiple of this many elements, as fast kernels like it.
 _ALIGNMENT = 64
 
 Named = tuple[str, nn.Parameter]
+
+
+def sum_dtype(dtype: torch.dtype, grad_dtype: str) -> torch.dtype:
+    """In which type to add up gradients of this one; ``float32`` means at least that, ``parameter`` the same."""
+    return torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
 
 
 class Kind(NamedTuple):
@@ -42,7 +48,7 @@ class Kind(NamedTuple):
         Args:
             parameter: it has a layout (:func:`layout_of`).
             mesh: the ranks.
-            grad_dtype: ``parameter`` to add gradients up in the parameter's type, ``float32`` in at least that.
+            grad_dtype: see :func:`sum_dtype`.
         """
         layout, dtype = layout_of(parameter), parameter.dtype
         sum_over = {axis for axis in layout.sum_over if mesh.group(axis) is not None}
@@ -50,8 +56,7 @@ class Kind(NamedTuple):
         if layout.sharded_dim is None and mesh.tp > 1:
             replicated.add("tp")
         counts = layout.counts_here(mesh) and ("tp" not in replicated or mesh.rank("tp") == 0)
-        summed_in = torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
-        return cls(dtype, summed_in, frozenset(replicated), frozenset(sum_over), counts)
+        return cls(dtype, sum_dtype(dtype, grad_dtype), frozenset(replicated), frozenset(sum_over), counts)
 
 
 class Slot(NamedTuple):
@@ -104,14 +109,7 @@ def plan_buckets(named: Sequence[Named], bucket_size: int, ranks: int, rank: int
         >>> [(slot.name, slot.start) for slot in plan_buckets([("b", b), ("w", w)], 100, 2, 0)[0].slots]
         [('w', 0), ('b', 64)]
     """
-    runs: list[list[Named]] = []
-    filled = 0
-    for name, p in named:
-        if not runs or filled + p.numel() > bucket_size:
-            runs.append([])
-            filled = 0
-        runs[-1].append((name, p))
-        filled += p.numel()
+    runs = neighbours(((one, one[1].numel()) for one in named), bucket_size)
     return [_place(run, ranks, rank) for run in runs]
 
 

@@ -12,6 +12,7 @@ __all__ = ["SCHEDULES", "OptimizerConfig"]
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 _CHOICES = {
+    "schedule": list(SCHEDULES),
     "kind": ["overlapped", "plain"],
     "algorithm": ["adamw", "sgd"],
     "reduce": ["last", "every"],
@@ -68,9 +69,6 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip", "momentum"):
             require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
-        if self.schedule not in SCHEDULES:
-            what = f"unknown schedule {self.schedule!r}"
-            raise ConfigError(what, at="optimizer.schedule", choices=list(SCHEDULES), suggest_for=self.schedule)
         share = 0 < self.decay_share <= 1
         require(share, f"decay_share={self.decay_share} is no share", "optimizer.decay_share", "e.g. 0.2")
         good = all(0 <= beta < 1 for beta in self.betas)

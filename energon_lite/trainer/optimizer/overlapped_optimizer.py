@@ -35,11 +35,12 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.gradient_order import FirstStep, agree_on_order
+from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_partial
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
 from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.shards import Shard, reshard
+from energon_lite.trainer.parallel.shards import reshard
 
 _IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
 
@@ -91,7 +92,7 @@ class ParameterBuffer:
         self.buckets = [Bucket(plan, kind, values, grad, config) for plan, values, grad in parts]
 
 
-class OverlappedDistributedOptimizer:
+class OverlappedDistributedOptimizer(Optimizer):
     """AdamW or SGD over slices of buckets, with its communication behind the model's computation.
 
     Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. A parameter's
@@ -114,9 +115,7 @@ class OverlappedDistributedOptimizer:
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
-        self.mesh, self.config, self.updates = mesh, config, 0
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.order: list[str] = []  # in which gradients are expected; the first step shows the true one
+        super().__init__(model, mesh, config)
         self._group = mesh.data_group
         self._at: dict[nn.Parameter, tuple[Bucket, Slot]] = {}
         self._queue: list[Bucket] = []  # in the order of reduction; gathered in reverse
@@ -124,7 +123,7 @@ class OverlappedDistributedOptimizer:
         self._outsiders: set[nn.Parameter] = set()  # those that are used although their modules are not called
         self._first_step: FirstStep | None = FirstStep()
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
-        self._lay_out(list(reversed(self.parameters)))
+        self._lay_out(self.order[::-1])  # in which gradients are expected; the first step shows the true one
         self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
@@ -160,7 +159,7 @@ class OverlappedDistributedOptimizer:
             self._advance(complete=self._rounds)
         while self._in_flight:
             self._collect()
-        self._sum_slices()
+        sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._queue], self.mesh)
         norm = self._norm()
         # Not a number times padding would stay there for ever.
         scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
@@ -181,16 +180,8 @@ class OverlappedDistributedOptimizer:
         for bucket in self._queue:
             bucket.wait()
 
-    def shards(self) -> Iterator[Shard]:
-        """What this rank owns of each parameter: master values and moments, as views. Together the ranks have all."""
-        for bucket in self._queue:
-            yield from filter(None, map(bucket.owned.shard, bucket.slots))
-
-    def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen, after they were read from a checkpoint."""
-        self.updates = updates
-        for bucket in self._queue:
-            bucket.owned.set_updates(updates)
+    def _partitions(self) -> Iterator[tuple[Partition, list[Slot]]]:
+        return ((bucket.owned, bucket.slots) for bucket in self._queue)
 
     def set_order(self, order: Sequence[str]) -> None:
         """Expect gradients in the :attr:`order` of a former run, to repeat it bit by bit, if it had all parameters."""
@@ -284,14 +275,6 @@ class OverlappedDistributedOptimizer:
             largest = max(other.values.numel() for other in self._queue if other.kind.grad_dtype == dtype)
             self._free[dtype].append(torch.empty(largest, dtype=dtype, device=bucket.values.device))
         return bucket.plan.clear_padding(self._free[dtype].pop())
-
-    def _sum_slices(self) -> None:
-        """Add up gradients that are partial sums along further axes: one collective per axis, on the slices alone."""
-        for axis in ("tp", "ends"):
-            slices = [bucket.owned.grad for bucket in self._queue if axis in bucket.kind.sum_over]
-            if slices:
-                dist.all_reduce(flat := torch.cat(slices), group=self.mesh.group(axis))
-                torch._foreach_copy_(slices, list(flat.split([grad.numel() for grad in slices])))
 
     def _norm(self) -> Tensor:
         """Of the whole gradient. A slice is on one data-parallel rank only; of copies along other axes, one counts."""

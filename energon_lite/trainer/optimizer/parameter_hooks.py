@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from energon_lite.errors import UsageError
 
@@ -55,14 +54,15 @@ def hook_parameters(
             whole = compiled or getattr(module, "reads_children", False)
             entered = [p for p in module.parameters() if p in parameters] if whole else own
             if entered:
-                handles.append(_before_forward(module, entered, before_forward, compiled=compiled))
+                hook = _told(before_forward, entered)
+                handles.append(module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook))
         if compiled:
             inside.update(module.modules())
         if own:
             handles += [
-                module.register_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own)),
-                module.register_load_state_dict_pre_hook(lambda *_, own=own: before_state_dict(own)),
-                module.register_load_state_dict_post_hook(lambda *_, own=own: after_load(own)),
+                module.register_state_dict_pre_hook(_told(before_state_dict, own)),
+                module.register_load_state_dict_pre_hook(_told(before_state_dict, own)),
+                module.register_load_state_dict_post_hook(_told(after_load, own)),
             ]
 
     def unhook() -> None:
@@ -72,10 +72,6 @@ def hook_parameters(
     return unhook
 
 
-def _before_forward(
-    module: nn.Module, entered: list[nn.Parameter], call: OfModule, *, compiled: bool
-) -> RemovableHandle:
-    def hook(*_: object) -> None:
-        call(entered)
-
-    return module.register_forward_pre_hook(torch.compiler.disable(hook) if compiled else hook)
+def _told(call: OfModule, parameters: list[nn.Parameter]) -> Callable[..., None]:
+    """A hook that says which parameters it is about, whatever torch passes to it."""
+    return lambda *_: call(parameters)

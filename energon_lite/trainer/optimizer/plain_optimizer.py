@@ -1,69 +1,29 @@
-"""AdamW for a model whose gradients are spread over data- and tensor-parallel ranks.
+"""AdamW for a model whose gradients are spread over data- and tensor-parallel ranks: the plain one.
 
-:class:`Optimizer` is what the trainer needs of one. :class:`AdamW` is the plain one: each rank has all of the state,
-and nothing overlaps. :class:`~energon_lite.trainer.optimizer.overlapped_optimizer.OverlappedDistributedOptimizer` is
-the other.
+Each rank has all of the state, and nothing overlaps.
+:class:`~energon_lite.trainer.optimizer.overlapped_optimizer.OverlappedDistributedOptimizer` is the other one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from energon_lite.trainer.optimizer.bucket_plan import Slot
+from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, Slot, sum_dtype
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.learning_rates import learning_rate
+from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_partial
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
 from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.parallel.shards import Shard
 
 __all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
-
-
-class Optimizer(Protocol):
-    """What the trainer needs of an optimizer. Gradients of backward passes add up until the next :meth:`step`."""
-
-    updates: int
-
-    @property
-    def order(self) -> list[str]:
-        """Names of the parameters, in the order in which they are worked through."""
-        ...
-
-    def begin_step(self, micro_batches: int) -> None:
-        """The next step is made of this many micro-batches: as many on each data-parallel rank."""
-
-    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
-        """The gradients of one of them are all there: of all parameters, or ``of`` those of one chunk of layers."""
-
-    def step(self, lr: float) -> float:
-        """Update the parameters; return the norm of the whole model's gradient before clipping."""
-        ...
-
-    def wait_parameters(self) -> None:
-        """Until all parameters have the values of the last step."""
-
-    def shards(self) -> Iterator[Shard]:
-        """This rank's part of the state, to be saved or filled."""
-        ...
-
-    def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen, after they were read from a checkpoint."""
-
-    def set_order(self, order: Sequence[str]) -> None:
-        """Work through parameters in the order of a former run, so that the rounding is the same.
-
-        Args:
-            order: names, of parameters on other pipeline stages too.
-        """
 
 
 def make_optimizer(model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig) -> Optimizer:
@@ -71,7 +31,7 @@ def make_optimizer(model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig
     return (AdamW if config.kind == "plain" else OverlappedDistributedOptimizer)(model, mesh, config)
 
 
-class AdamW:
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) on gradients summed over the data-parallel ranks.
 
     Gradients live in one flat buffer per type, of which each ``parameter.grad`` is a view: micro-batches add to it in
@@ -94,35 +54,28 @@ class AdamW:
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
-        self.mesh, self.config = mesh, config
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.updates = 0
-        self._buffers, self._grads = _flat_gradients(list(self.parameters.values()), config.grad_dtype)
-        self._slots = [Slot(name, p, 0, p.numel()) for name, p in self.parameters.items()]
-        self._owned = {
-            p: Partition(p.detach().view(-1), grad.view(-1), 0, p.numel() if p.dim() > 1 else 0, config)
-            for p, grad in self._grads.items()
-        }
+        super().__init__(model, mesh, config)
+        self._buffers: list[torch.Tensor] = []
+        self._at: dict[nn.Parameter, tuple[Partition, Slot]] = {}
+        for dtype in sorted({p.dtype for p in self.parameters.values()}, key=str):
+            self._lay_out([(name, p) for name, p in self.parameters.items() if p.dtype == dtype])
         self.set_updates(0)
-        narrow = {p for p in self._grads if p.dtype.itemsize < 4}
+        narrow = {p for p in self._at if p.dtype.itemsize < 4}
         hook_parameters(model, narrow, self._take_grad, _nothing, _nothing, self._take_values)
 
-    @property
-    def order(self) -> list[str]:
-        """Names of the parameters, in the order in which they were made."""
-        return list(self.parameters)
+    def _lay_out(self, alike: list[Named]) -> None:
+        """Make a buffer of zeros for the gradients of parameters of one type, and what updates these.
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Nothing overlaps, so nothing must be known."""
-
-    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
-        """Likewise."""
-
-    def wait_parameters(self) -> None:
-        """Values are there when :meth:`step` returns."""
-
-    def set_order(self, order: Sequence[str]) -> None:
-        """There is one order only."""
+        Of those of at least float32, parts of it are the parameters' own ``grad``.
+        """
+        first = alike[0][1]
+        summed_in = sum_dtype(first.dtype, self.config.grad_dtype)
+        buffer = torch.zeros(sum(p.numel() for _, p in alike), dtype=summed_in, device=first.device)
+        for (name, p), grad in zip(alike, buffer.split([p.numel() for _, p in alike]), strict=True):
+            owned = Partition(p.detach().view(-1), grad, 0, p.numel() if p.dim() > 1 else 0, self.config)
+            self._at[p] = owned, Slot(name, p, 0, p.numel())
+            p.grad = grad.view_as(p) if p.dtype.itemsize >= 4 else None
+        self._buffers.append(buffer)
 
     def step(self, lr: float) -> float:
         """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero.
@@ -137,80 +90,39 @@ class AdamW:
         """
         for buffer in self._buffers:
             self.mesh.sum_over_data(buffer)
-        self._sum_partial_gradients()
+        sum_partial([(owned.grad, layout_of(p).sum_over) for p, (owned, _) in self._at.items()], self.mesh)
         norm = self._gradient_norm()
         if math.isfinite(norm):
             clipped = self.config.clip and norm > self.config.clip
             scale = torch.tensor(self.config.clip / norm, dtype=torch.float64) if clipped else None
-            for owned in self._owned.values():
+            for owned, _ in self._at.values():
                 owned.update(lr, scale, skip=torch.zeros((), device=self.mesh.device))
             self.updates += 1
         for buffer in self._buffers:
             buffer.zero_()
         return norm
 
-    def shards(self) -> Iterator[Shard]:
-        """Master values and moments, ``exp_avg`` and ``exp_avg_sq``, of all parameters, whole."""
-        yield from filter(None, (self._owned[slot.parameter].shard(slot) for slot in self._slots))
-
-    def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen, after they were read from a checkpoint."""
-        self.updates = updates
-        for owned in self._owned.values():
-            owned.set_updates(updates)
+    def _partitions(self) -> Iterator[tuple[Partition, list[Slot]]]:
+        return ((owned, [slot]) for owned, slot in self._at.values())
 
     def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
-        self._grads[p].add_(grad)
+        self._at[p][0].grad.add_(grad.view(-1))
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""
         for p in parameters:
-            self._owned[p].master.copy_(p.detach().view(-1))
-
-    def _sum_partial_gradients(self) -> None:
-        """Sum what is a part of a sum over other axes than the data's: one all-reduce for each axis."""
-        for axis in ("tp", "ends"):
-            group = self.mesh.group(axis)
-            grads = [grad for p, grad in self._grads.items() if axis in layout_of(p).sum_over]
-            if group is None or not grads:
-                continue
-            flat = torch.cat([grad.flatten() for grad in grads])
-            dist.all_reduce(flat, group=group)
-            for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
+            self._at[p][0].master.copy_(p.detach().view(-1))
 
     def _gradient_norm(self) -> float:
-        """The norm of the whole model's gradient, in float64: slices count on each rank, what all ranks have, once."""
-        squares = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
-        for p in self.parameters.values():
-            layout = layout_of(p)
-            if layout.counts_here(self.mesh):
-                sharded = int(layout.sharded_dim is not None)
-                squares[sharded] += torch.linalg.vector_norm(self._grads[p], dtype=torch.float64).square()
-        if (tp := self.mesh.group("tp")) is not None:
-            dist.all_reduce(squares[1:], group=tp)
-        if (pp := self.mesh.group("pp")) is not None:
-            dist.all_reduce(squares, group=pp)
-        return math.sqrt(squares.sum().item())
-
-
-def _flat_gradients(
-    parameters: list[nn.Parameter], grad_dtype: str
-) -> tuple[list[torch.Tensor], dict[nn.Parameter, torch.Tensor]]:
-    """One buffer of zeros for the gradients of each type, and its views for each parameter.
-
-    In those of at least float32, they are the parameters' own ``grad``.
-    """
-    buffers, grads = [], {}
-    for dtype in sorted({p.dtype for p in parameters}, key=str):
-        alike = [p for p in parameters if p.dtype == dtype]
-        summed_in = torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
-        buffer = torch.zeros(sum(p.numel() for p in alike), dtype=summed_in, device=alike[0].device)
-        for p, part in zip(alike, buffer.split([p.numel() for p in alike]), strict=True):
-            grads[p] = part.view_as(p)
-            p.grad = grads[p] if dtype.itemsize >= 4 else None
-        buffers.append(buffer)
-    return buffers, grads
+        """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
+        square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for p, (owned, _) in self._at.items():
+            if Kind.of(p, self.mesh, self.config.grad_dtype).counts_here:
+                square += torch.linalg.vector_norm(owned.grad, dtype=torch.float64).square()
+        for axis in ("tp", "pp"):
+            if (group := self.mesh.group(axis)) is not None:
+                dist.all_reduce(square, group=group)
+        return math.sqrt(square.item())
 
 
 def _nothing(_: list[nn.Parameter]) -> None:

@@ -152,7 +152,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
     with pytest.raises(StateError, match=r"posix\.mkdir does not belong"):
         read_state(tmp_path)
-    assert not (tmp_path / "exploded").exists()
+    assert not (tmp_path / "exploded").exists() and (tmp_path / ".metadata").exists()
 
 
 def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:

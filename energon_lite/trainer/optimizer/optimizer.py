@@ -1,0 +1,89 @@
+"""What the trainer needs of an optimizer, and what both kinds of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from energon_lite.trainer.optimizer.bucket_plan import Slot
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.partition import Partition
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.shards import Shard
+
+
+class Optimizer:
+    """What the trainer needs of an optimizer. Gradients of backward passes add up until the next :meth:`step`.
+
+    Methods that do nothing here are for one whose communication overlaps with the computation.
+
+    Args:
+        model: its trainable parameters have layouts (:func:`layout_of`).
+        mesh: the ranks. All of them call the same methods in the same order.
+        config: the constants.
+
+    Attributes:
+        parameters: those that are trained, by name.
+        order: their names, in the order in which they are worked through.
+        updates: how many updates the moments have seen.
+    """
+
+    def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
+        self.mesh, self.config, self.updates = mesh, config, 0
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.order = list(self.parameters)
+
+    def begin_step(self, micro_batches: int) -> None:
+        """The next step is made of this many micro-batches: as many on each data-parallel rank."""
+
+    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
+        """The gradients of one of them are all there: of all parameters, or ``of`` those of one chunk of layers."""
+
+    def step(self, lr: float) -> float:
+        """Update the parameters; return the norm of the whole model's gradient before clipping.
+
+        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
+        """
+        raise NotImplementedError
+
+    def wait_parameters(self) -> None:
+        """Until all parameters have the values of the last step."""
+
+    def _partitions(self) -> Iterable[tuple[Partition, Sequence[Slot]]]:
+        """What this rank updates, each with the places of the parameters in it."""
+        raise NotImplementedError
+
+    def shards(self) -> Iterator[Shard]:
+        """What this rank has of each parameter's state, to be saved or filled: master values and moments, as views."""
+        for partition, slots in self._partitions():
+            yield from filter(None, map(partition.shard, slots))
+
+    def set_updates(self, updates: int) -> None:
+        """Say how many updates the moments have seen, after they were read from a checkpoint."""
+        self.updates = updates
+        for partition, _ in self._partitions():
+            partition.set_updates(updates)
+
+    def set_order(self, order: Sequence[str]) -> None:
+        """Work through parameters in the order of a former run, so that the rounding is the same.
+
+        Args:
+            order: names, of parameters on other pipeline stages too.
+        """
+
+
+def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: ParallelMesh) -> None:
+    """Add up gradients that are partial sums along further axes than the data's: one collective for each axis.
+
+    Args:
+        grads: gradients, or slices of them, each with its axes.
+        mesh: the ranks.
+    """
+    for axis in ("tp", "ends"):
+        group, parts = mesh.group(axis), [grad.view(-1) for grad, axes in grads if axis in axes]
+        if group is not None and parts:
+            dist.all_reduce(flat := torch.cat(parts), group=group)
+            torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))
