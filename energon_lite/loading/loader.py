@@ -16,7 +16,7 @@ from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
-from energon_lite.loading.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
@@ -185,8 +185,8 @@ class DataLoader:
 
     def _load(self) -> Result | None:
         """The next batch that this rank's own workers make."""
-        with self._workers.watching:
-            result = self._dataset_iterator.take()
+        take, watchdog = self._dataset_iterator.take, self._workers.watchdog
+        result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
             self._report.check(result.outcomes)
         return result

@@ -15,6 +15,7 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from energon_lite.loading.executors.segments import MemoryFile
 from energon_lite.loading.makers.outcomes import Address
@@ -81,8 +82,8 @@ class Notes:
             return ""
         return os.pread(self._steps.descriptor, _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
 
-    def stacks(self, pid: int) -> str:
-        """The stacks of the worker's threads, or why there are none."""
+    def stacks(self, worker: Any) -> str:
+        """The stacks of the threads of a worker's process, or why there are none."""
         if not self._is_possible:
             return "(its stack cannot be shown on this system)"
         if self.began() is None:
@@ -92,7 +93,7 @@ class Notes:
         os.ftruncate(stacks, 0)
         os.lseek(stacks, 0, os.SEEK_SET)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(worker.pid, signal.SIGUSR1)
         size, deadline = 0, time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             time.sleep(_LOOK)

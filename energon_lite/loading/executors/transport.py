@@ -13,7 +13,7 @@ import itertools
 import os
 import pickle
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -165,13 +165,16 @@ class Channel:
         """Whether something waits to be sent until the worker has read what was sent before."""
         return bool(self._unsent)
 
-    def send(self, message: Message) -> None:
-        """Send a message, or as much of it as the pipe takes; :meth:`flush` sends the rest.
+    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
+        """Send jobs with their tickets, or as much of them as the pipe takes; :meth:`flush` sends the rest.
+
+        Args:
+            noted: each step is noted before it is taken, since a worker died, or hung, in this job before.
 
         Raises:
             OSError: the worker is gone.
         """
-        self._unsent += _led(message)
+        self._unsent += _led(pack((jobs, self._segments.take_released(), noted)))
         self.flush()
 
     def flush(self) -> None:

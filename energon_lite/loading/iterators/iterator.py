@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.chunk_job import ChunkJob, Made
 from energon_lite.loading.makers.pipeline import Address, Result
 
-__all__ = ["ChunkExecutor", "DatasetIterator", "Workers"]
-
-
-class ChunkExecutor(Protocol):
-    """Who works on chunks."""
-
-    def submit(self, job: ChunkJob) -> Any:
-        """Take a job; returns a ticket."""
-
-    def open(self, ticket: Any) -> Iterator[Made]:
-        """Its batches. Each ticket is opened once."""
-
-    def cancel(self) -> None:
-        """Forget all tickets that were not opened."""
-
-    def close(self) -> None:
-        """Let go of everything; may be called twice."""
-
-
-class Workers(Protocol):
-    """Those who do the work, started when they are needed."""
-
-    def executor(self) -> Executor:
-        """The executor of jobs that make one batch each; the same until it is closed."""
-
-    def chunks(self) -> ChunkExecutor:
-        """The executor of chunks."""
+__all__ = ["DatasetIterator"]
 
 
 class DatasetIterator(Protocol):
@@ -98,4 +70,4 @@ class DatasetIterator(Protocol):
         """Go to a place; None: to the beginning."""
 
     def close(self) -> None:
-        """Stop the workers. ``take`` starts new ones."""
+        """The workers are stopped. ``take`` starts new ones."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from energon_lite.batching.chunks import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
-from energon_lite.loading.iterators.iterator import Workers
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
@@ -48,7 +48,7 @@ class LaneIterator:
     def __init__(
         self,
         dataset: LaneDataset,
-        workers: Workers,
+        workers: ExecutorHandle,
         prefetch_factor: int,
         *,
         report: Report,
@@ -219,8 +219,8 @@ class LaneIterator:
     def _started_feed(self) -> LanePrefetcher:
         if self.feed is None:
             self._is_fed = False
-            chunks = self._workers.chunks()
-            self.feed = LanePrefetcher(chunks, self.dataset, ahead=self._ahead, check=self._report.check)
+            executor = self._workers.executor()
+            self.feed = LanePrefetcher(executor, self.dataset, ahead=self._ahead, check=self._report.check)
         if not self._is_fed:
             self.feed.start(self.dataset, self.cursor)
             self._is_fed = True
@@ -264,6 +264,4 @@ class LaneIterator:
         self._go_to(cursor)
 
     def close(self) -> None:
-        feed, self.feed = self.feed, None
-        if feed is not None:
-            feed.chunks.close()
+        self.feed = None

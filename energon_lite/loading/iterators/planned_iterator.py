@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.iterator import Workers
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Address, Job, Result
@@ -41,7 +39,7 @@ class PlannedIterator:
     def __init__(
         self,
         dataset: PlannedDataset,
-        workers: Workers,
+        workers: ExecutorHandle,
         prefetch_factor: int,
         *,
         report: Report,
@@ -50,10 +48,8 @@ class PlannedIterator:
         config = dataset.worker_config
         self._rank, self._world, self._reads = config.rank, config.world_size, config.reads
         self._workers, self._ahead, self._skip = workers, prefetch_factor * config.num_workers, frozenset(skip)
-        self._executor: Executor | None = None
-        self._tickets: deque[int] = deque()
-        self._jobs: Iterator[Job] = iter(())  # those behind the tickets
-        self._in_line: Cursor | None = None  # the cursor to which the first ticket belongs
+        self._results: Iterator[Result] = iter(())
+        self._in_line: Cursor | None = None  # the cursor to which the next of the results belongs
         self._stepped: tuple[Cursor, Cursor | None] | None = None
         self._by_tokens, self.counts = dataset.plan.rows is None, Counts()
         self.dataset, self.cursor = dataset, Cursor(dataset.plan.start)
@@ -79,9 +75,8 @@ class PlannedIterator:
         return self._following() is None
 
     def take(self) -> Result | None:
-        if self._executor is None and self._reads:
-            # Before anything is planned: workers that are forked should not inherit a thread at work.
-            self._executor = self._workers.executor()
+        if self._in_line is None and self._reads:
+            self._workers.executor()  # before anything is planned: who is forked should not inherit a thread at work
         if self._skip:
             self._pass_over()
         cursor, after = self.cursor, self._following()
@@ -89,18 +84,14 @@ class PlannedIterator:
             return None
         if self._by_tokens:
             self._count_left_out(after)
-        executor = self._executor
-        if executor is None:
+        if not self._reads:
             return Result(None)
         in_line, self._in_line = self._in_line, None  # whatever is raised from here on, the next call begins over
         if in_line is not cursor:
+            executor = self._workers.executor()
             executor.cancel()
-            self._tickets.clear()
-            self._jobs = self._jobs_from(cursor)
-        ahead = executor.ahead(self._ahead)
-        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
-            self._tickets.append(executor.submit(job))
-        result = executor.result(self._tickets.popleft())
+            self._results = executor.results(self._jobs_from(cursor), self._ahead)
+        result = next(self._results)
         self._in_line = after
         return result
 
@@ -108,8 +99,9 @@ class PlannedIterator:
         pass  # each rank knows for itself
 
     def advance(self) -> None:
-        after = self._after(self.cursor)
-        assert after is not None
+        assert self._stepped is not None  # by whoever saw that the loop is not over
+        before, after = self._stepped
+        assert before is self.cursor and after is not None
         self.cursor = after
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
@@ -143,9 +135,7 @@ class PlannedIterator:
         self.dataset, self.cursor, self._counted = dataset, cursor, (cursor.pass_number, cursor.place[0])
 
     def close(self) -> None:
-        executor, self._executor, self._in_line = self._executor, None, None
-        if executor is not None:
-            executor.close()
+        self._in_line = None
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""

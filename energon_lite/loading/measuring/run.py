@@ -8,10 +8,9 @@ chunks are known, rank 0 writes the columns. Values of unchanged shards are take
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.makers.outcomes import Failure, InARow, Result
+from energon_lite.loading.makers.outcomes import Failure, InARow
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkKind, Measured, chunks_of
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
@@ -182,7 +181,8 @@ class _Run:
         earlier = files.find(chunks)
         executor: Executor = WorkerPool(self.pipeline, workers) if workers else InlineExecutor(self.pipeline)
         with closing(executor):
-            for chunk, result in _in_order(executor, chunks, ahead=4 * max(1, workers)):
+            jobs = (Job(0, one.start, [(0, sample, 0) for sample in range(one.start, one.stop)]) for one in chunks)
+            for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):
                 lengths, flags = result.batch
                 failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
                 reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
@@ -294,17 +294,3 @@ class _Samples:
     def __call__(self, chunk: Chunk, table: Table | None) -> None:
         self._done += chunk.stop - chunk.start
         self._progress(self._done, self._total, "")
-
-
-def _in_order(executor: Executor, chunks: Sequence[Chunk], ahead: int) -> Iterator[tuple[Chunk, Result]]:
-    """Run jobs, some of them ahead; their results in the order of the chunks."""
-    running: deque[tuple[Chunk, int]] = deque()
-    left = iter(chunks)
-    while True:
-        for chunk in islice(left, ahead - len(running)):
-            job = Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)])
-            running.append((chunk, executor.submit(job)))
-        if not running:
-            return
-        chunk, ticket = running.popleft()
-        yield chunk, executor.result(ticket)
