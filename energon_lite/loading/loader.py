@@ -116,7 +116,7 @@ class DataLoader:
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator: DatasetIterator = _ITERATORS[type(dataset)](
-            dataset, self._workers, prefetch_factor, report=self._report, skip=_checked_steps(skip_steps)
+            dataset, self._workers, prefetch_factor, self._report, _checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from energon_lite.batching.chunks import worlds_for
 from energon_lite.errors import StateMismatchError, TopologyError
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import checked, damaged, is_count
+from energon_lite.loading.iterators.state import Numbers, checked, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
 
 __all__ = [
@@ -48,7 +48,7 @@ class LanePlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LaneCursor:
+class LaneCursor(Numbers):
     """A place in the run. It moves as a whole, so that whatever interrupts a loader finds one place or the next.
 
     Args:
@@ -59,10 +59,6 @@ class LaneCursor:
     """
 
     lanes: int
-    pass_number: int = 0
-    position: int = 0
-    loop_start: int = 0
-    ranks: int | None = None
     at: Mapping[int, LanePlace] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
@@ -73,7 +69,7 @@ class LaneCursor:
     def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
         """The beginning of a pass."""
         own = lanes_of(lanes, 0, rank, world_size)
-        return cls(lanes, pass_number, at={lane: LanePlace(lane) for lane in own})
+        return cls(lanes, pass_number=pass_number, at={lane: LanePlace(lane) for lane in own})
 
 
 def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
@@ -136,7 +132,7 @@ def read_cursor(
             fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
             "`energon-lite checkpoint merge`",
         )
-    return LaneCursor(count, *numbers, at={lane: found[lane] for lane in own if lane in found})
+    return LaneCursor(count, {lane: found[lane] for lane in own if lane in found}, **vars(numbers))
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:

@@ -12,7 +12,7 @@ from energon_lite.errors import SampleError, StateError, UnknownLengthError
 from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, read_cursor
-from energon_lite.loading.iterators.state import State, damaged, make_state
+from energon_lite.loading.iterators.state import State, damaged
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
@@ -109,8 +109,7 @@ class LaneDataset(SavableDataset):
 
     def state(self, cursor: LaneCursor) -> State:
         """A place in the run as plain data."""
-        ranks = self.limit_ranks(cursor.ranks)
-        return make_state("lanes", cursor, cursor.to_plain(), self.identity, self.rebase, ranks)
+        return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
     def behind_begun(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the

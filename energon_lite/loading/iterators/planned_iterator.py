@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.iterators.planned_dataset import Cursor
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Address, Job, Result
-from energon_lite.loading.makers.report import Report
 
 __all__ = ["PlannedIterator"]
 
 logger = logging.getLogger(__name__)
 
 
-class PlannedIterator:
-    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk.
-
-    Args:
-        dataset: what is planned.
-        workers: who runs the jobs; started at the first batch.
-        prefetch_factor: jobs of each worker that are submitted before their turn.
-        report: not needed here.
-        skip: ``(pass, step)`` of steps that are passed over.
-
-    Attributes:
-        cursor: where this rank is.
-    """
+class PlannedIterator(DatasetIterator):
+    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk."""
 
     knows_end = True
+    cursor: Cursor
+    counts = Counts()
+    _results: Iterator[Result] = iter(())
+    _in_line: Cursor | None = None  # the cursor to which the next of the results belongs
+    _stepped: tuple[Cursor, Cursor | None] | None = None
 
-    def __init__(
-        self,
-        dataset: PlannedDataset,
-        workers: ExecutorHandle,
-        prefetch_factor: int,
-        *,
-        report: Report,
-        skip: Collection[tuple[int, int]] = (),
-    ):
-        config = dataset.worker_config
-        self._rank, self._world, self._reads = config.rank, config.world_size, config.reads
-        self._workers, self._ahead, self._skip = workers, prefetch_factor * config.num_workers, frozenset(skip)
-        self._results: Iterator[Result] = iter(())
-        self._in_line: Cursor | None = None  # the cursor to which the next of the results belongs
-        self._stepped: tuple[Cursor, Cursor | None] | None = None
-        self._by_tokens, self.counts = dataset.plan.rows is None, Counts()
-        self.dataset, self.cursor = dataset, Cursor(dataset.plan.start)
-        self._counted = (0, 0)  # a pass, and the first of its plan chunks that is not in `counts`
-        self._unchanged = dataset
-
-    @property
-    def step(self) -> tuple[int, int]:
-        return self.cursor.pass_number, self.cursor.position
+    @cached_property
+    def _by_tokens(self) -> bool:
+        return self.dataset.plan.rows is None
 
     def start_loop(self) -> None:
         if self._following() is not None:
@@ -67,7 +41,7 @@ class PlannedIterator:
         if self.dataset.is_endless:
             self._move(replace(at_end, loop_start=at_end.position))
         else:
-            self.cursor = Cursor(self.dataset.plan.start, at_end.pass_number + 1)
+            self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def is_over(self) -> bool:
         if self._skip:
@@ -90,13 +64,10 @@ class PlannedIterator:
         if in_line is not cursor:
             executor = self._workers.executor()
             executor.cancel()
-            self._results = executor.results(self._jobs_from(cursor), self._ahead)
+            self._results = executor.results(self._jobs_from(cursor), self._prefetch_factor * self._config.num_workers)
         result = next(self._results)
         self._in_line = after
         return result
-
-    def follow(self, step: tuple[int, int] | None) -> None:
-        pass  # each rank knows for itself
 
     def advance(self) -> None:
         assert self._stepped is not None  # by whoever saw that the loop is not over
@@ -108,7 +79,7 @@ class PlannedIterator:
         near, dataset = self.cursor, self.dataset
         number = near.pass_number if pass_number is None else pass_number
         if number != near.pass_number:
-            near = Cursor(dataset.plan.start, number)
+            near = Cursor(dataset.plan.start, pass_number=number)
         # After a restore from other ranks, steps may begin between the multiples of the world size.
         between = 0 if self._after(self.cursor) is None else near.position % self._world
         if min(number, step) >= 0 and not (dataset.is_endless and number):
@@ -126,13 +97,11 @@ class PlannedIterator:
     def planned_counts(self) -> dict[str, int] | None:
         return asdict(self.counts) if self._by_tokens else None
 
-    def state(self, cursor: Cursor | None = None) -> State:
-        return self.dataset.state(cursor or self.cursor)
-
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
         cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
-        self.dataset, self.cursor, self._counted = dataset, cursor, (cursor.pass_number, cursor.place[0])
+        self.dataset, self.cursor = dataset, cursor
+        self._counted = cursor.pass_number, cursor.place[0]  # the first of its plan chunks that is not in `counts`
 
     def close(self) -> None:
         self._in_line = None
@@ -143,15 +112,17 @@ class PlannedIterator:
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
-                if not (self._skip and self._is_skipped(cursor)):
-                    places.append(dataset.place(cursor, self._rank))
+                if not (self._skip and self._is_skipped(cursor.pass_number, cursor.position)):
+                    places.append(dataset.place(cursor, self._config.rank))
                 cursor, following = following, dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
 
     def _pass_over(self) -> None:
         """Go to the next step that is not skipped; or, of a pass, to its end."""
-        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
-            self._move(after)
+        cursor: Cursor | None = self.cursor
+        while cursor is not None and self._is_skipped(cursor.pass_number, cursor.position):
+            if (cursor := self._after(cursor)) is not None:
+                self._move(cursor)
 
     def _following(self) -> Cursor | None:
         """The cursor behind the step that comes; None: the loop is over."""
@@ -171,9 +142,6 @@ class PlannedIterator:
         in_line = self._in_line is self.cursor
         self.cursor = cursor
         self._in_line = cursor if in_line else None
-
-    def _is_skipped(self, cursor: Cursor) -> bool:
-        return (cursor.pass_number, cursor.position // self._world) in self._skip
 
     def _count_left_out(self, after: Cursor) -> None:
         """Count what the plan left out in the chunks that a step reaches, each once; have the next one planned.
