@@ -42,6 +42,7 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "field_of",
+    "listed",
     "nearest",
     "require",
 ]
@@ -56,6 +57,16 @@ def nearest(word: object, choices: Iterable[object]) -> str | None:
     """
     matches = get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """The first names of some, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class EnergonLiteError(Exception):

@@ -276,20 +276,8 @@ class _Recipe:
     ) -> _Recipe:
         encoder = DefaultTaskEncoder() if encoder is None else encoder
         check_hooks(encoder, packing_buffer_size=packing)
-        tokens = None
-        size: int | None = chunks.size
-        if batching is not None:
-            tokens = token_batching(
-                batching.strategy,
-                batching.length_column,
-                chunks.size,
-                batch_size,
-                packing,
-                batching.length_field,
-                batching.micro_batches_per_step,
-            )
-            size = None
-        chunking = Chunking(packing, size, chunks.remainder, chunks.lanes, drop_last)
+        tokens = None if batching is None else token_batching(batching, chunks.size, batch_size, packing)
+        chunking = Chunking(packing, chunks.size if tokens is None else None, chunks.remainder, chunks.lanes, drop_last)
         return cls(split_part, worker_config, batch_size, encoder, chunking, tokens, reading)
 
     def find(self, path: PathOrDict | LeafSpec) -> Sequence[LeafSpec]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_lite.loading.options import ByTokens
 
 __all__ = ["Batching", "TokenBatching", "plan_by_tokens", "token_batching"]
 
@@ -50,26 +53,15 @@ class TokenBatching:
 
 
 def token_batching(
-    batching: Batching | None,
-    length_column: str | None,
-    plan_chunk: int | None,
-    batch_size: int | None,
-    packing: int | None,
-    length_field: str | None = None,
-    step: int | None = None,
-) -> TokenBatching | None:
-    """What the user wants; None: no batches by tokens.
+    batching: ByTokens, plan_chunk: int | None, batch_size: int | None, packing: int | None
+) -> TokenBatching:
+    """What the user wants, checked.
 
     Raises:
         ConfigError: a mistake in the document of the strategy.
         UsageError: arguments that do not go together.
     """
-    if batching is None:
-        given = {"plan_chunk": plan_chunk, "length_field": length_field, "micro_batches_per_step": step}
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
-        return None
+    length_column, length_field, step = batching.length_column, batching.length_field, batching.micro_batches_per_step
     if step is not None and length_column is None:
         raise UsageError(
             f"micro_batches_per_step={step} needs a column of lengths: steps are planned before samples are encoded",
@@ -86,16 +78,14 @@ def token_batching(
                 f"{name}={value} together with batching: the strategy decides what makes up a batch",
                 fix=f"give {name}=None",
             )
-    strategy: Strategy
-    if isinstance(batching, (str, os.PathLike)):
-        strategy = read_strategy(load_yaml(batching))
-    elif isinstance(batching, Mapping):
-        strategy = from_dict(batching)
-    elif isinstance(batching, tuple(STRATEGIES.values())):
-        strategy = batching
-    else:
+    strategy = batching.strategy
+    if isinstance(strategy, (str, os.PathLike)):
+        strategy = read_strategy(load_yaml(strategy))
+    elif isinstance(strategy, Mapping):
+        strategy = from_dict(strategy)
+    elif not isinstance(strategy, tuple(STRATEGIES.values())):
         raise UsageError(
-            f"batching is a {type(batching).__name__}",
+            f"batching is a {type(strategy).__name__}",
             fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:

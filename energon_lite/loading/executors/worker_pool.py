@@ -16,7 +16,7 @@ import time
 from collections import deque
 from multiprocessing.util import Finalize
 
-from energon_lite.errors import UsageError, WorkerError
+from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
 from energon_lite.loading.executors.thread_handle import ThreadHandle
@@ -298,12 +298,11 @@ class WorkerPool(Executor):
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
         names = [f"{self._pipeline.samples.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         step = worker.notes.last_step()
         return WorkerError(
             f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
             + (f" in {step}" if step else ""),
-            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {shown}",
+            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {listed(names)}",
             fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
             "restore_sample makes the same batch in this process",
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.errors import StateMismatchError, TopologyError
+from energon_lite.errors import StateMismatchError, TopologyError, listed
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, checked, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
@@ -21,6 +21,7 @@ __all__ = [
     "LaneCursor",
     "LanePlace",
     "check_topology",
+    "ends_of",
     "lanes_of",
     "read_cursor",
     "read_lanes",
@@ -82,6 +83,12 @@ def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]
     return [(position + rank + step * world_size) % lanes for step in range(lanes // world_size)]
 
 
+def ends_of(numbers: Sequence[int]) -> str:
+    """Numbers in words; of many, the first ones and the last one."""
+    shown = numbers if len(numbers) <= 16 else [*numbers[:15], "...", numbers[-1]]
+    return ", ".join(map(str, shown))
+
+
 def check_topology(lanes: int, world_size: int) -> None:
     """Refuse a world size that does not divide the lanes.
 
@@ -89,11 +96,10 @@ def check_topology(lanes: int, world_size: int) -> None:
         TopologyError: names those that do.
     """
     if lanes % world_size:
-        sizes = worlds_for(lanes)
-        shown = ", ".join(map(str, sizes)) if len(sizes) <= 16 else f"{', '.join(map(str, sizes[:15]))}, ..., {lanes}"
         raise TopologyError(
             f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
-            fix=f"use {shown} ranks; a run that is begun with more lanes (`lanes=`) goes on on more numbers of ranks",
+            fix=f"use {ends_of(worlds_for(lanes))} ranks; a run that is begun with more lanes (`lanes=`) goes on on more "
+            "numbers of ranks",
         )
 
 
@@ -128,7 +134,7 @@ def read_cursor(
     if missing and reads:
         raise StateMismatchError(
             f"the state has {len(found)} of {count} lanes, and not those of rank {rank} of {world_size}: "
-            f"{_listed(missing)}",
+            f"{listed(missing)}",
             fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
             "`energon-lite checkpoint merge`",
         )
@@ -173,7 +179,3 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
 def _are_counts(value: Any, most: int) -> bool:
     is_list = isinstance(value, (list, tuple)) and len(value) <= most
     return is_list and all(is_count(number, MAX_BATCH) for number in value)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
