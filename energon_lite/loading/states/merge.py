@@ -68,9 +68,9 @@ def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     for name, state in zip(names, states, strict=True):
         places.setdefault((state["pass_number"], state["position"]), []).append(name)
     if len(places) > 1:
-        listed = "\n".join(f"    {listed(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
+        shown = "\n".join(f"    {listed(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
         raise StateMismatchError(
-            f"the ranks are not at the same step:\n{listed}", fix="save after the same number of batches on every rank"
+            f"the ranks are not at the same step:\n{shown}", fix="save after the same number of batches on every rank"
         )
 
 
