@@ -41,6 +41,7 @@ __all__ = [
     "UnknownLengthError",
     "UsageError",
     "WorkerError",
+    "check_choice",
     "field_of",
     "listed",
     "nearest",
@@ -167,6 +168,18 @@ def require(good: bool, what: str, at: str, fix: str) -> None:
     """
     if not good:
         raise ConfigError(what, at=at, fix=fix)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse an argument that is none of its possible values.
+
+    Raises:
+        UsageError: names them, or the one that was meant.
+    """
+    if value not in choices:
+        close = nearest(value, choices)
+        known = f"give one of {', '.join(map(repr, choices))}"
+        raise UsageError(f"{name} is {value!r}", fix=f"did you mean {close!r}?" if close else known)
 
 
 class TrustError(ConfigError):

@@ -81,7 +81,7 @@ class PlannedIterator(DatasetIterator):
         if number != near.pass_number:
             near = Cursor(dataset.plan.start, pass_number=number)
         # After a restore from other ranks, steps may begin between the multiples of the world size.
-        between = 0 if self._after(self.cursor) is None else near.position % self._world
+        between = 0 if dataset.step(self.cursor) is None else near.position % self._world
         if min(number, step) >= 0 and not (dataset.is_endless and number):
             wanted = step * self._world + between - near.position
             place, moved = dataset.plan.ahead(number, near.place, wanted)
@@ -121,18 +121,14 @@ class PlannedIterator(DatasetIterator):
         """Go to the next step that is not skipped; or, of a pass, to its end."""
         cursor: Cursor | None = self.cursor
         while cursor is not None and self._is_skipped(cursor.pass_number, cursor.position):
-            if (cursor := self._after(cursor)) is not None:
+            if (cursor := self.dataset.step(cursor)) is not None:
                 self._move(cursor)
 
     def _following(self) -> Cursor | None:
-        """The cursor behind the step that comes; None: the loop is over."""
+        """The cursor behind the step that comes, which is kept for :meth:`advance`; None: the loop is over."""
         length, cursor = self.dataset.loop_length, self.cursor
         if length and cursor.position - cursor.loop_start >= length * self._world:
             return None
-        return self._after(cursor)
-
-    def _after(self, cursor: Cursor) -> Cursor | None:
-        """The cursor behind the step at one; of the last one it is known. None: no step of the pass is left."""
         if self._stepped is None or self._stepped[0] is not cursor:
             self._stepped = cursor, self.dataset.step(cursor)
         return self._stepped[1]

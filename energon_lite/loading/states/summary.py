@@ -29,18 +29,12 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
     settings = identity["settings"]
     found: dict[str, Any] = {
         "kind": kind,
-        "version": state["version"],
-        "order_version": state["order_version"],
         "states": files,
-        "pass_number": state["pass_number"],
-        "position": state["position"],
-        "loop_start": state["loop_start"],
+        **{name: state[name] for name in ("version", "order_version", "pass_number", "position", "loop_start")},
         "batches_delivered": state["position"],
         "samples_delivered": None,
         "world_sizes": None,
-        "leaves": identity.get("leaves"),
-        "samples": identity.get("samples"),
-        "fingerprint": identity.get("fingerprint"),
+        **{name: identity.get(name) for name in ("leaves", "samples", "fingerprint")},
         "settings": settings,
     }
     rows, place = settings.get("batch_size") or 1, state.get("place")
