@@ -14,6 +14,7 @@ import os
 import pickle
 import struct
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,17 +36,13 @@ class _Pickler(pickle.Pickler):
         if obj.is_quantized or obj.requires_grad or obj.is_conj() or obj.is_neg():
             return NotImplemented
         if not obj.numel():
-            return _empty, (obj.dtype, tuple(obj.shape))
+            return partial(torch.empty, dtype=obj.dtype), (tuple(obj.shape),)
         memory = obj.contiguous().reshape(-1).view(torch.uint8).numpy().data
         return _tensor, (pickle.PickleBuffer(memory), obj.dtype, tuple(obj.shape))
 
 
 def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
-
-
-def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 #: An object ready to be sent: the sizes of what follows, the pickled structure, then the raw memory of each tensor or

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.errors import StateMismatchError, TopologyError, listed
-from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import Numbers, checked, damaged, is_count
+from energon_lite.errors import TopologyError
+from energon_lite.loading.iterators.state import Numbers, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "check_topology",
     "ends_of",
     "lanes_of",
-    "read_cursor",
     "read_lanes",
 ]
 
@@ -108,37 +106,6 @@ def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
     and the place."""
     tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
     return [lane, at.chunk, at.place.to_plain(), *tails]
-
-
-def read_cursor(
-    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool
-) -> LaneCursor:
-    """The cursor of a rank from a state that has (at least) its lanes.
-
-    Args:
-        state: saved on this rank of as many ranks, or merged of all ranks' states.
-        identity: the data and configuration of the loader that restores it.
-        lanes: the number that the user insists on; None: any.
-        reads: False: this rank needs no lanes.
-    """
-    numbers = checked(state, "lanes")
-    identity.check(state.get("identity"))
-    count, found = read_lanes(state)
-    if lanes is not None and lanes != count:
-        raise StateMismatchError(
-            f"lanes: {count} in the state, {lanes} here", fix=f"leave out lanes=, or give {count}; it cannot change"
-        )
-    check_topology(count, world_size)
-    own = lanes_of(count, numbers.position, rank, world_size)
-    missing = [lane for lane in own if lane not in found]
-    if missing and reads:
-        raise StateMismatchError(
-            f"the state has {len(found)} of {count} lanes, and not those of rank {rank} of {world_size}: "
-            f"{listed(missing)}",
-            fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
-            "`energon-lite checkpoint merge`",
-        )
-    return LaneCursor(count, {lane: found[lane] for lane in own if lane in found}, **vars(numbers))
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
