@@ -30,6 +30,16 @@ def nearest(word: object, choices: Iterable[object]) -> str | None:
     return matches[0] if matches else None
 
 
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """The first names of some, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 class EnergonLiteError(Exception):
     """Base of all errors raised by energon_lite.
 
@@ -119,6 +129,18 @@ def require(good: bool, what: str, at: str, fix: str) -> None:
     """
     if not good:
         raise ConfigError(what, at=at, fix=fix)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse an argument that is none of its possible values.
+
+    Raises:
+        UsageError: names them, or the one that was meant.
+    """
+    if value not in choices:
+        close = nearest(value, choices)
+        known = f"give one of {', '.join(map(repr, choices))}"
+        raise UsageError(f"{name} is {value!r}", fix=f"did you mean {close!r}?" if close else known)
 
 
 class TrustError(ConfigError):

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
 from energon_lite.batching.plan import FixedPlan
-from energon_lite.errors import EmptyDatasetError, UsageError, nearest
+from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity
@@ -24,8 +24,6 @@ __all__ = ["Chunking", "assembled"]
 #: Keeps the hashes for different purposes apart.
 _HOOKS = 23
 
-_REMAINDERS = ("carry", "keep", "drop")
-
 
 @dataclass(frozen=True)
 class Chunking:
@@ -38,12 +36,8 @@ class Chunking:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.chunk_remainder not in (None, *_REMAINDERS):
-            close = nearest(self.chunk_remainder, _REMAINDERS)
-            raise UsageError(
-                f"chunk_remainder is {self.chunk_remainder!r}",
-                fix=f"did you mean {close!r}?" if close else 'give "carry", "keep" or "drop"',
-            )
+        if self.chunk_remainder is not None:
+            check_choice("chunk_remainder", self.chunk_remainder, ("carry", "keep", "drop"))
         if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
             raise UsageError(
                 f"lanes is {self.lanes}",

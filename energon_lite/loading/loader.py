@@ -16,7 +16,7 @@ from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
-from energon_lite.loading.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
@@ -116,7 +116,7 @@ class DataLoader:
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator: DatasetIterator = _ITERATORS[type(dataset)](
-            dataset, self._workers, prefetch_factor, report=self._report, skip=_checked_steps(skip_steps)
+            dataset, self._workers, prefetch_factor, self._report, _checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
@@ -185,8 +185,8 @@ class DataLoader:
 
     def _load(self) -> Result | None:
         """The next batch that this rank's own workers make."""
-        with self._workers.watching:
-            result = self._dataset_iterator.take()
+        take, watchdog = self._dataset_iterator.take, self._workers.watchdog
+        result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
             self._report.check(result.outcomes)
         return result

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.makers.report import Report
 
 __all__ = ["Progress", "tokens_of"]

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -155,13 +156,7 @@ def _for_stage(batch: Any, stage: int, replica: Replica) -> Any:
 
 def _flat(value: Any) -> torch.Tensor:
     """A value as one buffer of bytes."""
-    message = pack(value)
-    buffer = torch.empty(message.size, dtype=torch.uint8)
-    memory, position = memoryview(buffer.numpy()), 0  # type: ignore[arg-type]
-    for part in message.parts:
-        memory[position : position + part.nbytes] = part.cast("B")
-        position += part.nbytes
-    return buffer
+    return torch.from_numpy(np.concatenate([np.frombuffer(part, dtype=np.uint8) for part in pack(value)]))
 
 
 def _unflat(buffer: torch.Tensor) -> Any:

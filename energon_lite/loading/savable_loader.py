@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from energon_lite.errors import StateError
-from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running, rank_in
+from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.states.merge import merged
@@ -64,8 +66,6 @@ class SavableDataLoader(DataLoader):
         state = self.state_dict()
         if not is_running():
             return state if self.worker_config.saves_state else None
-        import torch.distributed as dist
-
         if self.worker_config.world_size > 1:
             states = gather_plain(state, group=self.worker_config.data_parallel_group)
             names = [f"rank {rank}" for rank in range(len(states))]
@@ -92,7 +92,7 @@ class SavableDataLoader(DataLoader):
             return
         # What is wrong with the state is known on one rank only, and must end the call on all of them.
         message: dict[str, Any] = {}
-        if rank_in(group) == src_rank:
+        if dist.get_rank(group) == src_rank:
             try:
                 message = {"state": _one_state(state)}
                 json.dumps(message)

@@ -55,14 +55,13 @@ class TokenBatching:
 def token_batching(
     batching: ByTokens, plan_chunk: int | None, batch_size: int | None, packing: int | None
 ) -> TokenBatching:
-    """What the user wants.
+    """What the user wants, checked.
 
     Raises:
         ConfigError: a mistake in the document of the strategy.
         UsageError: arguments that do not go together.
     """
-    given, step = batching.strategy, batching.micro_batches_per_step
-    length_column, length_field = batching.length_column, batching.length_field
+    length_column, length_field, step = batching.length_column, batching.length_field, batching.micro_batches_per_step
     if step is not None and length_column is None:
         raise UsageError(
             f"micro_batches_per_step={step} needs a column of lengths: steps are planned before samples are encoded",
@@ -79,16 +78,14 @@ def token_batching(
                 f"{name}={value} together with batching: the strategy decides what makes up a batch",
                 fix=f"give {name}=None",
             )
-    strategy: Strategy
-    if isinstance(given, (str, os.PathLike)):
-        strategy = read_strategy(load_yaml(given))
-    elif isinstance(given, Mapping):
-        strategy = from_dict(given)
-    elif isinstance(given, tuple(STRATEGIES.values())):
-        strategy = given
-    else:
+    strategy = batching.strategy
+    if isinstance(strategy, (str, os.PathLike)):
+        strategy = read_strategy(load_yaml(strategy))
+    elif isinstance(strategy, Mapping):
+        strategy = from_dict(strategy)
+    elif not isinstance(strategy, tuple(STRATEGIES.values())):
         raise UsageError(
-            f"batching is a {type(given).__name__}",
+            f"batching is a {type(strategy).__name__}",
             fix="give a strategy, its document as a dict, or a YAML file; or register_strategy, if it is your own",
         )
     if plan_chunk is None and length_column is None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import strategies as st
+
 from energon_lite import SkipSample, TaskEncoder
 
 
@@ -150,3 +152,22 @@ def _yield_batches(self: Any, samples: list[Any]) -> Iterator[Any]:
 def _yield_encoded(self: Any, batch: Any) -> Iterator[Any]:
     for part in range(int(self.rng.integers(3))):
         yield batch | {"encoded": part, "noise": [float(self.rng.random()), *batch["noise"]]}
+
+
+#: All kinds of hooks that decide how many samples or batches there are.
+contents = st.builds(
+    Content,
+    salt=st.integers(0, 5),
+    yields=st.booleans(),
+    packing=st.sampled_from([None, None, 4, 7]),
+    groups=st.sampled_from([0, 0, 2, 3]),
+    batch_size=st.sampled_from([None, 1, 2, 3]),
+    late=st.booleans(),
+).filter(lambda content: content.decides)
+
+
+def names_in(batches: list[Any]) -> list[str]:
+    """Names of the samples in batches of packs, packs, batches, or by themselves."""
+    keys = [batch["__key__"] for batch in batches if batch is not None]
+    names = [name for key in keys for name in ([key] if isinstance(key, str) else key)]
+    return [part.split(".")[0] for name in names for part in name.split("+")]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.hooks import LendingScope
+from energon_lite.hooks import LendingScope, lending
+from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_maker import SampleMaker
@@ -40,52 +46,75 @@ class Load(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs jobs in the order they were submitted, or ahead of it."""
+    """Runs jobs in the order they were submitted, or ahead of it.
 
-    def submit(self, job: Job) -> int:
+    Attributes:
+        total_deaths: workers that died.
+    """
+
+    total_deaths: int = 0
+
+    def submit(self, job: Any) -> Any:
         """Take a job; returns a ticket."""
 
-    def result(self, ticket: int) -> Result:
+    def result(self, ticket: Any) -> Result:
         """The result of a job; waits for it. Each ticket is asked for once."""
 
     def load(self) -> Load:
         """What is in hand now."""
-
-    def ahead(self, jobs: int) -> int:
-        """Jobs that should be submitted before their turn, where so many were wished for: more if they are tiny."""
+        return Load()
 
     def cancel(self) -> None:
         """Forget all jobs whose results were not asked for."""
+        return
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
+        return
+
+    def ahead(self, jobs: int) -> int:
+        """Jobs that should be submitted before their turn, where so many were wished for: more if they are tiny."""
+        return jobs
+
+    def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
+        """The results of jobs, in their order; ``ahead`` of them, or more, are submitted before their turn."""
+        tickets = deque[Any]()
+        while True:
+            wanted = 1 + self.ahead(ahead)
+            while len(tickets) < wanted and (job := next(jobs, None)) is not None:
+                tickets.append(self.submit(job))
+            if not tickets:
+                return
+            yield self.result(tickets.popleft())
+
+    def batches(self, ticket: Any) -> Iterator[Made]:
+        """The batches that the job of a chunk makes. Each ticket is asked for once."""
+        batches = deque(self.result(ticket).batch)
+        while batches:
+            made = batches.popleft()
+            if made.carried is not None:
+                # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
+                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
+            yield made
 
 
-class InlineExecutor:
-    """Runs each job in this process, when its result is asked for."""
+class InlineExecutor(Executor):
+    """Runs each job in this process, when its result is asked for. A ticket is the job itself."""
 
     def __init__(self, pipeline: JobRunner):
         self._pipeline = pipeline
-        self._jobs: dict[int, Job] = {}
-        self._tickets = 0
 
-    def submit(self, job: Job) -> int:
-        self._tickets += 1
-        self._jobs[self._tickets] = job
-        return self._tickets
+    def submit(self, job: Any) -> Any:
+        return job
 
-    def result(self, ticket: int) -> Result:
+    def result(self, ticket: Any) -> Result:
         with LendingScope():
-            return self._pipeline.run(self._jobs.pop(ticket))
+            return self._pipeline.run(ticket)
 
-    def load(self) -> Load:
-        return Load(pending=len(self._jobs))
+    def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
+        return map(self.result, jobs)
 
-    def ahead(self, jobs: int) -> int:
-        return jobs
-
-    def cancel(self) -> None:
-        self._jobs.clear()
-
-    def close(self) -> None:
-        self._jobs.clear()
+    def batches(self, ticket: Any) -> Iterator[Made]:
+        """The same, a batch at a time."""
+        assert isinstance(self._pipeline, ChunkPipeline)
+        return lending(self._pipeline.batches(ticket))

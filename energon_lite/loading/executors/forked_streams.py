@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["renew_streams"]
@@ -23,7 +22,8 @@ def renew_streams() -> None:
     """Give this process's standard streams and log handlers file objects of their own."""
     renewed: dict[int, Any] = {}
     sys.stdout, sys.stderr = _renewed(sys.stdout, renewed), _renewed(sys.stderr, renewed)
-    for handler in _handlers():
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in (handler for logger in loggers for handler in getattr(logger, "handlers", ())):
         if isinstance(handler, logging.StreamHandler) and "stream" in vars(handler):
             handler.stream = _renewed(handler.stream, renewed)
 
@@ -38,11 +38,3 @@ def _renewed(stream: Any, renewed: dict[int, Any]) -> Any:
         except (AttributeError, OSError, ValueError):  # none, closed, or only in memory
             renewed[id(stream)] = stream
     return renewed[id(stream)]
-
-
-def _handlers() -> Iterator[logging.Handler]:
-    """Of all loggers."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for logger in loggers:
-        if isinstance(logger, logging.Logger):
-            yield from logger.handlers

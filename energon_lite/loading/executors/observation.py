@@ -15,8 +15,9 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from energon_lite.loading.executors.segments import MemoryFiles
+from energon_lite.loading.executors.segments import MemoryFile
 from energon_lite.loading.makers.outcomes import Address
 
 __all__ = ["Notes"]
@@ -36,27 +37,22 @@ class Notes:
     sees_samples = True
 
     def __init__(self) -> None:
-        self._memory = MemoryFiles(2)
-
-    @property
-    def _descriptors(self) -> tuple[int, int] | None:
-        """Of the stacks, and of the step."""
-        found = self._memory.descriptors
-        return (found[0], found[1]) if len(found) == 2 else None
+        self._stacks, self._steps = MemoryFile(), MemoryFile()
+        self._is_possible = self._steps.descriptor >= 0
 
     def close(self) -> None:
         """In this process."""
-        self._memory.close()
+        self._stacks.close()
+        self._steps.close()
 
     # -- in the worker --------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """From now on a SIGUSR1 has the stacks of all threads written down."""
-        if self._descriptors is None:
+        if not self._is_possible:
             return
-        stacks, steps = self._descriptors
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
-        os.pwrite(steps, struct.pack("<d", time.monotonic()), _NOTE)
+        faulthandler.register(signal.SIGUSR1, file=self._stacks.descriptor, all_threads=True, chain=False)
+        os.pwrite(self._steps.descriptor, struct.pack("<d", time.monotonic()), _NOTE)
 
     def begin(self) -> None:
         self._note("")
@@ -68,36 +64,36 @@ class Notes:
         pass
 
     def _note(self, step: str) -> None:
-        if self._descriptors is not None:
-            os.pwrite(self._descriptors[1], step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
+        if self._is_possible:
+            os.pwrite(self._steps.descriptor, step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
 
     # -- in the trainer -------------------------------------------------------------------------------------------
 
     def began(self) -> float | None:
         """When the worker began to work, by the monotonic clock; None: it is being started."""
-        if self._descriptors is None:
+        if not self._is_possible:
             return 0.0
-        written = os.pread(self._descriptors[1], 8, _NOTE)
+        written = os.pread(self._steps.descriptor, 8, _NOTE)
         return struct.unpack("<d", written)[0] if len(written) == 8 else None
 
     def last_step(self) -> str:
         """What was about to be done when it was last noted; "" if nothing was."""
-        if self._descriptors is None or not self._memory.is_open:
+        if not self._is_possible or not self._steps.close.alive:
             return ""
-        return os.pread(self._descriptors[1], _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
+        return os.pread(self._steps.descriptor, _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
 
-    def stacks(self, pid: int) -> str:
-        """The stacks of the worker's threads, or why there are none."""
-        if self._descriptors is None:
+    def stacks(self, worker: Any) -> str:
+        """The stacks of the threads of a worker's process, or why there are none."""
+        if not self._is_possible:
             return "(its stack cannot be shown on this system)"
-        stacks, _ = self._descriptors
         if self.began() is None:
             return "(it has not begun to work: it is still being started)"
+        stacks = self._stacks.descriptor
         # The offset is shared by both processes, so the worker writes at the beginning, too.
         os.ftruncate(stacks, 0)
         os.lseek(stacks, 0, os.SEEK_SET)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(worker.pid, signal.SIGUSR1)
         size, deadline = 0, time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             time.sleep(_LOOK)

@@ -7,18 +7,21 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
+from collections.abc import Callable
+from typing import TypeVar
 
 from energon_lite.errors import WorkerError
 from energon_lite.loading.executors.pool_options import PoolOptions
 
 __all__ = ["OwnWatchdog"]
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 
 class OwnWatchdog:
-    """Is entered while this process makes a batch. If that takes too long, a thread logs this one's stack, once.
+    """Looks on while this process makes a batch. If that takes too long, a thread logs this one's stack, once.
 
     With ``on_timeout="raise"`` a WorkerError follows when the batch is there: a hook that never returns ends only
     in a worker.
@@ -28,38 +31,37 @@ class OwnWatchdog:
     """
 
     def __init__(self, options: PoolOptions):
-        self._seconds, self._raises = options.watchdog_seconds, options.on_timeout == "raise"
-        self._replaces = options.on_timeout == "replace"
+        assert options.watchdog_seconds is not None
+        self._seconds, self._on_timeout = options.watchdog_seconds, options.on_timeout
         self._began: float | None = None
         self._watched = 0  # the thread that makes the batch
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
-        if self._seconds is None:
-            return
-        self._watched, self._began = threading.get_ident(), time.monotonic()
+    def watch(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns."""
+        self._watched, self._began = threading.get_ident(), (began := time.monotonic())
         if self._thread is None or not self._thread.is_alive():
             self._ended.clear()
-            self._thread = threading.Thread(target=self._watch, name="energon-lite-watchdog", daemon=True)
+            self._thread = threading.Thread(target=self._look, name="energon-lite-watchdog", daemon=True)
             self._thread.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        began, self._began = self._began, None
-        if self._raises and kind is None and self._seconds is not None and began is not None:
-            seconds = time.monotonic() - began
-            if seconds > self._seconds:
-                raise WorkerError(
-                    f"a micro-batch took {seconds:.3g} s, longer than {self._seconds:g} s, in this process",
-                    fix="see the stack that was logged; raise watchdog_timeout_seconds if this is normal",
-                )
+        try:
+            made = make()
+        finally:
+            self._began = None
+        seconds = time.monotonic() - began
+        if self._on_timeout == "raise" and seconds > self._seconds:
+            raise WorkerError(
+                f"a micro-batch took {seconds:.3g} s, longer than {self._seconds:g} s, in this process",
+                fix="see the stack that was logged; raise watchdog_timeout_seconds if this is normal",
+            )
+        return made
 
     def close(self) -> None:
         """End the thread."""
         self._ended.set()
 
-    def _watch(self) -> None:
-        assert self._seconds is not None
+    def _look(self) -> None:
         told = None
         while not self._ended.wait(min(1.0, self._seconds / 4)):
             began = self._began
@@ -71,6 +73,6 @@ class OwnWatchdog:
             logger.warning(
                 "this process, which makes batches itself (num_workers=0), has been at one for longer than %g s%s\n%s",
                 self._seconds,
-                ", and there is no worker to be replaced" if self._replaces else "",
+                ", and there is no worker to be replaced" if self._on_timeout == "replace" else "",
                 stack,
             )

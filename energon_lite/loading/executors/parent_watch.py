@@ -47,21 +47,16 @@ def can_kernel_watch(start_method: str) -> bool:
 
 
 def _wait_and_end(trainer: int) -> None:
-    _wait(trainer)
-    os._exit(1)
-
-
-def _wait(trainer: int) -> None:
-    """Return when a process has ended."""
     try:
         ended = select.poll()
         ended.register(os.pidfd_open(trainer), select.POLLIN)
         ended.poll()
     except ProcessLookupError:
-        return
+        pass
     except (AttributeError, OSError):  # not Linux, or forbidden
         while _is_there(trainer):
             time.sleep(_LOOK)
+    os._exit(1)
 
 
 def _is_there(trainer: int) -> bool:

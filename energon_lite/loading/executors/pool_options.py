@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from energon_lite.errors import UsageError, nearest
+from energon_lite.errors import UsageError, check_choice
 
 __all__ = ["OnTimeout", "PoolOptions", "StartMethod"]
 
@@ -40,13 +40,7 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                close = nearest(str(value), known)
-                raise UsageError(
-                    f"{name} is {value!r}",
-                    fix=f"did you mean {close!r}?" if close else f"give one of {', '.join(map(repr, known))}",
-                )
+            check_choice(name, getattr(self, name), get_args(kind))
         if self.start_method == "thread" and self.on_timeout == "replace":
             raise UsageError(
                 "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MemoryFiles", "SegmentReader", "SegmentWriter", "Segments"]
+__all__ = ["MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "write"]
 
 #: Segments grow by whole multiples of this, and begin at multiples of that: no result is as large.
 _STEP, _REGION = 1 << 20, 1 << 40
@@ -30,39 +30,38 @@ _LARGE, _PIPE = 16 << 10, 96 << 10
 _VECTOR = 512
 
 
-class MemoryFiles:
-    """Descriptors of anonymous files, made by the trainer and handed to a worker when it starts.
+class MemoryFile:
+    """An anonymous file, made by the trainer and handed to a worker when it starts.
 
-    Args:
-        count: how many; there are none where the system has no such files.
+    Attributes:
+        descriptor: -1 where the system has no such files.
+        close: closes it in this process; it is ``alive`` before.
     """
 
-    def __init__(self, count: int):
-        self.descriptors: list[int] = []
-        if hasattr(os, "memfd_create"):
-            self.descriptors = [os.memfd_create("energon_lite", os.MFD_CLOEXEC) for _ in range(count)]
-        self._close = weakref.finalize(self, _close, list(self.descriptors))
+    def __init__(self) -> None:
+        has_any = hasattr(os, "memfd_create")
+        self._take(os.memfd_create("energon_lite", os.MFD_CLOEXEC) if has_any else -1)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether they can be used in this process."""
-        return self._close.alive
-
-    def close(self) -> None:
-        """Close them in this process."""
-        self._close()
+    def _take(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.close = weakref.finalize(self, _close, descriptor)
 
     def __getstate__(self) -> dict[str, Any]:
         # Only on the way to a process that is being started.
         context.assert_spawning(self)
-        return self.__dict__ | {"descriptors": [reduction.DupFd(one) for one in self.descriptors], "_close": None}
+        return self.__dict__ | {"descriptor": self.descriptor >= 0 and reduction.DupFd(self.descriptor), "close": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, descriptors=[one.detach() for one in state["descriptors"]])
-        self._close = weakref.finalize(self, _close, list(self.descriptors))
+        self.__dict__.update(state)
+        self._take(state["descriptor"].detach() if state["descriptor"] else -1)
 
 
-class Segments(MemoryFiles):
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+class Segments(MemoryFile):
     """One worker's segments.
 
     Args:
@@ -70,18 +69,30 @@ class Segments(MemoryFiles):
     """
 
     def __init__(self, count: int):
-        super().__init__(1)
-        self.count = count if self.descriptors else 0
+        super().__init__()
+        self.count = count if self.descriptor >= 0 else 0
 
 
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def write(descriptor: int, waiting: list[memoryview]) -> None:
+    """Write as much of ``waiting`` as a pipe takes (all of it, if it blocks, or is a file), and take that out of it.
+
+    Raises:
+        OSError: the other side is gone, or no memory is left.
+    """
+    while waiting:
+        try:
+            written = os.writev(descriptor, waiting[:_VECTOR])
+        except BlockingIOError:
+            return
+        while waiting and written >= waiting[0].nbytes:
+            written -= waiting.pop(0).nbytes
+        if written:
+            waiting[0] = waiting[0][written:]
 
 
-def _grown(end: int) -> int:
-    """Bytes of a segment in which something ends at ``end``."""
-    return -(-end // _STEP) * _STEP
+def _grown(size: int) -> int:
+    """Bytes of a segment that has a message of so many."""
+    return -(-size // _STEP) * _STEP
 
 
 class SegmentWriter:
@@ -98,27 +109,21 @@ class SegmentWriter:
         """The trainer has no more use for these."""
         self._free += numbers
 
-    def write(self, parts: Sequence[memoryview], size: int, offset: int) -> int | None:
-        """Write ``parts`` (``size`` bytes) from ``offset`` on; returns its number, None: all are in use."""
-        if not self._free:
+    def write(self, message: Sequence[memoryview]) -> int | None:
+        """Write a large message; returns the number of its segment, None: it is small, or all are in use."""
+        size = sum(part.nbytes for part in message)
+        if not self._free or size < self.worth:
             return None
         number = self._free[-1]  # the one released last: the fewer are in use, the less memory
-        (descriptor,), end = self._segments.descriptors, offset + size
-        offset += number * _REGION
+        descriptor = self._segments.descriptor
         try:
-            if end > self._sizes[number]:
-                needed = number * _REGION + _grown(end)
+            if size > self._sizes[number]:
+                needed = number * _REGION + _grown(size)
                 if os.fstat(descriptor).st_size < needed:
                     os.ftruncate(descriptor, needed)
-                self._sizes[number] = _grown(end)
-            waiting = list(parts)
-            while waiting:
-                written = os.pwritev(descriptor, waiting[:_VECTOR], offset)
-                offset += written
-                while waiting and written >= waiting[0].nbytes:
-                    written -= waiting.pop(0).nbytes
-                if written:
-                    waiting[0] = waiting[0][written:]
+                self._sizes[number] = _grown(size)
+            os.lseek(descriptor, number * _REGION, os.SEEK_SET)
+            write(descriptor, list(message))
         except OSError:  # no memory for it; the pipe takes its time, but needs none
             return None
         self._free.remove(number)
@@ -134,14 +139,13 @@ class SegmentReader:
         #: Segments that nobody looks into any more; filled by finalizers, so only by steps that cannot be interrupted.
         self._released: list[int] = []
 
-    def view(self, number: int, offset: int, size: int) -> memoryview:
+    def view(self, number: int, size: int) -> memoryview:
         """What a worker wrote. The segment is released when this, and all that looks into it, is gone."""
         mapped = self._maps.get(number)
-        if mapped is None or len(mapped) < offset + size:
-            (descriptor,) = self._segments.descriptors
-            mapped = mmap.mmap(descriptor, _grown(offset + size), offset=number * _REGION)
+        if mapped is None or len(mapped) < size:
+            mapped = mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION)
             self._maps[number] = mapped
-        memory = np.frombuffer(mapped, dtype=np.uint8, count=size, offset=offset)
+        memory = np.frombuffer(mapped, dtype=np.uint8, count=size)
         weakref.finalize(memory, self._released.append, number).atexit = False
         return memoryview(memory)  # type: ignore[arg-type]
 

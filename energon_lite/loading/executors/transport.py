@@ -13,21 +13,20 @@ import itertools
 import os
 import pickle
 import struct
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
 
-from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter
+from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
 
 __all__ = ["Channel", "Message", "pack", "receive", "send", "unpack"]
 
+#: Of what is in a message; its size in bytes is a multiple of it.
 _ALIGNMENT = 64
-#: Parts written by one call; the system allows 1,024.
-_VECTOR = 512
 
 
 class _Pickler(pickle.Pickler):
@@ -37,7 +36,7 @@ class _Pickler(pickle.Pickler):
         if obj.is_quantized or obj.requires_grad or obj.is_conj() or obj.is_neg():
             return NotImplemented
         if not obj.numel():
-            return _empty, (obj.dtype, tuple(obj.shape))
+            return partial(torch.empty, dtype=obj.dtype), (tuple(obj.shape),)
         memory = obj.contiguous().reshape(-1).view(torch.uint8).numpy().data
         return _tensor, (pickle.PickleBuffer(memory), obj.dtype, tuple(obj.shape))
 
@@ -46,26 +45,9 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
-def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class Message:
-    """An object ready to be sent.
-
-    Args:
-        parts: the sizes of what follows, the pickled structure, then the raw memory of each tensor or array.
-        size: bytes in all.
-    """
-
-    parts: list[memoryview]
-    size: int
-
-    @property
-    def lead(self) -> int:
-        """Bytes to be left free before it, so that tensors are aligned if it is put into aligned memory."""
-        return -self.parts[0].nbytes % _ALIGNMENT
+#: An object ready to be sent: the sizes of what follows, the pickled structure, then the raw memory of each tensor or
+#: array; each is filled up so that, in the receiver's memory, what follows stands aligned.
+Message = list[memoryview]
 
 
 def pack(obj: Any) -> Message:
@@ -74,37 +56,19 @@ def pack(obj: Any) -> Message:
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
     views = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    sizes = [view.nbytes for view in views]
-    parts = [memoryview(struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes))]
-    for view in views:
-        padding = _padded(view.nbytes) - view.nbytes  # what follows stands aligned in the receiver's memory
-        parts += [view, memoryview(bytes(padding))] if padding else [view]
-    return Message(parts, sum(part.nbytes for part in parts))
+    table = struct.pack(f"<{1 + len(views)}Q", len(views), *(view.nbytes for view in views))
+    parts = [memoryview(table), *views]
+    filled = [(part, memoryview(bytes(-part.nbytes % _ALIGNMENT))) for part in parts]
+    return [part for pair in filled for part in pair if part.nbytes]
 
 
-def place(message: Message, segments: SegmentWriter) -> Message:
-    """Put a large message into a free segment; the message that says where it is, or the same one."""
-    number = segments.write(message.parts, message.size, message.lead) if message.size >= segments.worth else None
-    if number is None:
-        return message
-    return Message([memoryview(struct.pack("<4Q", 0, number, message.lead, message.size))], 32)
-
-
-def write(descriptor: int, waiting: list[memoryview]) -> None:
-    """Write as much of ``waiting`` as the pipe takes (all of it, if it blocks), and take that out of it.
-
-    Raises:
-        OSError: the other side is gone.
-    """
-    while waiting:
-        try:
-            sent = os.writev(descriptor, waiting[:_VECTOR])
-        except BlockingIOError:
-            return
-        while waiting and sent >= waiting[0].nbytes:
-            sent -= waiting.pop(0).nbytes
-        if sent:
-            waiting[0] = waiting[0][sent:]
+def unpack(memory: memoryview) -> Any:
+    """The object of a message whose parts lie one after the other in ``memory``; its tensors look into it."""
+    (count,) = struct.unpack_from("<Q", memory)
+    sizes = struct.unpack_from(f"<{count}Q", memory, 8)
+    starts = itertools.accumulate(size + -size % _ALIGNMENT for size in (8 + 8 * count, *sizes))
+    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
+    return pickle.loads(structure, buffers=buffers)
 
 
 def send(connection: Connection, message: Message, segments: SegmentWriter | None = None) -> None:
@@ -116,8 +80,14 @@ def send(connection: Connection, message: Message, segments: SegmentWriter | Non
     Raises:
         OSError: the other side is gone.
     """
-    message = message if segments is None else place(message, segments)
-    write(connection.fileno(), [part for part in message.parts if part.nbytes])
+    number = None if segments is None else segments.write(message)
+    write(connection.fileno(), _led(message, number))
+
+
+def _led(message: Message, segment: int | None = None) -> Message:
+    """What goes through the pipe: how large a message is and whether it is in a segment; then the message, if not."""
+    lead = struct.pack("<2Q", sum(part.nbytes for part in message), 0 if segment is None else 1 + segment)
+    return [memoryview(lead), *(message if segment is None else ())]
 
 
 def receive(connection: Connection, segments: SegmentReader | None = None) -> tuple[Any, int]:
@@ -129,38 +99,45 @@ def receive(connection: Connection, segments: SegmentReader | None = None) -> tu
     Raises:
         EOFError, OSError: the other side is gone.
     """
-    received = receiving(segments)
-    wanted = next(received)
+    found = next(_receiving(connection.fileno(), segments))
+    assert found is not None  # since the pipe blocks
+    return found
+
+
+def _receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:
+    """The objects that come through a pipe, with their sizes; None: the next one is not here yet, or not whole."""
     while True:
-        while wanted.nbytes:
-            wanted = wanted[_read(connection.fileno(), wanted) :]
-        try:
-            wanted = received.send(None)
-        except StopIteration as done:
-            return done.value
+        yield (yield from _receive_one(descriptor, segments))
 
 
-#: Yields memory that has to be filled from the pipe before it goes on; returns the object and its size.
-Receiving = Generator[memoryview, None, tuple[Any, int]]
-
-
-def receiving(segments: SegmentReader | None) -> Receiving:
-    """Receive one object, by somebody else's reading."""
-    lead = _memory(8)
-    yield lead
-    (count,) = struct.unpack("<Q", lead)
-    if not count:
+def _receive_one(descriptor: int, segments: SegmentReader | None) -> Generator[None, None, tuple[Any, int]]:
+    lead = _memory(16)
+    yield from _fill(lead, descriptor)
+    size, segment = struct.unpack("<2Q", lead)
+    if segment:
         assert segments is not None
-        place = _memory(24)
-        yield place
-        number, offset, size = struct.unpack("<3Q", place)
-        return unpack(segments.view(number, offset, size)), size
-    table = _memory(8 * count)
-    yield table
-    sizes = struct.unpack(f"<{count}Q", table)
-    body = _memory(sum(map(_padded, sizes)))
-    yield body
-    return _loads(body, sizes), body.nbytes
+        return unpack(segments.view(segment - 1, size)), size
+    body = _memory(size)
+    yield from _fill(body, descriptor)
+    return unpack(body), size
+
+
+def _fill(memory: memoryview, descriptor: int) -> Iterator[None]:
+    """Fill memory from a pipe; yields whenever that would have to wait."""
+    while memory.nbytes:
+        try:
+            got = os.readv(descriptor, [memory])
+        except BlockingIOError:
+            yield
+            continue
+        if not got:
+            raise EOFError
+        memory = memory[got:]
+
+
+def _memory(size: int) -> memoryview:
+    """So many bytes, neither cleared nor copied."""
+    return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
 
 
 class Channel:
@@ -174,9 +151,8 @@ class Channel:
     def __init__(self, connection: Connection, segments: SegmentReader):
         os.set_blocking(connection.fileno(), False)
         self._connection, self._segments = connection, segments
-        self._unsent: list[memoryview] = []
-        self._receiving = receiving(segments)
-        self._wanted = next(self._receiving)
+        self._unsent: Message = []
+        self._received = _receiving(connection.fileno(), segments)
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -186,13 +162,16 @@ class Channel:
         """Whether something waits to be sent until the worker has read what was sent before."""
         return bool(self._unsent)
 
-    def send(self, message: Message) -> None:
-        """Send a message, or as much of it as the pipe takes; :meth:`flush` sends the rest.
+    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
+        """Send jobs with their tickets, or as much of them as the pipe takes; :meth:`flush` sends the rest.
+
+        Args:
+            noted: each step is noted before it is taken, since a worker died, or hung, in this job before.
 
         Raises:
             OSError: the worker is gone.
         """
-        self._unsent += [part for part in message.parts if part.nbytes]
+        self._unsent += _led(pack((jobs, self._segments.take_released(), noted)))
         self.flush()
 
     def flush(self) -> None:
@@ -209,49 +188,8 @@ class Channel:
         Raises:
             EOFError, OSError: the worker is gone.
         """
-        while True:
-            while self._wanted.nbytes:
-                try:
-                    self._wanted = self._wanted[_read(self.fileno(), self._wanted) :]
-                except BlockingIOError:
-                    return None
-            try:
-                self._wanted = self._receiving.send(None)
-            except StopIteration as done:
-                self._receiving = receiving(self._segments)
-                self._wanted = next(self._receiving)
-                return done.value
+        return next(self._received)
 
     def close(self) -> None:
         self._connection.close()
         self._segments.close()
-
-
-def unpack(memory: memoryview) -> Any:
-    """The object of a message whose parts lie one after the other in ``memory``; its tensors look into it."""
-    (count,) = struct.unpack_from("<Q", memory)
-    sizes = struct.unpack_from(f"<{count}Q", memory, 8)
-    return _loads(memory[8 * (count + 1) :], sizes)
-
-
-def _loads(memory: memoryview, sizes: Sequence[int]) -> Any:
-    starts = itertools.accumulate(map(_padded, sizes), initial=0)
-    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    return pickle.loads(structure, buffers=buffers)
-
-
-def _padded(size: int) -> int:
-    return size + -size % _ALIGNMENT
-
-
-def _memory(size: int) -> memoryview:
-    """So many bytes, neither cleared nor copied."""
-    return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
-
-
-def _read(descriptor: int, memory: memoryview) -> int:
-    """Read into ``memory`` what is there; returns how much that is."""
-    got = os.readv(descriptor, [memory])
-    if not got:
-        raise EOFError
-    return got

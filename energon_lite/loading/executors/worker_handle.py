@@ -7,13 +7,16 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import forkserver, process
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import fork_server
@@ -24,7 +27,7 @@ from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_process import STOP_SIGNALS, serve
 
-__all__ = ["WorkerHandle", "end_workers"]
+__all__ = ["ProcessHandle", "WorkerHandle", "end_workers", "kill_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +45,10 @@ class WorkerHandle:
     """A worker that :meth:`start` starts.
 
     Args:
-        context: how: fork, forkserver or spawn.
         number: of the worker in its pool.
-        pipeline: what runs a job.
-        segments: large results that may be in shared memory at the same time.
-        trace: time the stages of each batch.
+        channel: to it.
+        notes: what it was doing, and what it is doing.
+        process: what it is: a process, or a thread.
 
     Attributes:
         tickets: jobs sent and not answered, oldest first.
@@ -54,30 +56,62 @@ class WorkerHandle:
         since: when it began the oldest of them, or later.
     """
 
-    def __init__(self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool):
-        self.number, self.notes = number, Notes()
-        ours, self._theirs = context.Pipe(duplex=True)
-        memory = Segments(segments)
-        self.segments = SegmentReader(memory)
-        self.channel = Channel(ours, self.segments)
+    def __init__(self, number: int, channel: Channel, notes: Notes, process: Any):
+        self.number, self.channel, self.notes, self.process = number, channel, notes, process
         self.tickets: deque[int] = deque()
         self.together = False
         self.since = 0.0
+
+    def start(self) -> None:
+        """Start it."""
+        self.process.start()
+
+    @property
+    def handles(self) -> list[int]:
+        """What can be polled: its answers, and its end, if it may come."""
+        return [self.channel.fileno(), *([self.process.sentinel] if isinstance(self.process, BaseProcess) else ())]
+
+    def busy_seconds(self, now: float) -> float:
+        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
+        began = self.notes.began()
+        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
+
+    def close(self) -> None:
+        """Let go of the pipe and of the memory."""
+        self.channel.close()
+        self.notes.close()
+
+
+class ProcessHandle(WorkerHandle):
+    """A worker that is a process of its own.
+
+    Args:
+        context: how it is started: fork, forkserver or spawn.
+        number: see above.
+        pipeline: what runs a job.
+        segments: large results that may be in shared memory at the same time.
+        trace: time the stages of each batch.
+    """
+
+    def __init__(self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool):
+        ours, self._theirs = context.Pipe(duplex=True)
+        memory, notes = Segments(segments), Notes()
+        channel = Channel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":
             _prepare_server(context)
         inherited = [*_trainer_ends, ours] if method == "fork" else []
-        _trainer_ends.add(self.channel)
+        _trainer_ends.add(channel)
         watched = (os.getpid(), can_kernel_watch(method))
-        self.process = context.Process(  # type: ignore[attr-defined]
+        made = context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(self._theirs, memory, self.notes, pipeline, *watched, inherited, trace),
+            args=(self._theirs, memory, notes, pipeline, *watched, inherited, trace),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
+        super().__init__(number, channel, notes, made)
 
     def start(self) -> None:
-        """Start the process."""
         # Until it ignores them, which takes a moment, signals wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
@@ -86,29 +120,8 @@ class WorkerHandle:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._theirs.close()
 
-    @property
-    def pid(self) -> int:
-        """0: it was not started."""
-        return self.process.pid or 0
-
-    @property
-    def handles(self) -> list[int]:
-        """What can be polled: its answers, and its end."""
-        return [self.channel.fileno(), self.process.sentinel]
-
-    def busy_seconds(self, now: float) -> float:
-        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
-        began = self.notes.began()
-        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
-
-    def end(self, patience: float = 0.0) -> None:
-        """Wait so many seconds for it to leave, then kill it."""
-        _end([self], patience)
-
-    def close(self) -> None:
-        """Let go of the pipe and of the memory."""
-        self.channel.close()
-        self.notes.close()
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.process.pid})"
 
 
 def _prepare_server(context: BaseContext) -> None:
@@ -141,19 +154,19 @@ def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
     """Tell workers to leave, and kill those that have not left after so many seconds."""
     for worker in workers:
         worker.close()
-    _end(workers, seconds)
+    kill_workers(workers, seconds)
 
 
-def _end(workers: Sequence[WorkerHandle], patience: float) -> None:
-    left = _outlasting([worker for worker in workers if worker.pid], patience)
+def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
+    """Wait so many seconds for workers to leave, then kill them; threads that stay are left to themselves."""
+    left = [worker for worker in _outlasting(workers, patience) if isinstance(worker.process, BaseProcess)]
     for worker in left:
         worker.process.kill()
     for worker in _outlasting(left, _KILLED):
         logger.warning(
-            "worker %d (pid %d) was killed, and is not gone: it waits for the system (a file server that does not "
-            "answer?); it is left to itself",
-            worker.number,
-            worker.pid,
+            "%s was killed, and is not gone: it waits for the system (a file server that does not answer?); it is left "
+            "to itself",
+            worker,
         )
         # multiprocessing would wait for it when this process ends, and has no public way to be told otherwise.
         getattr(process, "_children", set()).discard(worker.process)
@@ -163,5 +176,7 @@ def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerH
     """Those that are still there after so many seconds."""
     deadline = time.monotonic() + seconds
     for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))
+        # Not started, it cannot be waited for; and a thread may be the one that collects what nobody needs any more.
+        if worker.process.is_alive() and worker.process is not threading.current_thread():
+            worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]

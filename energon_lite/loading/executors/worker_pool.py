@@ -1,4 +1,4 @@
-"""Worker processes that run jobs, and may die.
+"""Workers that run jobs, and may die: processes, or threads.
 
 A worker owns nothing: no shard, no buffer, no position. It gets a job, sends back a batch, and forgets both. Therefore
 which worker runs a job, how many there are, and whether one dies half-way cannot change a batch: the job is run again.
@@ -16,11 +16,11 @@ import time
 from collections import deque
 from multiprocessing.util import Finalize
 
-from energon_lite.errors import UsageError, WorkerError
-from energon_lite.loading.executors.executor import JobRunner, Load
+from energon_lite.errors import UsageError, WorkerError, listed
+from energon_lite.loading.executors.executor import Executor, JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
-from energon_lite.loading.executors.transport import pack
-from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers
+from energon_lite.loading.executors.thread_handle import ThreadHandle
+from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import note_transfer
@@ -44,15 +44,15 @@ _LEAVE = 2.0
 _UNKNOWN = 1.0
 
 
-class WorkerPool:
-    """Runs jobs in worker processes.
+class WorkerPool(Executor):
+    """Runs jobs in worker processes, or in threads.
 
     Whatever interrupts a call (Ctrl-C may come between any two steps, in the middle of a message too) leaves the pool
     as one that nobody relies on: :meth:`cancel` then starts new workers.
 
     Args:
-        pipeline: what runs a job; it is copied into each worker.
-        num_workers: number of processes.
+        pipeline: what runs a job; each worker has a copy of it.
+        num_workers: number of processes, or of threads.
         options: how they are started, watched and bounded; None: the defaults.
     """
 
@@ -62,7 +62,8 @@ class WorkerPool:
         self._largest = 0
         self._seconds = _UNKNOWN  # that a job takes, lately
         self._poll = select.poll()
-        self._context = multiprocessing.get_context(self._options.start_method)
+        method = self._options.start_method
+        self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
         self._tickets = 0
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered
@@ -167,8 +168,12 @@ class WorkerPool:
 
     def _start(self, number: int) -> None:
         """Start a worker, and put it in its place: before it begins, so that it is known even after an interrupt."""
-        options, segments = self._options, self._base_depth + _WITH_USER
-        worker = WorkerHandle(self._context, number, self._pipeline, segments=segments, trace=options.trace)
+        pipeline, trace, segments = self._pipeline, self._options.trace, self._base_depth + _WITH_USER
+        worker: WorkerHandle
+        if self._context is None:
+            worker = ThreadHandle(number, pipeline, trace=trace)
+        else:
+            worker = ProcessHandle(self._context, number, pipeline, segments=segments, trace=trace)
         self._workers[number : number + 1] = [worker]
         worker.start()
         for handle in worker.handles:
@@ -213,12 +218,11 @@ class WorkerPool:
     def _send(self, worker: WorkerHandle, tickets: list[int]) -> None:
         """Send jobs; if the worker is dead, they wait again, and there is another one in its place."""
         jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
-        message = pack((jobs, worker.segments.take_released(), tickets[0] in self._deaths))
         worker.since = worker.since if worker.tickets else time.monotonic()
         worker.together = len(tickets) > 1 or (worker.together and bool(worker.tickets))
         worker.tickets.extend(tickets)
         try:
-            worker.channel.send(message)
+            worker.channel.send(jobs, noted=tickets[0] in self._deaths)
             self._watch(worker)
         except OSError:
             self._replace(worker)
@@ -245,7 +249,7 @@ class WorkerPool:
                     self._watch(worker)
                 if event & ~select.POLLOUT:
                     self._take_answers(worker)
-                elif worker.process.sentinel in events:  # what it said before its end is heard first
+                elif events.keys() & worker.handles[1:]:  # what it said before its end is heard first
                     self._replace(worker)
             except (EOFError, OSError):
                 self._replace(worker)
@@ -272,7 +276,7 @@ class WorkerPool:
 
     def _replace(self, worker: WorkerHandle, *, hung: bool = False) -> None:
         """A worker died, or is killed because it hangs: start another one and run its jobs again."""
-        worker.end(0.0 if hung else 1.0)
+        kill_workers([worker], 0.0 if hung else 1.0)
         end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
         self.total_deaths += 1
         self._seconds = _UNKNOWN
@@ -289,23 +293,16 @@ class WorkerPool:
             self._poll.unregister(handle)
         worker.close()
         self._waiting.extendleft(reversed(lost))
-        logger.warning(
-            "worker %d (pid %s) %s; it is replaced, and %d of its jobs run again",
-            worker.number,
-            worker.pid,
-            end,
-            len(lost),
-        )
+        logger.warning("%s %s; it is replaced, and %d of its jobs run again", worker, end, len(lost))
         self._start(worker.number)
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
         names = [f"{self._pipeline.samples.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         step = worker.notes.last_step()
         return WorkerError(
             f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
             + (f" in {step}" if step else ""),
-            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {shown}",
+            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {listed(names)}",
             fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
             "restore_sample makes the same batch in this process",
         )
@@ -318,11 +315,10 @@ class WorkerPool:
         owner = next((worker for worker in self._workers if ticket in worker.tickets), None)
         hung = [worker for worker in self._workers if worker.tickets and worker.busy_seconds(now) >= limit]
         job = self._jobs.get(ticket)
-        at = f"worker {owner.number} (pid {owner.pid})" if owner is not None else "no worker has begun it"
-        what = f"a micro-batch has been waited for longer than {limit:g} s ({at})"
+        what = f"a micro-batch has been waited for longer than {limit:g} s ({owner or 'no worker has begun it'})"
         number = "?" if job is None else job.number
         suspects = hung or ([] if owner is None else [owner])
-        stacks = "".join(f"\nworker {one.number} (pid {one.pid}):\n{one.notes.stacks(one.pid)}" for one in suspects)
+        stacks = "".join(f"\n{one}:\n{one.notes.stacks(one.process)}" for one in suspects)
         match self._options.on_timeout:
             case "raise":
                 raise WorkerError(
@@ -340,11 +336,9 @@ class WorkerPool:
 
 
 def _exit_text(code: int | None) -> str:
-    if code is None:
-        return "an unknown status"
-    if code < 0:
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit code {code}"
+    if code is None or code >= 0:
+        return "an unknown status" if code is None else f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -29,7 +29,7 @@ from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
 
-__all__ = ["STOP_SIGNALS", "serve"]
+__all__ = ["STOP_SIGNALS", "answer", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +105,15 @@ def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]]) -> Iterator[Messa
     answers: list[Answer] = []
     began = time.monotonic()
     for ticket, job in jobs:
-        answers.append(_answer(pipeline, ticket, job))
+        answers.append(answer(pipeline, ticket, job))
         seconds = time.monotonic() - began
         if seconds > _TOGETHER or ticket == jobs[-1][0]:
             yield _pack_answers(answers, seconds)
             answers, began = [], time.monotonic()
 
 
-def _answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
+def answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
+    """Run a job, whatever comes of it."""
     try:
         result = pipeline.run(job)
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)

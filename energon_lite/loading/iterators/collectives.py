@@ -21,18 +21,12 @@ __all__ = [
     "device_of",
     "gather_plain",
     "is_running",
-    "rank_in",
 ]
 
 
 def is_running() -> bool:
     """Whether there is a process group to talk over."""
     return dist.is_available() and dist.is_initialized()
-
-
-def rank_in(group: ProcessGroup | None) -> int:
-    """This process's rank inside a group."""
-    return dist.get_rank(group)
 
 
 def device_of(group: ProcessGroup | None) -> torch.device:

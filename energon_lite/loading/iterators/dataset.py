@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from typing_extensions import Self
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import State, damaged, read_rebase
+from energon_lite.loading.iterators.state import Numbers, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.pipeline import Pipeline
@@ -95,6 +95,10 @@ class SavableDataset:
         """A place in the run as plain data."""
         raise NotImplementedError
 
+    def _make_state(self, kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity) -> State:
+        ranks = None if self.limit is None else cursor.ranks or self.worker_config.world_size
+        return make_state(kind, cursor, place, identity, self.rebase, ranks)
+
     def behind_begun(self, state: State) -> Moved:
         """The first place, from a state's on, at which another blend can begin: behind all chunks that were begun."""
         raise NotImplementedError
@@ -121,10 +125,6 @@ class SavableDataset:
     def _restored(self, key: tuple[Any, ...], pipeline: Any) -> Sequence[Any]:
         """What a key stands for; nothing, if it is none of this data set."""
         raise NotImplementedError
-
-    def limit_ranks(self, ranks: int | None) -> int | None:
-        """The ranks that the limit of a pass counts, which began on ``ranks``; None: there is no limit."""
-        return None if self.limit is None else ranks or self.worker_config.world_size
 
     def stop(self, ranks: int | None) -> int | None:
         """The position at which the limit ends a pass that began on so many ranks; None: there is no limit."""

@@ -1,78 +1,82 @@
-"""What a loader asks of the way of its rank through the data."""
+"""The way of a rank through the data, as a loader asks for it; what planned batches and lanes have in common of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from energon_lite.loading.executors.executor import Executor
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.chunk_job import ChunkJob, Made
 from energon_lite.loading.makers.pipeline import Address, Result
+from energon_lite.loading.makers.report import Report
 
-__all__ = ["ChunkExecutor", "DatasetIterator", "Workers"]
-
-
-class ChunkExecutor(Protocol):
-    """Who works on chunks."""
-
-    def submit(self, job: ChunkJob) -> Any:
-        """Take a job; returns a ticket."""
-
-    def open(self, ticket: Any) -> Iterator[Made]:
-        """Its batches. Each ticket is opened once."""
-
-    def cancel(self) -> None:
-        """Forget all tickets that were not opened."""
-
-    def close(self) -> None:
-        """Let go of everything; may be called twice."""
+__all__ = ["DatasetIterator"]
 
 
-class Workers(Protocol):
-    """Those who do the work, started when they are needed."""
-
-    def executor(self) -> Executor:
-        """The executor of jobs that make one batch each; the same until it is closed."""
-
-    def chunks(self) -> ChunkExecutor:
-        """The executor of chunks."""
-
-
-class DatasetIterator(Protocol):
+class DatasetIterator(ABC):
     """A place in the run, and what comes next.
 
+    Args:
+        dataset: what is gone through.
+        workers: who does the work; started at the first batch.
+        prefetch_factor: how far each worker is ahead.
+        report: told what happened to samples that do not get into a batch.
+        skip: ``(pass, step)`` of steps that are passed over.
+
     Attributes:
-        dataset: what is iterated, in the run that was restored.
+        dataset: the same, in the run that was restored.
         cursor: the place. It is never changed, but replaced.
     """
 
-    dataset: Any
     cursor: Any
 
     @property
+    @abstractmethod
     def knows_end(self) -> bool:
         """Whether every rank can tell by itself when the loop is over; else only those that read."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        workers: ExecutorHandle,
+        prefetch_factor: int,
+        report: Report,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self.dataset: Any = dataset
+        self._unchanged = dataset
+        self._workers, self._prefetch_factor, self._report, self._skip = workers, prefetch_factor, report, skip
+        self._config = config = dataset.worker_config
+        self._world, self._reads = config.world_size, config.reads
+        self.restore(None)
 
     @property
     def step(self) -> tuple[int, int]:
         """The pass, and the position at which the step begins, of what was taken last."""
+        return self.cursor.pass_number, self.cursor.position
 
+    @abstractmethod
     def start_loop(self) -> None:
         """A ``for`` loop begins: go on in the running pass (or virtual epoch), or begin the next one if it is over."""
 
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether the loop is over; only where ``knows_end``."""
 
+    @abstractmethod
     def take(self) -> Result | None:
         """What comes next for this rank; None: the loop is over. Taken again after an error, it is the same."""
 
     def follow(self, step: tuple[int, int] | None) -> None:
         """Take what a peer has taken at its ``step``; None: the peer's loop is over. Only where not ``knows_end``."""
+        return  # where each rank knows for itself
 
+    @abstractmethod
     def advance(self) -> None:
         """What was taken is delivered."""
 
+    @abstractmethod
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         """The addresses of the samples of a step, for each of some ranks. A step is one at which
         ``position // world_size`` is its number.
@@ -84,6 +88,7 @@ class DatasetIterator(Protocol):
             UsageError: there is no such step, or nobody knows before it is made.
         """
 
+    @abstractmethod
     def planned_counts(self) -> dict[str, int] | None:
         """What plans by tokens dropped, truncated and split; None: there are none."""
 
@@ -93,9 +98,16 @@ class DatasetIterator(Protocol):
         Args:
             cursor: that ``cursor`` was at that place; None: where it is now.
         """
+        state: State = self.dataset.state(cursor or self.cursor)
+        return state
 
+    @abstractmethod
     def restore(self, state: State | None) -> None:
         """Go to a place; None: to the beginning."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Stop the workers. ``take`` starts new ones."""
+        """The workers are stopped. ``take`` starts new ones."""
+
+    def _is_skipped(self, pass_number: int, position: int) -> bool:
+        return (pass_number, position // self._world) in self._skip

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.errors import StateMismatchError, TopologyError
-from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import checked, damaged, is_count
+from energon_lite.errors import TopologyError
+from energon_lite.loading.iterators.state import Numbers, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
 
 __all__ = [
@@ -21,8 +20,8 @@ __all__ = [
     "LaneCursor",
     "LanePlace",
     "check_topology",
+    "ends_of",
     "lanes_of",
-    "read_cursor",
     "read_lanes",
 ]
 
@@ -48,7 +47,7 @@ class LanePlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LaneCursor:
+class LaneCursor(Numbers):
     """A place in the run. It moves as a whole, so that whatever interrupts a loader finds one place or the next.
 
     Args:
@@ -59,10 +58,6 @@ class LaneCursor:
     """
 
     lanes: int
-    pass_number: int = 0
-    position: int = 0
-    loop_start: int = 0
-    ranks: int | None = None
     at: Mapping[int, LanePlace] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
@@ -73,7 +68,7 @@ class LaneCursor:
     def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
         """The beginning of a pass."""
         own = lanes_of(lanes, 0, rank, world_size)
-        return cls(lanes, pass_number, at={lane: LanePlace(lane) for lane in own})
+        return cls(lanes, pass_number=pass_number, at={lane: LanePlace(lane) for lane in own})
 
 
 def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
@@ -86,6 +81,12 @@ def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]
     return [(position + rank + step * world_size) % lanes for step in range(lanes // world_size)]
 
 
+def ends_of(numbers: Sequence[int]) -> str:
+    """Numbers in words; of many, the first ones and the last one."""
+    shown = numbers if len(numbers) <= 16 else [*numbers[:15], "...", numbers[-1]]
+    return ", ".join(map(str, shown))
+
+
 def check_topology(lanes: int, world_size: int) -> None:
     """Refuse a world size that does not divide the lanes.
 
@@ -93,11 +94,10 @@ def check_topology(lanes: int, world_size: int) -> None:
         TopologyError: names those that do.
     """
     if lanes % world_size:
-        sizes = worlds_for(lanes)
-        shown = ", ".join(map(str, sizes)) if len(sizes) <= 16 else f"{', '.join(map(str, sizes[:15]))}, ..., {lanes}"
         raise TopologyError(
             f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
-            fix=f"use {shown} ranks; a run that is begun with more lanes (`lanes=`) goes on on more numbers of ranks",
+            fix=f"use {ends_of(worlds_for(lanes))} ranks; a run that is begun with more lanes (`lanes=`) goes on on "
+            "more numbers of ranks",
         )
 
 
@@ -106,37 +106,6 @@ def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
     and the place."""
     tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
     return [lane, at.chunk, at.place.to_plain(), *tails]
-
-
-def read_cursor(
-    state: Any, identity: Identity, *, rank: int, world_size: int, lanes: int | None, reads: bool
-) -> LaneCursor:
-    """The cursor of a rank from a state that has (at least) its lanes.
-
-    Args:
-        state: saved on this rank of as many ranks, or merged of all ranks' states.
-        identity: the data and configuration of the loader that restores it.
-        lanes: the number that the user insists on; None: any.
-        reads: False: this rank needs no lanes.
-    """
-    numbers = checked(state, "lanes")
-    identity.check(state.get("identity"))
-    count, found = read_lanes(state)
-    if lanes is not None and lanes != count:
-        raise StateMismatchError(
-            f"lanes: {count} in the state, {lanes} here", fix=f"leave out lanes=, or give {count}; it cannot change"
-        )
-    check_topology(count, world_size)
-    own = lanes_of(count, numbers.position, rank, world_size)
-    missing = [lane for lane in own if lane not in found]
-    if missing and reads:
-        raise StateMismatchError(
-            f"the state has {len(found)} of {count} lanes, and not those of rank {rank} of {world_size}: "
-            f"{_listed(missing)}",
-            fix="on other ranks than those that saved, give the states of all of them: restore_state_global([...]), or "
-            "`energon-lite checkpoint merge`",
-        )
-    return LaneCursor(count, *numbers, at={lane: found[lane] for lane in own if lane in found})
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
@@ -177,7 +146,3 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
 def _are_counts(value: Any, most: int) -> bool:
     is_list = isinstance(value, (list, tuple)) and len(value) <= most
     return is_list and all(is_count(number, MAX_BATCH) for number in value)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

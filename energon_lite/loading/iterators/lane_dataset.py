@@ -8,11 +8,11 @@ from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
-from energon_lite.errors import SampleError, StateError, UnknownLengthError
+from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, listed
 from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, read_cursor
-from energon_lite.loading.iterators.state import State, damaged, make_state
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
+from energon_lite.loading.iterators.state import State, checked, damaged
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
@@ -94,10 +94,26 @@ class LaneDataset(SavableDataset):
             TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
         """
         config = self.worker_config
-        rank, world = (0, 1) if whole else (config.rank, config.world_size)
-        lanes = None if whole else self.lanes
-        reads = whole or config.reads
-        cursor = read_cursor(state, self.identity, rank=rank, world_size=world, lanes=lanes, reads=reads)
+        rank, world, reads = (0, 1, True) if whole else (config.rank, config.world_size, config.reads)
+        numbers = checked(state, "lanes")
+        self.identity.check(state.get("identity"))
+        lanes, found = read_lanes(state)
+        if not whole and self.lanes not in (None, lanes):
+            raise StateMismatchError(
+                f"lanes: {lanes} in the state, {self.lanes} here",
+                fix=f"leave out lanes=, or give {lanes}; it cannot change",
+            )
+        check_topology(lanes, world)
+        own = lanes_of(lanes, numbers.position, rank, world)
+        missing = [lane for lane in own if lane not in found]
+        if missing and reads:
+            raise StateMismatchError(
+                f"the state has {len(found)} of {lanes} lanes, and not those of rank {rank} of {world}: "
+                f"{listed(missing)}",
+                fix="on other ranks than those that saved, give the states of all of them: "
+                "restore_state_global([...]), or `energon-lite checkpoint merge`",
+            )
+        cursor = LaneCursor(lanes, {lane: found[lane] for lane in own if lane in found}, **vars(numbers))
         chunks = [at.chunk for at in cursor.at.values()]
         if not self.plan.reaches(cursor.pass_number, max(chunks, default=0)):
             raise damaged("cursors", f"in chunk {max(chunks)} of pass {cursor.pass_number}")
@@ -109,8 +125,7 @@ class LaneDataset(SavableDataset):
 
     def state(self, cursor: LaneCursor) -> State:
         """A place in the run as plain data."""
-        ranks = self.limit_ranks(cursor.ranks)
-        return make_state("lanes", cursor, cursor.to_plain(), self.identity, self.rebase, ranks)
+        return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
     def behind_begun(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the

@@ -8,7 +8,7 @@ same for any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,14 +16,12 @@ from typing import Any
 from energon_lite.batching.chunks import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
-from energon_lite.loading.iterators.iterator import Workers
+from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
-from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
-from energon_lite.loading.makers.report import Report
 
 __all__ = ["LaneIterator"]
 
@@ -31,36 +29,16 @@ __all__ = ["LaneIterator"]
 _NONE, _FAILED = 1 << 62, -1
 
 
-class LaneIterator:
+class LaneIterator(DatasetIterator):
     """The way of one rank through its lanes.
 
     Whatever is interrupted, at any point, leaves the cursor at one place of the run or at the next, and the feed to be
-    started over there.
-
-    Args:
-        dataset: what is cut into chunks.
-        workers: who works on them; started at the first batch.
-        prefetch_factor: one more than the chunks of each worker that are submitted before their turn.
-        report: told what happened to samples that do not get into a batch.
-        skip: ``(pass, step)`` of steps that are made, but passed over.
+    started over there. Steps that are skipped are made, but passed over.
     """
 
-    def __init__(
-        self,
-        dataset: LaneDataset,
-        workers: Workers,
-        prefetch_factor: int,
-        *,
-        report: Report,
-        skip: Collection[tuple[int, int]] = (),
-    ):
-        self.dataset, self._unchanged, self._config = dataset, dataset, dataset.worker_config
-        self._workers, self._ahead = workers, max(1, prefetch_factor - 1) * self._config.num_workers
-        self._report, self._skip = report, frozenset(skip)
-        self.feed: LanePrefetcher | None = None
-        self.cursor = LaneCursor(1)
-        self._taken: Made | None = None  # this rank's micro-batch of the step that was taken last
-        self.restore(None)
+    cursor: LaneCursor
+    feed: LanePrefetcher | None = None
+    _taken: Made | None = None  # this rank's micro-batch of the step that was taken last
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -86,12 +64,12 @@ class LaneIterator:
     def follow(self, step: tuple[int, int] | None) -> None:
         if step is None:
             self._ended = True
-        elif not self._config.reads:
+        elif not self._reads:
             self._step = step[1]
             self.cursor = replace(self.cursor, pass_number=step[0])
 
     def take(self) -> Result | None:
-        while (result := self._take()) is not None and self._is_skipped():
+        while (result := self._take()) is not None and self._is_skipped(*self.step):
             # Its samples are not delivered, but what went wrong with others on the way to them is counted.
             self._report.add([one for one in result.outcomes if isinstance(one, (Failure, Mark))], batches=0)
             self.advance()
@@ -107,7 +85,7 @@ class LaneIterator:
 
     def advance(self) -> None:
         lane = (self._step + self._config.rank) % self.cursor.lanes
-        self._move([lane] if self._taken is not None else [], self._step + self._config.world_size)
+        self._move([lane] if self._taken is not None else [], self._step + self._world)
         self._taken, self._delivered = None, True
 
     def _move(self, lanes: Sequence[int], position: int) -> None:
@@ -136,15 +114,15 @@ class LaneIterator:
                 self._end_pass()
                 return None
             step = self._step = found
-        self._taken = made = self._peek(step) if self._config.reads else None
+        self._taken = made = self._peek(step) if self._reads else None
         if made is not None:
             return Result(made.batch, made.outcomes, trace=made.trace)
         return Result(None if self.dataset.is_endless else self._empty(step))
 
     def _next_step(self) -> int | None:
         """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
-        world, group = self._config.world_size, self._config.data_parallel_group
-        if not self._config.reads:
+        world, group = self._world, self._config.data_parallel_group
+        if not self._reads:
             raise UsageError(
                 "a rank that loads no data cannot know how many batches a pass has whose content decides",
                 fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
@@ -184,7 +162,7 @@ class LaneIterator:
 
     def _own_next_step(self) -> int:
         """The position at which the first step begins for which this rank has a micro-batch."""
-        position, lanes, world = self.cursor.position, self.cursor.lanes, self._config.world_size
+        position, lanes, world = self.cursor.position, self.cursor.lanes, self._world
         steps = range(position, position + lanes, world)  # each lane of this rank once
         return next((step for step in steps if self._peek(step) is not None), _NONE)
 
@@ -199,13 +177,13 @@ class LaneIterator:
 
     def _empty(self, step: int) -> Any:
         """A batch without samples."""
-        is_last = step + self._config.world_size >= self._stop
+        is_last = step + self._world >= self._stop
         with nullcontext() if is_last else self._telling_others():
             return self._started_feed().empty()
 
     def _end_pass(self) -> None:
         """What happened to samples behind the last batches is counted, once."""
-        if self._config.reads and self.feed is not None and self._is_fed:
+        if self._reads and self.feed is not None and self._is_fed:
             self._move([lane for lane in self.cursor.at if self.feed.is_over(lane)], self.cursor.position)
         self._ended = True
 
@@ -219,28 +197,26 @@ class LaneIterator:
     def _started_feed(self) -> LanePrefetcher:
         if self.feed is None:
             self._is_fed = False
-            chunks = self._workers.chunks()
-            self.feed = LanePrefetcher(chunks, self.dataset, ahead=self._ahead, check=self._report.check)
+            executor = self._workers.executor()
+            ahead = max(1, self._prefetch_factor - 1) * self._config.num_workers
+            self.feed = LanePrefetcher(executor, self.dataset, ahead=ahead, check=self._report.check)
         if not self._is_fed:
             self.feed.start(self.dataset, self.cursor)
             self._is_fed = True
         return self.feed
 
     def _loop_is_over(self) -> bool:
-        length, cursor = self.dataset.loop_length * self._config.world_size, self.cursor
+        length, cursor = self.dataset.loop_length * self._world, self.cursor
         return bool(length) and cursor.position - cursor.loop_start >= length
 
-    def _is_skipped(self) -> bool:
-        return (self.cursor.pass_number, self._step // self._config.world_size) in self._skip
-
     def _begin_pass(self, pass_number: int) -> None:
-        self._go_to(LaneCursor.at_start(self.cursor.lanes, self._config.rank, self._config.world_size, pass_number))
+        self._go_to(LaneCursor.at_start(self.cursor.lanes, self._config.rank, self._world, pass_number))
 
     def _go_to(self, cursor: LaneCursor) -> None:
         self._is_fed = self._ended = self._delivered = False
         self._step = cursor.position  # the position at which the step begins that was taken last
         self._taken = None
-        self.cursor = cursor if self._config.reads else replace(cursor, at={})  # others know where the lanes are
+        self.cursor = cursor if self._reads else replace(cursor, at={})  # others know where the lanes are
 
     # -- the state ------------------------------------------------------------------------------------------------
 
@@ -248,9 +224,6 @@ class LaneIterator:
         if self.dataset.bundling is None:
             return None
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
-
-    def state(self, cursor: LaneCursor | None = None) -> State:
-        return self.dataset.state(cursor or self.cursor)
 
     def restore(self, state: State | None) -> None:
         config, dataset = self._config, self._unchanged.at(state)
@@ -264,6 +237,4 @@ class LaneIterator:
         self._go_to(cursor)
 
     def close(self) -> None:
-        feed, self.feed = self.feed, None
-        if feed is not None:
-            feed.chunks.close()
+        self.feed = None

@@ -4,65 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.errors import FatalSampleError
-from energon_lite.hooks import lending
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.iterator import ChunkExecutor
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.pipeline import Outcome
 
-__all__ = ["InlineChunks", "LanePrefetcher", "PooledChunks"]
-
-
-class InlineChunks:
-    """Works in this process, a batch at a time."""
-
-    def __init__(self, pipeline: ChunkPipeline):
-        self._pipeline = pipeline
-
-    def submit(self, job: ChunkJob) -> ChunkJob:
-        return job
-
-    def open(self, ticket: ChunkJob) -> Iterator[Made]:
-        return iter(self._pipeline.run(ticket).batch) if ticket.empty else lending(self._pipeline.batches(ticket))
-
-    def cancel(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PooledChunks:
-    """Has an executor work on whole chunks."""
-
-    def __init__(self, executor: Executor):
-        self.executor = executor
-
-    def submit(self, job: ChunkJob) -> int:
-        return self.executor.submit(job)  # type: ignore[arg-type]  # it goes to a pipeline that takes it
-
-    def open(self, ticket: int) -> Iterator[Made]:
-        batches = deque(self.executor.result(ticket).batch)
-        while batches:
-            made = batches.popleft()
-            if made.carried is not None:
-                # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
-                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
-            yield made
-
-    def cancel(self) -> None:
-        self.executor.cancel()
-
-    def close(self) -> None:
-        self.executor.close()
+__all__ = ["LanePrefetcher"]
 
 
 @dataclass
@@ -86,17 +38,16 @@ class LanePrefetcher:
     It may be left at any moment, by any exception: :meth:`start` begins over at a cursor.
 
     Args:
-        chunks: who works on them.
+        executor: who works on them.
         dataset: whose chunks they are.
         ahead: chunks that are submitted before their turn, one of each lane at least; 0: none.
         check: told what happened to samples of a chunk that did not get into a batch any more; may end the run.
     """
 
     def __init__(
-        self, chunks: ChunkExecutor, dataset: LaneDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
+        self, executor: Executor, dataset: LaneDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
     ):
-        self.chunks = chunks
-        self._dataset, self._ahead, self._check = dataset, ahead, check
+        self._executor, self._dataset, self._ahead, self._check = executor, dataset, ahead, check
         self._patience = dataset.task_encoder.failure_tolerance
         self._lanes, self._pass, self._stride = 1, 0, 0
         self._count: int | None = None
@@ -105,7 +56,7 @@ class LanePrefetcher:
 
     def start(self, dataset: LaneDataset, cursor: LaneCursor) -> None:
         """Begin at a cursor."""
-        self.chunks.cancel()
+        self._executor.cancel()
         self._dataset = dataset
         self._lanes, self._pass, self._stride = cursor.lanes, cursor.pass_number, dataset.stride(cursor.lanes)
         self._count = dataset.plan.count(cursor.pass_number)
@@ -159,7 +110,7 @@ class LanePrefetcher:
         """
         for number in range(self._count or 1):
             job = self._dataset.job(self._pass, number, empty=True)
-            for made in self.chunks.open(self.chunks.submit(job)):
+            for made in self._executor.result(self._executor.submit(job)).batch:
                 return made.batch
         raise FatalSampleError("none of the samples gets into a batch", fix="look at the hooks")
 
@@ -173,7 +124,7 @@ class LanePrefetcher:
         if not stream.tickets and not self._submit(stream):
             return False
         self._look_ahead(lane)
-        stream.batches, stream.had_batches = self.chunks.open(stream.tickets.popleft()), False
+        stream.batches, stream.had_batches = self._executor.batches(stream.tickets.popleft()), False
         self._look_ahead(lane)
         return True
 
@@ -207,7 +158,7 @@ class LanePrefetcher:
         if self._stride and before < stream.begun:
             carried = self._handing_over(number, stream.at.tails)
         job = self._dataset.job(self._pass, number, first, stride=self._stride, carried=carried)
-        stream.tickets.append(self.chunks.submit(job))
+        stream.tickets.append(self._executor.submit(job))
         stream.next_chunk = number + self._lanes
         return True
 

@@ -10,7 +10,7 @@ from energon_lite.batching.plan import Place, Plan
 from energon_lite.errors import UnknownLengthError
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import State, checked, damaged, is_count, make_state
+from energon_lite.loading.iterators.state import Numbers, State, checked, damaged, is_count
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["Cursor", "PlannedDataset"]
@@ -20,7 +20,7 @@ _MOST = 1 << 60
 
 
 @dataclass(frozen=True)
-class Cursor:
+class Cursor(Numbers):
     """A place in the run, the same on all ranks: so a state may be restored on any number of them. It moves as a whole,
     so that whatever interrupts a loader finds one place or the next.
 
@@ -30,10 +30,6 @@ class Cursor:
     """
 
     place: Place
-    pass_number: int = 0
-    position: int = 0
-    loop_start: int = 0
-    ranks: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,7 +65,8 @@ class PlannedDataset(SavableDataset):
         place, moved = self.plan.ahead(cursor.pass_number, cursor.place, wanted)
         if moved < (world if self.drop_last else 1):  # all ranks or none
             return None
-        return Cursor(place, cursor.pass_number, cursor.position + moved, cursor.loop_start, cursor.ranks)
+        passes, position = cursor.pass_number, cursor.position + moved
+        return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
 
     def place(self, cursor: Cursor, rank: int) -> Place:
         """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""
@@ -90,8 +87,7 @@ class PlannedDataset(SavableDataset):
         """A place in the run as plain data."""
         # With micro-batches of a fixed size, the position says it all.
         place = {"place": list(cursor.place)} if self.plan.rows is None else {}
-        ranks = self.limit_ranks(cursor.ranks)
-        return make_state("planned", cursor, place, self._identity_at(cursor.place), self.rebase, ranks)
+        return self._make_state("planned", cursor, place, self._identity_at(cursor.place))
 
     def cursor(self, state: State) -> Cursor:
         """The cursor of a saved state, after checking that it belongs to this very run.
@@ -111,7 +107,7 @@ class PlannedDataset(SavableDataset):
         if self.plan.rows is not None and numbers.position != place[0]:
             raise damaged("position", numbers.position)
         self.check_rebase(place[0] * self.plan.chunk)
-        return Cursor(place, *numbers)
+        return Cursor(place, **vars(numbers))
 
     def _identity_at(self, place: Place) -> Identity:
         """What counts at a place: what its samples, and those before it in their plan chunks, depend on."""

@@ -3,66 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.iterator import Workers
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.iterators.planned_dataset import Cursor
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Address, Job, Result
-from energon_lite.loading.makers.report import Report
 
 __all__ = ["PlannedIterator"]
 
 logger = logging.getLogger(__name__)
 
 
-class PlannedIterator:
-    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk.
-
-    Args:
-        dataset: what is planned.
-        workers: who runs the jobs; started at the first batch.
-        prefetch_factor: jobs of each worker that are submitted before their turn.
-        report: not needed here.
-        skip: ``(pass, step)`` of steps that are passed over.
-
-    Attributes:
-        cursor: where this rank is.
-    """
+class PlannedIterator(DatasetIterator):
+    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk."""
 
     knows_end = True
+    cursor: Cursor
+    counts = Counts()
+    _results: Iterator[Result] = iter(())
+    _in_line: Cursor | None = None  # the cursor to which the next of the results belongs
+    _stepped: tuple[Cursor, Cursor | None] | None = None
 
-    def __init__(
-        self,
-        dataset: PlannedDataset,
-        workers: Workers,
-        prefetch_factor: int,
-        *,
-        report: Report,
-        skip: Collection[tuple[int, int]] = (),
-    ):
-        config = dataset.worker_config
-        self._rank, self._world, self._reads = config.rank, config.world_size, config.reads
-        self._workers, self._ahead, self._skip = workers, prefetch_factor * config.num_workers, frozenset(skip)
-        self._executor: Executor | None = None
-        self._tickets: deque[int] = deque()
-        self._jobs: Iterator[Job] = iter(())  # those behind the tickets
-        self._in_line: Cursor | None = None  # the cursor to which the first ticket belongs
-        self._stepped: tuple[Cursor, Cursor | None] | None = None
-        self._by_tokens, self.counts = dataset.plan.rows is None, Counts()
-        self.dataset, self.cursor = dataset, Cursor(dataset.plan.start)
-        self._counted = (0, 0)  # a pass, and the first of its plan chunks that is not in `counts`
-        self._unchanged = dataset
-
-    @property
-    def step(self) -> tuple[int, int]:
-        return self.cursor.pass_number, self.cursor.position
+    @cached_property
+    def _by_tokens(self) -> bool:
+        return self.dataset.plan.rows is None
 
     def start_loop(self) -> None:
         if self._following() is not None:
@@ -71,7 +41,7 @@ class PlannedIterator:
         if self.dataset.is_endless:
             self._move(replace(at_end, loop_start=at_end.position))
         else:
-            self.cursor = Cursor(self.dataset.plan.start, at_end.pass_number + 1)
+            self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def is_over(self) -> bool:
         if self._skip:
@@ -79,9 +49,8 @@ class PlannedIterator:
         return self._following() is None
 
     def take(self) -> Result | None:
-        if self._executor is None and self._reads:
-            # Before anything is planned: workers that are forked should not inherit a thread at work.
-            self._executor = self._workers.executor()
+        if self._in_line is None and self._reads:
+            self._workers.executor()  # before anything is planned: who is forked should not inherit a thread at work
         if self._skip:
             self._pass_over()
         cursor, after = self.cursor, self._following()
@@ -89,36 +58,30 @@ class PlannedIterator:
             return None
         if self._by_tokens:
             self._count_left_out(after)
-        executor = self._executor
-        if executor is None:
+        if not self._reads:
             return Result(None)
         in_line, self._in_line = self._in_line, None  # whatever is raised from here on, the next call begins over
         if in_line is not cursor:
+            executor = self._workers.executor()
             executor.cancel()
-            self._tickets.clear()
-            self._jobs = self._jobs_from(cursor)
-        ahead = executor.ahead(self._ahead)
-        while len(self._tickets) <= ahead and (job := next(self._jobs, None)) is not None:
-            self._tickets.append(executor.submit(job))
-        result = executor.result(self._tickets.popleft())
+            self._results = executor.results(self._jobs_from(cursor), self._prefetch_factor * self._config.num_workers)
+        result = next(self._results)
         self._in_line = after
         return result
 
-    def follow(self, step: tuple[int, int] | None) -> None:
-        pass  # each rank knows for itself
-
     def advance(self) -> None:
-        after = self._after(self.cursor)
-        assert after is not None
+        assert self._stepped is not None  # by whoever saw that the loop is not over
+        before, after = self._stepped
+        assert before is self.cursor and after is not None
         self.cursor = after
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         near, dataset = self.cursor, self.dataset
         number = near.pass_number if pass_number is None else pass_number
         if number != near.pass_number:
-            near = Cursor(dataset.plan.start, number)
+            near = Cursor(dataset.plan.start, pass_number=number)
         # After a restore from other ranks, steps may begin between the multiples of the world size.
-        between = 0 if self._after(self.cursor) is None else near.position % self._world
+        between = 0 if dataset.step(self.cursor) is None else near.position % self._world
         if min(number, step) >= 0 and not (dataset.is_endless and number):
             wanted = step * self._world + between - near.position
             place, moved = dataset.plan.ahead(number, near.place, wanted)
@@ -134,18 +97,14 @@ class PlannedIterator:
     def planned_counts(self) -> dict[str, int] | None:
         return asdict(self.counts) if self._by_tokens else None
 
-    def state(self, cursor: Cursor | None = None) -> State:
-        return self.dataset.state(cursor or self.cursor)
-
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
         cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
-        self.dataset, self.cursor, self._counted = dataset, cursor, (cursor.pass_number, cursor.place[0])
+        self.dataset, self.cursor = dataset, cursor
+        self._counted = cursor.pass_number, cursor.place[0]  # the first of its plan chunks that is not in `counts`
 
     def close(self) -> None:
-        executor, self._executor, self._in_line = self._executor, None, None
-        if executor is not None:
-            executor.close()
+        self._in_line = None
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
@@ -153,25 +112,23 @@ class PlannedIterator:
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
-                if not (self._skip and self._is_skipped(cursor)):
-                    places.append(dataset.place(cursor, self._rank))
+                if not (self._skip and self._is_skipped(cursor.pass_number, cursor.position)):
+                    places.append(dataset.place(cursor, self._config.rank))
                 cursor, following = following, dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
 
     def _pass_over(self) -> None:
         """Go to the next step that is not skipped; or, of a pass, to its end."""
-        while self._is_skipped(self.cursor) and (after := self._after(self.cursor)) is not None:
-            self._move(after)
+        cursor: Cursor | None = self.cursor
+        while cursor is not None and self._is_skipped(cursor.pass_number, cursor.position):
+            if (cursor := self.dataset.step(cursor)) is not None:
+                self._move(cursor)
 
     def _following(self) -> Cursor | None:
-        """The cursor behind the step that comes; None: the loop is over."""
+        """The cursor behind the step that comes, which is kept for :meth:`advance`; None: the loop is over."""
         length, cursor = self.dataset.loop_length, self.cursor
         if length and cursor.position - cursor.loop_start >= length * self._world:
             return None
-        return self._after(cursor)
-
-    def _after(self, cursor: Cursor) -> Cursor | None:
-        """The cursor behind the step at one; of the last one it is known. None: no step of the pass is left."""
         if self._stepped is None or self._stepped[0] is not cursor:
             self._stepped = cursor, self.dataset.step(cursor)
         return self._stepped[1]
@@ -181,9 +138,6 @@ class PlannedIterator:
         in_line = self._in_line is self.cursor
         self.cursor = cursor
         self._in_line = cursor if in_line else None
-
-    def _is_skipped(self, cursor: Cursor) -> bool:
-        return (cursor.pass_number, cursor.position // self._world) in self._skip
 
     def _count_left_out(self, after: Cursor) -> None:
         """Count what the plan left out in the chunks that a step reaches, each once; have the next one planned.

@@ -7,7 +7,8 @@ all ranks together. Prefetching, workers and their number do not show in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.iterators.identity import Identity
@@ -46,10 +47,11 @@ _MOST_PASSES, _MOST_BATCHES, _MOST_RANKS = 1 << 40, 1 << 60, 1 << 32
 _MOST_VALUES, _DEPTH, _BITS = 1 << 24, 16, 256
 
 
-class Numbers(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
     """What all cursors have.
 
-    Attributes:
+    Args:
         pass_number: finished passes over a finite stream.
         position: micro-batches of this pass that were delivered, over all ranks.
         loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream).
@@ -63,18 +65,18 @@ class Numbers(NamedTuple):
 
 
 def make_state(
-    kind: str, cursor: Any, place: Mapping[str, Any], identity: Identity, rebase: Rebase | None, limit_ranks: int | None
+    kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity, rebase: Rebase | None, ranks: int | None
 ) -> State:
     """The state of a cursor.
 
     Args:
         kind: one of :data:`KINDS`.
-        cursor: has what :class:`Numbers` has.
+        cursor: the place in the run.
         place: entries that only this kind has.
         identity: the data and configuration, as far as they count at this place.
         rebase: the blend begins in the middle of the run.
-        limit_ranks: with a limit, which is one for each rank: on so many the pass began. So it has as many batches in
-            all if it goes on on others.
+        ranks: with a limit, which is one for each rank: on so many the pass began. So it has as many batches in all if
+            it goes on on others.
     """
     return {
         "format": FORMAT,
@@ -84,7 +86,7 @@ def make_state(
         "pass_number": cursor.pass_number,
         "position": cursor.position,
         "loop_start": cursor.loop_start,
-        **({} if limit_ranks is None else {"ranks": limit_ranks}),
+        **({} if ranks is None else {"ranks": ranks}),
         **place,
         **({} if rebase is None else {"rebase": {"position": rebase.position, "starts": list(rebase.starts)}}),
         "identity": identity.to_plain(),
@@ -130,10 +132,11 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
     found, ranks = kind_of(state), state.get("ranks")
     if not isinstance(found, str) or found not in KINDS:
         raise damaged("kind", found)
-    numbers = Numbers(*(state.get(name) for name in Numbers._fields[:3]))
-    for name, value, most in zip(Numbers._fields, numbers, (_MOST_PASSES, _MOST_BATCHES, _MOST_BATCHES), strict=False):
-        if not is_count(value, most):
-            raise damaged(name, value)
+    given = {name: state.get(name) for name in ("pass_number", "position", "loop_start")}
+    for name, most in zip(given, (_MOST_PASSES, _MOST_BATCHES, _MOST_BATCHES), strict=True):
+        if not is_count(given[name], most):
+            raise damaged(name, given[name])
+    numbers = Numbers(**given, ranks=ranks if given["position"] else None)
     if numbers.loop_start > numbers.position:
         raise damaged("loop_start", numbers.loop_start)
     if ranks is not None and not (is_count(ranks, _MOST_RANKS) and ranks):
@@ -143,7 +146,7 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
             f"the state is one {KINDS[found]}, and this loader one {KINDS[kind or found]}",
             fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
-    return numbers._replace(ranks=ranks if numbers.position else None)
+    return numbers
 
 
 def read_rebase(state: Any) -> Rebase | None:

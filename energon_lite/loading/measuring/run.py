@@ -7,11 +7,10 @@ chunks are known, rank 0 writes the columns. Values of unchanged shards are take
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.makers.outcomes import Failure, InARow, Result
+from energon_lite.loading.makers.outcomes import Failure, InARow
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import Block, MeasuredColumns
@@ -127,7 +126,8 @@ def _measure(
     in_a_row = InARow(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
     executor: Executor = WorkerPool(pipeline, workers) if workers else InlineExecutor(pipeline)
     with closing(executor):
-        for chunk, result in _in_order(executor, chunks, ahead=4 * max(1, workers)):
+        jobs = (Job(0, one.start, [(0, sample, 0) for sample in range(one.start, one.stop)]) for one in chunks)
+        for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):
             lengths, flags = result.batch
             failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
             reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
@@ -217,17 +217,3 @@ class _Samples:
     def __call__(self, chunk: Chunk, table: Table | None, done: int, of: int) -> None:
         self._done += chunk.stop - chunk.start
         self._progress(self._done, self._total, "")
-
-
-def _in_order(executor: Executor, chunks: Sequence[Chunk], ahead: int) -> Iterator[tuple[Chunk, Result]]:
-    """Run jobs, some of them ahead; their results in the order of the chunks."""
-    running: deque[tuple[Chunk, int]] = deque()
-    left = iter(chunks)
-    while True:
-        for chunk in islice(left, ahead - len(running)):
-            job = Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)])
-            running.append((chunk, executor.submit(job)))
-        if not running:
-            return
-        chunk, ticket = running.popleft()
-        yield chunk, executor.result(ticket)

@@ -77,7 +77,7 @@ def find_states(value: Any, name: str) -> list[FoundState]:
         StateError: one of them is damaged.
     """
     states: list[FoundState] = []
-    for place, state in _nested(value, (), count(1)):
+    for place, state in _nested(value, (), count(1)) if isinstance(value, (Mapping, list, tuple)) else ():
         if len(states) >= _MOST_STATES:
             raise StateError(f"more than {_MOST_STATES} loader states are in one file", where=name, fix=_FIX)
         at = "".join(f"[{key!r}]" for key in place)
@@ -197,21 +197,16 @@ def _damaged(path: str, error: Exception) -> StateError:
 
 
 def _nested(
-    value: Any, place: tuple[Any, ...], visits: Iterator[int]
+    value: Mapping[Any, Any] | Sequence[Any], place: tuple[Any, ...], visits: Iterator[int]
 ) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     """Everything inside of ``value`` that says it is a loader state."""
     if len(place) > _DEPTH:
         return
     if next(visits) > _MOST_PLACES:
         raise StateError(f"the file holds more than {_MOST_PLACES} lists and dicts", fix=_FIX)
-    if isinstance(value, Mapping):
-        if value.get("format") == FORMAT:
-            yield place, value
-            return
-        for key, inner in value.items():
-            if isinstance(inner, (Mapping, list, tuple)):
-                yield from _nested(inner, (*place, key), visits)
-    elif isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            if isinstance(inner, (Mapping, list, tuple)):
-                yield from _nested(inner, (*place, number), visits)
+    if isinstance(value, Mapping) and value.get("format") == FORMAT:
+        yield place, value
+        return
+    for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if isinstance(inner, (Mapping, list, tuple)):
+            yield from _nested(inner, (*place, key), visits)

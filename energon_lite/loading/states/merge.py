@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.errors import StateError, StateMismatchError, listed
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, kind_of
 
@@ -68,9 +68,9 @@ def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     for name, state in zip(names, states, strict=True):
         places.setdefault((state["pass_number"], state["position"]), []).append(name)
     if len(places) > 1:
-        listed = "\n".join(f"    {_some(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
+        shown = "\n".join(f"    {listed(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
         raise StateMismatchError(
-            f"the ranks are not at the same step:\n{listed}", fix="save after the same number of batches on every rank"
+            f"the ranks are not at the same step:\n{shown}", fix="save after the same number of batches on every rank"
         )
 
 
@@ -86,8 +86,8 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     if len(runs) == 1:
         return
     most, them = max(runs, key=lambda one: len(one[1]))
-    lines = [f"    {_some(them)}: fingerprint {_fingerprint(most)}"] + [
-        f"    {_some(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
+    lines = [f"    {listed(them)}: fingerprint {_fingerprint(most)}"] + [
+        f"    {listed(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
         for run, who in runs
         if run is not most
     ]
@@ -127,10 +127,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
 def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:
     """The lanes of all states, each once."""
     rows: dict[int, tuple[str, list[int]]] = {}
@@ -149,9 +145,8 @@ def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
     lanes = states[0]["lanes"]
     missing = [lane for lane in range(lanes) if lane not in rows]
     if missing:
-        shown = _some([str(lane) for lane in missing])
         raise StateMismatchError(
-            f"{len(missing)} of {lanes} lanes are in none of the {len(states)} states: {shown}",
+            f"{len(missing)} of {lanes} lanes are in none of the {len(states)} states: {listed(missing)}",
             fix="give the states of all data-parallel ranks; each has saved the lanes of its own micro-batches",
         )
     return [row for _, (_, row) in sorted(rows.items())]

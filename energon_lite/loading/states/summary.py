@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from energon_lite.batching.chunks import worlds_for
-from energon_lite.loading.iterators.lane_cursor import read_lanes
+from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
 
 __all__ = ["summary", "summary_lines"]
@@ -30,18 +29,12 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
     settings = identity["settings"]
     found: dict[str, Any] = {
         "kind": kind,
-        "version": state["version"],
-        "order_version": state["order_version"],
         "states": files,
-        "pass_number": state["pass_number"],
-        "position": state["position"],
-        "loop_start": state["loop_start"],
+        **{name: state[name] for name in ("version", "order_version", "pass_number", "position", "loop_start")},
         "batches_delivered": state["position"],
         "samples_delivered": None,
         "world_sizes": None,
-        "leaves": identity.get("leaves"),
-        "samples": identity.get("samples"),
-        "fingerprint": identity.get("fingerprint"),
+        **{name: identity.get(name) for name in ("leaves", "samples", "fingerprint")},
         "settings": settings,
     }
     rows, place = settings.get("batch_size") or 1, state.get("place")
@@ -80,7 +73,7 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         missing = found["lanes_missing"]
         text = f"{found['lanes']:,}"
         if missing:
-            text += f"; the states of other ranks have {len(missing)} of them: {_some(missing)}"
+            text += f"; the states of other ranks have {len(missing)} of them: {ends_of(missing)}"
         lines.append(("lanes", text))
     if "rebase" in found:
         rebase = found["rebase"]
@@ -88,7 +81,7 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("blend", f"changed at sample {rebase['position']:,}; {rebase['leaves_that_went_on']} data sets went on")
         )
     worlds = found["world_sizes"]
-    lines.append(("can go on on", "any number of ranks" if worlds is None else f"{_some(worlds)} ranks"))
+    lines.append(("can go on on", "any number of ranks" if worlds is None else f"{ends_of(worlds)} ranks"))
     if None not in (found["leaves"], found["samples"]):
         lines.append(("data sets", f"{found['leaves']:,}, with {found['samples']:,} samples"))
     lines.append(("fingerprint", str(found["fingerprint"])))
@@ -96,9 +89,3 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     for title, (name, value) in zip(titles, found["settings"].items(), strict=False):
         lines.append((title, f"{name}: {value}"))
     return lines
-
-
-def _some(numbers: Sequence[int]) -> str:
-    if len(numbers) <= 16:
-        return ", ".join(map(str, numbers))
-    return f"{', '.join(map(str, numbers[:15]))}, ..., {numbers[-1]}"

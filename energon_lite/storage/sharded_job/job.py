@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 from typing import Generic, TypeVar
 
-from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
+from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, listed
 from energon_lite.storage.sharded_job.helpers import Outcome, run_units
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table, Work
@@ -161,10 +161,7 @@ class ShardedJob(Generic[U, R]):
         for number, unit in enumerate(self.units):
             if unit in waiting:
                 by_rank.setdefault(number % self.ranks.world_size, []).append(self.work.name(unit))
-        texts = [
-            f"rank {rank}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            for rank, names in sorted(by_rank.items())
-        ]
+        texts = [f"rank {rank}: {listed(names, most=3)}" for rank, names in sorted(by_rank.items())]
         return DatasetError(
             f"no result for {len(waiting)} of {len(self.units)} {self._what} after {self.ranks.timeout:g} s without "
             f"progress ({'; '.join(texts)})",

@@ -122,6 +122,9 @@ def test_a_slow_batch_is_reported_with_its_stack(leaf_of: Any, caplog: pytest.Lo
     with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2) as loader:
         next(iter(loader))
     assert "still waiting" in caplog.text and "time.sleep(0.6)" in caplog.text
+    for left in threading.enumerate():  # it is waited for two seconds, and still has the global generators
+        if left.name.startswith("energon-lite-thread"):
+            left.join(10)
     with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2, on_timeout="raise") as loader:
         with pytest.raises(WorkerError, match=r"time\.sleep\(0\.6\)"):
             next(iter(loader))

@@ -1,0 +1,153 @@
+"""Workers that are threads of this process: no start, no pickling, no copies; for work that gives up Python's lock.
+
+Reading, and decoding in C, run beside each other and beside the trainer. Python code in hooks does not: it holds the
+interpreter's lock, and takes its time from the trainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from queue import SimpleQueue
+from typing import Any
+
+from energon_lite.errors import UsageError
+from energon_lite.loading.executors.executor import JobRunner
+from energon_lite.loading.executors.observation import Notes
+from energon_lite.loading.executors.transport import Channel
+from energon_lite.loading.executors.worker_handle import WorkerHandle
+from energon_lite.loading.executors.worker_process import Answer, answer
+from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.makers.stage_timer import StageTimer
+from energon_lite.tensors import map_tensors
+
+__all__ = ["ThreadHandle", "check_threads"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_threads(pipeline: JobRunner) -> None:
+    """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if pipeline.samples.seeded_hooks:
+        logger.warning(
+            "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
+            "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
+            "that do not draw from them @stateless(restore_seeds=False), or use processes.",
+            ", ".join(sorted(pipeline.samples.seeded_hooks)),
+            type(pipeline.samples.encoder).__name__,
+        )
+    if any(leaf.source.read_ahead is not None for leaf in pipeline.samples.leaves):
+        raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
+
+
+class ThreadHandle(WorkerHandle):
+    """A worker that is a thread; the hooks are shared by all of them."""
+
+    def __init__(self, number: int, pipeline: JobRunner, *, trace: bool):
+        channel = _ThreadChannel()
+        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), trace)
+        thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
+        super().__init__(number, channel, _ThreadNotes(), thread)
+
+    def __str__(self) -> str:
+        return f"thread {self.process.name}"
+
+
+class _ThreadChannel(Channel):
+    """What goes to a thread, and comes from it, as it is: the pipe only tells the trainer, who polls, of answers."""
+
+    def __init__(self) -> None:
+        # Nobody closes the writing end: it cannot become somebody else's descriptor while a thread still writes.
+        self._connection, self._writer = Pipe(duplex=False)
+        os.set_blocking(self.fileno(), False)
+        self._unsent = []
+        self.jobs: SimpleQueue[Sequence[tuple[int, Job]] | None] = SimpleQueue()
+        self._answers: deque[tuple[Any, int]] = deque()
+
+    def send(self, jobs: Sequence[tuple[int, Job]], *, noted: bool) -> None:
+        self.jobs.put(jobs)
+
+    def receive(self) -> tuple[Any, int] | None:
+        with suppress(BlockingIOError):
+            os.read(self.fileno(), 1 << 16)  # an answer is there before it is told of
+        return self._answers.popleft() if self._answers else None
+
+    def answer(self, answers: list[Answer], seconds: float) -> None:
+        """From the thread."""
+        ((_, ok, value),) = answers
+        self._answers.append(((answers, seconds), _size_of(value[0]) if ok else 0))
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nobody wants answers any more."""
+        return self._connection.closed
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        self._tell()
+        self._connection.close()
+
+    def _tell(self) -> None:
+        with suppress(BrokenPipeError):  # the pool is closed
+            os.write(self._writer.fileno(), b"\0")
+
+
+class _ThreadNotes(Notes):
+    """A thread's stack can be seen by its trainer. None of them dies alone, so no steps are noted."""
+
+    def __init__(self) -> None:
+        self._is_possible = False
+
+    def stacks(self, worker: Any) -> str:
+        frame = sys._current_frames().get(worker.ident)
+        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+    def close(self) -> None:
+        pass
+
+
+def _work(channel: _ThreadChannel, pipeline: JobRunner, trace: bool) -> None:
+    """The body of a thread."""
+    if trace:
+        pipeline.samples.observers = (StageTimer(pipeline.samples.leaves),)
+    while (jobs := channel.jobs.get()) is not None:
+        for ticket, job in jobs:
+            if channel.is_closed:
+                return
+            began = time.monotonic()
+            channel.answer([answer(pipeline, ticket, job)], time.monotonic() - began)
+
+
+def _own(pipeline: JobRunner) -> JobRunner:
+    """A pipeline for one thread: open files, and what is planned per leaf, are not shared."""
+    own = copy.copy(pipeline)
+    own.samples = copy.copy(pipeline.samples)
+    own.samples.leaves = tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in pipeline.samples.leaves)
+    return own
+
+
+def _size_of(batch: Any) -> int:
+    """Bytes of the tensors in a batch."""
+    sizes = [0]
+
+    def add(tensor: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(add, batch)
+    return sum(sizes)
