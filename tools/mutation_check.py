@@ -120,7 +120,9 @@ def _is_telling(node: ast.AST) -> bool:
     """Whether a node only says something to people."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call) and _TELLING.match(ast.unparse(node)) is not None
-    return isinstance(node, ast.Raise) or (isinstance(node, ast.FunctionDef) and node.name in _SHOWN)
+    if isinstance(node, ast.FunctionDef):
+        return node.name in _SHOWN
+    return isinstance(node, (ast.Raise, ast.JoinedStr))
 
 
 def _replacements(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
