@@ -241,9 +241,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 copies.append(copy)
 
         missed = 0
-        for fault, test in zip(drawn, threads.map(tried, drawn), strict=True):
+        lines = [fault.describe((ROOT / fault.path).read_bytes()) for fault in drawn]  # before anyone edits them
+        for shown, test in zip(lines, threads.map(tried, drawn), strict=True):
             missed += not test
-            shown = fault.describe((ROOT / fault.path).read_bytes())
             print(f"caught {shown}\n    by {test}" if test else f"MISSED {shown}", flush=True)
     print(f"{len(drawn) - missed} of {len(drawn)} faults were caught")
     return missed
