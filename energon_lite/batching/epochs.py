@@ -17,10 +17,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.capacity import Ints
 from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
-from energon_lite.batching.strategy import Strategy
+from energon_lite.batching.strategy import Strategy, capacity_of
 from energon_lite.order.hashing import hash_ints
 
 __all__ = ["ONE_STRETCH", "Stretches", "plan_epochs"]
@@ -116,7 +116,7 @@ def plan_epochs(
 
 def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> MicroBatches:
     """A stretch with copies in different micro-batches."""
-    capacity = _capacity(strategy)
+    capacity = capacity_of(strategy)
     most, difference = getattr(strategy, "batch_size", None), getattr(strategy, "max_difference", None)
     most = getattr(strategy, "max_samples", most)
     sizes = part.length if capacity is None else capacity.sizes(part.length)
@@ -135,14 +135,9 @@ def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> 
     return keep_apart(part, numbers, sizes, of_entries, fits)
 
 
-def _capacity(strategy: Strategy) -> Capacity | None:
-    tokens = getattr(strategy, "tokens", None)
-    return Capacity(tokens) if tokens is not None else getattr(strategy, "capacity", None)
-
-
 def _rows(strategy: Strategy, lengths: Ints) -> int:
     """Samples that make up a micro-batch, about."""
-    capacity = _capacity(strategy)
+    capacity = capacity_of(strategy)
     if capacity is None:
         return int(getattr(strategy, "batch_size", 1))
     return max(1, capacity.limit * len(lengths) // max(1, int(capacity.sizes(lengths).sum())))

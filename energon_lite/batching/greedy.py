@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.errors import UsageError
 
 __all__ = ["Greedy"]
 
@@ -39,8 +38,7 @@ class Greedy:
     order: PlanOrder = "none"
 
     def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise UsageError(f"max_samples is {self.max_samples}", fix="give at least 1")
+        at_least_one(max_samples=self.max_samples)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
@@ -50,16 +48,8 @@ class Greedy:
         entries, offsets = fill(sizes, self.capacity.limit, self.max_samples or len(sizes))
         # A sample in a micro-batch of its own waits until the one that is open is full.
         wait = int(np.diff(offsets).max()) if pieces.counts.own_batches else 0
-        return arrange(
-            pieces,
-            np.array(entries, dtype=np.int64),
-            np.array(offsets, dtype=np.int64),
-            packed=self.capacity.adds_up,
-            limit=self.capacity.limit,
-            lateness_bound=len(sizes) if self.order != "none" else wait,
-            order=self.order,
-            seed=seed,
-        )
+        late = len(sizes) if self.order != "none" else wait
+        return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed)
 
 
 def _fill_sums(sizes: list[int], limit: int, most: int) -> tuple[list[int], list[int]]:

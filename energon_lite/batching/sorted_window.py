@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.errors import UsageError
 
 __all__ = ["SortedWindow"]
 
@@ -48,9 +47,7 @@ class SortedWindow:
     order: PlanOrder = "random"
 
     def __post_init__(self) -> None:
-        for name, value in (("batches", self.batches), ("max_samples", self.max_samples)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}", fix="give at least 1, or None")
+        at_least_one("give at least 1, or None", batches=self.batches, max_samples=self.max_samples)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
@@ -61,18 +58,9 @@ class SortedWindow:
         entries = np.lexsort((-sizes, window))
         most = self.max_samples or max(len(sizes), 1)
         cut = _cut_sums if self.capacity.adds_up else _cut_rows
-        offsets = np.array(cut(sizes[entries], edges.tolist(), self.capacity.limit, most), dtype=np.int64)
-        return arrange(
-            pieces,
-            entries,
-            offsets,
-            packed=self.capacity.adds_up,
-            limit=self.capacity.limit,
-            lateness_bound=int(np.diff(edges).max(initial=0)),
-            order=self.order,
-            seed=seed,
-            groups=window[entries[offsets[:-1]]] if len(entries) else window,
-        )
+        offsets = cut(sizes[entries], edges.tolist(), self.capacity.limit, most)
+        late, groups = int(np.diff(edges).max(initial=0)), window[entries[offsets[:-1]]]
+        return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed, groups=groups)
 
     def _windows(self, sizes: Ints) -> Ints:
         """Boundaries of the windows in the stream, ascending, the first 0 and the last ``len(sizes)``."""
