@@ -67,8 +67,7 @@ class BestFitDecreasing:
         shuffled = permute_array(np.arange(len(sizes), dtype=np.int64), len(sizes), hash_ints(seed, _DEAL_TAG))
         by_size = shuffled[_order(sizes[shuffled])]
         fitting = len(sizes) - int((sizes > self.capacity.limit).sum())
-        template = pack_histogram(np.bincount(sizes[by_size[:fitting]]), self.capacity.limit)
-        places, offsets = template.expand()
+        places, offsets = pack_histogram(np.bincount(sizes[by_size[:fitting]]), self.capacity.limit)
         entries = np.empty(fitting, dtype=np.int64)
         entries[_order(places)] = by_size[:fitting]
         entries = np.concatenate([entries, by_size[fitting:]])
