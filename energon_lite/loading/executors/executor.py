@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.hooks import LendingScope
@@ -75,8 +76,12 @@ class InlineExecutor:
         return self._tickets
 
     def result(self, ticket: int) -> Result:
+        # Which hook runs is noted in a context of the job's own: the caller's is as it was, whenever Ctrl-C comes.
+        return copy_context().run(self._run, self._jobs.pop(ticket))
+
+    def _run(self, job: Job) -> Result:
         with LendingScope():
-            return self._pipeline.run(self._jobs.pop(ticket))
+            return self._pipeline.run(job)
 
     def load(self) -> Load:
         return Load(pending=len(self._jobs))
