@@ -34,20 +34,25 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
+
+def _laws(*names: str) -> list[str]:
+    return [f"tests/laws/test_{name}.py" for name in names]
+
+
 #: Where faults are put, and the tests that should find them, those that are quick first.
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "order": (["energon_lite/order"], ["tests/order", "tests/laws/test_windows.py", "tests/laws/test_oracle.py"]),
     "plan": (
         ["energon_lite/batching"],
-        ["tests/batching", "tests/laws/test_token_batches.py", "tests/laws/test_token_epochs.py", "tests/laws"],
+        ["tests/batching", *_laws("token_batches", "token_epochs", "encoded_token_batches", "steps", "oracle")],
     ),
     "cursor": (
         ["energon_lite/loading/iterators", "energon_lite/loading/states"],
-        ["tests/loading/states", "tests/loading/test_interrupts.py", "tests/laws"],
+        ["tests/loading/states", "tests/laws", "tests/loading/test_interrupts.py"],
     ),
     "reader": (
         ["energon_lite/storage/read", "energon_lite/storage/samples"],
-        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", "tests/laws/test_windows.py"],
+        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", *_laws("windows")],
     ),
 }
 _SECONDS = 1800.0
