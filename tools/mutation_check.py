@@ -55,7 +55,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", *_laws("windows")],
     ),
 }
-_SECONDS = 1800.0
+#: Seconds after which all tests, or a single one, count as hanging.
+_SECONDS, _HANGS = 1800.0, 180
 
 #: Of these functions and calls people read the result.
 _SHOWN = {"__repr__", "__str__"}
@@ -195,7 +196,9 @@ def _nearest_first(fault: Fault, copy: Path) -> list[str]:
 def _failing(tests: Sequence[str], copy: Path) -> str:
     """The first of some tests that fails or hangs; empty if none does."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
-    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *tests]
+    environment["PYTHONUNBUFFERED"] = "1"  # else the names of tests are lost where one ends the process
+    options = ["-v", "-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as hangs:
