@@ -153,18 +153,11 @@ def _dispatch(index: Ints, n: int | Ints, key: int | Keys, direction: Direction)
         size = n if isinstance(n, int) else n[where]
         keys = key if isinstance(key, int) else key[where]
         if kind == 0:
-            out[where] = _look_up(i, _as_array(size, i), _as_keys(keys, i), direction)
+            sizes, keys = np.broadcast_to(size, i.shape), np.broadcast_to(np.asarray(keys, np.uint64), i.shape)
+            out[where] = _look_up(i, sizes, keys, direction)
         else:
             out[where] = _cycle_walk_array(i, size, keys, kind, direction)
     return out
-
-
-def _as_array(value: int | Ints, like: Ints) -> Ints:
-    return np.full(len(like), value, dtype=np.int64) if isinstance(value, int) else value
-
-
-def _as_keys(value: int | Keys, like: Ints) -> Keys:
-    return np.full(len(like), value, dtype=np.uint64) if isinstance(value, int) else value
 
 
 def _cycle_walk_array(index: Ints, n: int | Ints, key: int | Keys, rounds: int, direction: Direction) -> Ints:
