@@ -44,43 +44,33 @@ class Greedy:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
         pieces = cut_to_fit(checked_lengths(lengths), self.capacity, self.oversize)
         sizes = self.capacity.sizes(pieces.length).tolist()
-        fill = _fill_sums if self.capacity.adds_up else _fill_rows
-        entries, offsets = fill(sizes, self.capacity.limit, self.max_samples or len(sizes))
+        entries, offsets = _fill(sizes, self.capacity.limit, self.max_samples or len(sizes), self.capacity.adds_up)
         # A sample in a micro-batch of its own waits until the one that is open is full.
         wait = int(np.diff(offsets).max()) if pieces.counts.own_batches else 0
         late = len(sizes) if self.order != "none" else wait
         return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed)
 
 
-def _fill_sums(sizes: list[int], limit: int, most: int) -> tuple[list[int], list[int]]:
+def _fill(sizes: list[int], limit: int, most: int, adds_up: bool) -> tuple[list[int], list[int]]:
+    """Entries and boundaries of the micro-batches."""
     entries: list[int] = []
-    offsets, alone, total = [0], [], 0
+    # What the open micro-batch takes up: the sum of its sizes, or its rows times the longest of them.
+    offsets, alone, held = [0], [], 0
     for number, size in enumerate(sizes):
         if size > limit:
             alone.append(number)
             continue
-        total += size
-        if total > limit or len(entries) - offsets[-1] >= most:
+        rows = len(entries) - offsets[-1] + 1
+        if adds_up:
+            held += size
+            is_full = held > limit
+        else:
+            if size > held:
+                held = size
+            is_full = held * rows > limit
+        if is_full or rows > most:
             _close(entries, offsets, alone)
-            total = size
-        entries.append(number)
-    _close(entries, offsets, alone)
-    return entries, offsets
-
-
-def _fill_rows(sizes: list[int], limit: int, most: int) -> tuple[list[int], list[int]]:
-    entries: list[int] = []
-    offsets, alone, longest = [0], [], 0
-    for number, size in enumerate(sizes):
-        if size > limit:
-            alone.append(number)
-            continue
-        if size > longest:
-            longest = size
-        rows = len(entries) - offsets[-1]
-        if longest * (rows + 1) > limit or rows >= most:
-            _close(entries, offsets, alone)
-            longest = size
+            held = size
         entries.append(number)
     _close(entries, offsets, alone)
     return entries, offsets

@@ -57,8 +57,7 @@ class SortedWindow:
         window = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
         entries = np.lexsort((-sizes, window))
         most = self.max_samples or max(len(sizes), 1)
-        cut = _cut_sums if self.capacity.adds_up else _cut_rows
-        offsets = cut(sizes[entries], edges.tolist(), self.capacity.limit, most)
+        offsets = _cut(sizes[entries], edges.tolist(), self.capacity, most)
         late, groups = int(np.diff(edges).max(initial=0)), window[entries[offsets[:-1]]]
         return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed, groups=groups)
 
@@ -73,26 +72,16 @@ class SortedWindow:
         return edges if len(sizes) else edges[:1]
 
 
-def _cut_rows(sizes: Ints, edges: list[int], limit: int, most: int) -> list[int]:
+def _cut(sizes: Ints, edges: list[int], capacity: Capacity, most: int) -> list[int]:
     """Boundaries of micro-batches: sizes descend inside each window, so the first of a micro-batch is its longest."""
-    # A sample above the limit has a micro-batch of its own.
-    rows = np.clip(limit // sizes, 1, most).tolist()
+    if capacity.adds_up:
+        sums = np.cumsum(sizes)
+        fitting = np.searchsorted(sums, sums - sizes + capacity.limit, side="right") - np.arange(len(sizes))
+    else:
+        fitting = capacity.limit // sizes
+    rows = np.clip(fitting, 1, most).tolist()  # a sample above the limit has a micro-batch of its own
     offsets = [0]
     for end in edges[1:]:
-        place = offsets[-1]
-        while place < end:
-            place = min(place + rows[place], end)
-            offsets.append(place)
-    return offsets
-
-
-def _cut_sums(sizes: Ints, edges: list[int], limit: int, most: int) -> list[int]:
-    sums = np.cumsum(sizes)
-    ends = np.searchsorted(sums, sums - sizes + limit, side="right").tolist()
-    offsets = [0]
-    for end in edges[1:]:
-        place = offsets[-1]
-        while place < end:
-            place = min(max(ends[place], place + 1), place + most, end)
-            offsets.append(place)
+        while (place := offsets[-1]) < end:
+            offsets.append(min(place + rows[place], end))
     return offsets
