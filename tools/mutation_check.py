@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "reader": (
         ["energon_lite/storage/read", "energon_lite/storage/samples"],
-        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", *_laws("windows")],
+        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", *_laws("windows", "no_code")],
     ),
 }
 #: Seconds after which all tests, or a single one, count as hanging.
