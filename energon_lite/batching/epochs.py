@@ -102,15 +102,9 @@ def plan_epochs(
         ]
     parts = []
     for turn, (first, stop) in enumerate(pairwise(edges)):
-        part = strategy.plan(
-            lengths[first:stop],
-            seed=hash_ints(seed, turn) if turn else seed,
-            key_lengths=None if key_lengths is None else key_lengths[first:stop],
-        )
-        if again:
-            keys = None if key_lengths is None else key_lengths[first:stop]
-            part = _apart(strategy, part, number[first:stop], lengths[first:stop] if keys is None else keys)
-        parts.append(part)
+        own, keys = lengths[first:stop], None if key_lengths is None else key_lengths[first:stop]
+        part = strategy.plan(own, seed=hash_ints(seed, turn) if turn else seed, key_lengths=keys)
+        parts.append(_apart(strategy, part, number[first:stop], own if keys is None else keys) if again else part)
     return concatenate(parts, edges[:-1]), Stretches(edges, number if again else None)
 
 
@@ -127,9 +121,7 @@ def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> 
             return False
         if difference is not None and max(keys) - min(keys) > difference:
             return False
-        if capacity is None:
-            return True
-        return (sum(sizes) if capacity.adds_up else len(sizes) * max(sizes)) <= capacity.limit
+        return capacity is None or (sum(sizes) if capacity.adds_up else len(sizes) * max(sizes)) <= capacity.limit
 
     _, numbers = np.unique(number, return_inverse=True)
     return keep_apart(part, numbers, sizes, of_entries, fits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -153,15 +153,10 @@ class MaxLength:
         lengths = checked_lengths(lengths)
         key = _key(lengths, key_lengths, self.key)
         pieces = cut_to_fit(key, Capacity(self.max_length), self.oversize)
-        if self.key is not None:
-            # A sample that was not cut has its other fields, too.
-            cut = (key > self.max_length)[pieces.sample]
-            pieces = Pieces(
-                pieces.sample, pieces.start, np.where(cut, pieces.length, lengths[pieces.sample]), pieces.counts
-            )
-            sort_key = np.minimum(key, self.max_length)[pieces.sample]
-        else:
-            sort_key = pieces.length
+        sort_key = pieces.length if self.key is None else np.minimum(key, self.max_length)[pieces.sample]
+        # A sample that was not cut has its other fields, too.
+        cut = (key > self.max_length)[pieces.sample]
+        pieces = replace(pieces, length=np.where(cut, pieces.length, lengths[pieces.sample]))
         count = len(pieces.sample)
         entries = np.argsort(sort_key, kind="stable") if self.sort else np.arange(count, dtype=np.int64)
         runs = _runs_of(count, self.batch_size)

@@ -63,13 +63,13 @@ class SortedWindow:
 
     def _windows(self, sizes: Ints) -> Ints:
         """Boundaries of the windows in the stream, ascending, the first 0 and the last ``len(sizes)``."""
-        edges = np.array([0, len(sizes)], dtype=np.int64)
+        inner = []
         if self.batches is not None and len(sizes):
             total, window = int(sizes.sum()), self.batches * self.capacity.limit
             count = max(1, (total + window // 2) // window)
-            inner = np.searchsorted(np.cumsum(sizes), [total * part // count for part in range(1, count)], side="right")
-            edges = np.unique(np.concatenate([edges, inner]))
-        return edges if len(sizes) else edges[:1]
+            ends = [total * part // count for part in range(1, count)]
+            inner = np.searchsorted(np.cumsum(sizes), ends, side="right").tolist()
+        return np.unique(np.array([0, *inner, len(sizes)], dtype=np.int64))
 
 
 def _cut(sizes: Ints, edges: list[int], capacity: Capacity, most: int) -> list[int]:
