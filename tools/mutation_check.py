@@ -44,7 +44,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "order": (["energon_lite/order"], ["tests/order", "tests/laws/test_windows.py", "tests/laws/test_oracle.py"]),
     "plan": (
         ["energon_lite/batching"],
-        ["tests/batching", *_laws("token_batches", "token_epochs", "encoded_token_batches", "steps", "oracle")],
+        [
+            "tests/batching",
+            *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "steps", "oracle"),
+        ],
     ),
     "cursor": (
         ["energon_lite/loading/iterators", "energon_lite/loading/states"],
