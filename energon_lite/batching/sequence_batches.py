@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from energon_lite.batching.sequences import TokenSequence
 from energon_lite.errors import UsageError
@@ -160,12 +160,14 @@ def _mask_of(sample: TokenSequence) -> torch.Tensor:
 
 def _filled(samples: Sequence[TokenSequence], lengths: list[int], pad: int, rest: int = 0) -> dict[str, torch.Tensor]:
     """Tokens, labels and loss mask of all samples one behind the other, each filled up to its length, ``[total]``."""
+    own = np.array([len(sample.tokens) for sample in samples], dtype=np.int64)
+    added = np.array(lengths, dtype=np.int64) - own
+    place = torch.from_numpy(np.arange(own.sum()) + np.repeat(np.cumsum(added) - added, own))
+    total = sum(lengths) + rest
 
     def row(values: Iterable[torch.Tensor], fill: float, dtype: torch.dtype) -> torch.Tensor:
-        parts = [
-            F.pad(one.to(dtype), (0, size - len(one)), value=fill) for one, size in zip(values, lengths, strict=True)
-        ]
-        return torch.cat([*parts, torch.full((rest,), fill, dtype=dtype)])
+        filled = torch.full((total,), fill, dtype=dtype)
+        return filled.scatter_(0, place, torch.cat([filled[:0], *values]).to(dtype))
 
     return {
         "loss_mask": row(map(_mask_of, samples), 0.0, torch.float32),
