@@ -197,13 +197,14 @@ def _nearest_first(fault: Fault, copy: Path) -> list[str]:
 
 
 def _failing(tests: Sequence[str], copy: Path) -> str:
-    """The first of some tests that fails or hangs, the quick ones first; empty if none does."""
-    return _failing_of("not slow", tests, copy) or _failing_of("slow", tests, copy)
+    """The first of some tests that fails or hangs, empty if none does: the quick ones come first, with few examples."""
+    return _failing_of("not slow", "check", tests, copy) or _failing_of("not gpu", "default", tests, copy)
 
 
-def _failing_of(mark: str, tests: Sequence[str], copy: Path) -> str:
+def _failing_of(mark: str, profile: str, tests: Sequence[str], copy: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
     environment["PYTHONUNBUFFERED"] = "1"  # else the names of tests are lost where one ends the process
+    environment["HYPOTHESIS_PROFILE"] = profile
     options = ["-v", "-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
     options += ["-m", f"{mark} and not nightly and not gpu"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
