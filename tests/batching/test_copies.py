@@ -23,3 +23,26 @@ def test_a_copy_changes_places_with_a_sample_as_long(data: st.DataObject, batche
     assert apart.rows().tolist() == [rows] * batches
     assert sorted(apart.sample.tolist()) == list(range(len(owner)))
     assert all(np.count_nonzero(owner[part] == 0) <= 1 for part in apart)
+
+
+@given(
+    groups=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=2, max_size=6),
+    copies=st.integers(2, 6),
+    data=st.data(),
+)
+def test_what_is_full_stays_within_its_limit(groups: list[list[int]], copies: int, data: st.DataObject) -> None:
+    """However long the samples are that change places, and nobody is lost."""
+    lengths = np.array([length for group in groups for length in group], dtype=np.int64)
+    owner = np.arange(1, len(lengths) + 1)
+    same = data.draw(st.permutations(range(len(owner))))[:copies]
+    owner[same], lengths[same] = 0, lengths[same[0]]
+    planned = MicroBatches.of([np.arange(len(owner))], lengths, packed=True).regrouped(
+        np.arange(len(owner)), [len(group) for group in groups]
+    )
+    limit = int(planned.tokens().max())
+    keys = np.zeros_like(lengths)
+    apart = keep_apart(planned, owner, lengths, keys, lambda sizes, keys: sum(sizes) <= limit)
+    assert apart.tokens().max() <= limit
+    assert sorted(apart.sample.tolist()) == list(range(len(owner)))
+    most = -(-len(same) // len(groups))
+    assert all(np.count_nonzero(owner[part] == 0) <= most for part in apart)
