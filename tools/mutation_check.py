@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["energon_lite/batching"],
         [
             "tests/batching",
+            "tests/recipes/test_doors.py",
             *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "steps", "oracle"),
         ],
     ),
@@ -55,7 +56,13 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "reader": (
         ["energon_lite/storage/read", "energon_lite/storage/samples"],
-        ["tests/storage", "tests/loading/makers", "tests/compat/test_jsonl_files.py", *_laws("windows", "no_code")],
+        [
+            "tests/storage",
+            "tests/loading/makers",
+            "tests/compat/test_jsonl_files.py",
+            "tests/recipes/test_doors.py",
+            *_laws("windows", "no_code"),
+        ],
     ),
 }
 #: Seconds after which all tests, or a single one, count as hanging.
