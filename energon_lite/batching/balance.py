@@ -9,16 +9,10 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.errors import TopologyError
 
-__all__ = ["assign", "ratio_of_mean_to_max"]
+__all__ = ["assign"]
 
 #: Loads are compared as integers, in this fraction of the step's total: floating point could differ between ranks.
 _SCALE = 1 << 40
-
-
-def ratio_of_mean_to_max(loads: Ints) -> float:
-    """How well loads are balanced: 1 if all are equal, 1/n if one has everything."""
-    largest = int(loads.max(initial=0))
-    return float(loads.mean()) / largest if largest else 1.0
 
 
 def assign(tokens: Ints, cost: Ints, ranks: int) -> Ints:

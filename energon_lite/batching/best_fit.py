@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, arrange
 from energon_lite.batching.oversize import Oversize, cut_to_fit
 from energon_lite.errors import UsageError
@@ -65,9 +65,7 @@ class BestFit:
 
     def __post_init__(self) -> None:
         checked_packing_capacity(self.capacity, "best_fit")
-        for name, value in (("open_bins", self.open_bins), ("max_age", self.max_age)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}", fix="give at least 1")
+        at_least_one(open_bins=self.open_bins, max_age=self.max_age)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
@@ -77,14 +75,7 @@ class BestFit:
         if age is None:
             age = max(1, 8 * self.open_bins * self.capacity.limit * len(sizes) // max(1, int(sizes.sum())))
         entries, offsets = _fill(sizes.tolist(), self.capacity.limit, self.open_bins, age)
-        return arrange(
-            pieces,
-            np.array(entries, dtype=np.int64),
-            np.array(offsets, dtype=np.int64),
-            packed=True,
-            limit=self.capacity.limit,
-            lateness_bound=age,
-        )
+        return arrange(pieces, entries, offsets, self.capacity, age)
 
 
 def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[list[int], list[int]]:

@@ -8,11 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from energon_lite.batching.best_fit import checked_packing_capacity
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange, concatenate
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
@@ -51,8 +50,7 @@ class BestFitDecreasing:
 
     def __post_init__(self) -> None:
         checked_packing_capacity(self.capacity, "bfd")
-        if self.chunk is not None and self.chunk < 1:
-            raise UsageError(f"chunk is {self.chunk}", fix="give at least 1, or None")
+        at_least_one("give at least 1, or None", chunk=self.chunk)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
@@ -69,20 +67,12 @@ class BestFitDecreasing:
         shuffled = permute_array(np.arange(len(sizes), dtype=np.int64), len(sizes), hash_ints(seed, _DEAL_TAG))
         by_size = shuffled[_order(sizes[shuffled])]
         fitting = len(sizes) - int((sizes > self.capacity.limit).sum())
-        template = pack_histogram(np.bincount(sizes[by_size[:fitting]]), self.capacity.limit)
-        places, offsets = template.expand()
+        places, offsets = pack_histogram(np.bincount(sizes[by_size[:fitting]]), self.capacity.limit)
         entries = np.empty(fitting, dtype=np.int64)
         entries[_order(places)] = by_size[:fitting]
-        return arrange(
-            pieces,
-            np.concatenate([entries, by_size[fitting:]]),
-            np.concatenate([offsets, np.arange(fitting + 1, len(sizes) + 1)]),
-            packed=True,
-            limit=self.capacity.limit,
-            lateness_bound=len(sizes),
-            order=self.order,
-            seed=seed,
-        )
+        entries = np.concatenate([entries, by_size[fitting:]])
+        offsets = np.concatenate([offsets, np.arange(fitting + 1, len(sizes) + 1)])
+        return arrange(pieces, entries, offsets, self.capacity, len(sizes), order=self.order, seed=seed)
 
 
 def _order(sizes: Ints) -> Ints:

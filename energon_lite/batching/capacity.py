@@ -9,13 +9,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.batching.capacity_search import largest_fitting
 from energon_lite.errors import UsageError
 
-__all__ = ["UNITS", "AttentionCost", "Capacity", "Ints", "Unit", "checked_lengths"]
+__all__ = ["UNITS", "AttentionCost", "Capacity", "Ints", "Unit", "at_least_one", "checked_lengths"]
 
 Ints = NDArray[np.int64]
 Unit = Literal["padded_tokens", "packed_tokens", "cost"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
+#: No sample has more tokens; squares of so many fit into a word.
+_LONGEST = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,7 @@ class Capacity:
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise UsageError(f"there is no unit {self.unit!r} of capacity", fix=f"use one of {', '.join(UNITS)}")
-        if self.multiple < 1:
-            raise UsageError(f"multiple is {self.multiple}", fix="give at least 1")
+        at_least_one(multiple=self.multiple)
         if self._size(1) > self.limit:
             raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")
 
@@ -106,16 +108,17 @@ class Capacity:
         """The longest sample that fits alone."""
         if self.unit != "cost":
             return self.limit // self.multiple * self.multiple
-        low, high = 1, 2
-        while self._size(high) <= self.limit:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._size(middle) <= self.limit else (low, middle)
-        return low
+        return largest_fitting(lambda length: self._size(length) <= self.limit, start=1, most=_LONGEST, precision=0.0)
 
     def _size(self, length: int) -> int:
         return int(self.sizes(np.array([length], dtype=np.int64))[0])
+
+
+def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
+    """Refuse settings below 1; None is none of them."""
+    for name, value in settings.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}", fix=fix)
 
 
 def checked_lengths(lengths: object, name: str = "lengths") -> Ints:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.plan import ChunkedOrder
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
@@ -54,10 +55,8 @@ class ChunkPlan(ChunkedOrder):
     carries: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None")
-        if self.chunk < 1:
-            raise UsageError(f"chunk_size is {self.chunk}", fix="give at least 1")
+        at_least_one("give at least 1, or None", batch_size=self.batch_size)
+        at_least_one(chunk_size=self.chunk)
         if self.chunk < (self.packing_buffer_size or 1):
             raise UsageError(
                 f"chunk_size is {self.chunk}, but packing_buffer_size {self.packing_buffer_size}: no buffer would "

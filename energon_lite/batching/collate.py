@@ -146,15 +146,11 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
         return pad_stack(values, own)
     if not any(map(_is_structured, values)):
         return list(values)
-    if len(kinds) > 1:
+    if len(kinds) > 1 or (isinstance(first, dict) and any(value.keys() != first.keys() for value in values)):
         if own == "list" and path:
             return list(values)
         raise _Unlike(path)
     if isinstance(first, dict):
-        if any(value.keys() != first.keys() for value in values):
-            if own == "list" and path:
-                return list(values)
-            raise _Unlike(path)
         return {key: collate_entry(key, [value[key] for value in values], padding, path) for key in first}
     kind: Any = type(first)
     if dataclasses.is_dataclass(first):

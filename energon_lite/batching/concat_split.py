@@ -37,6 +37,11 @@ class ConcatSplit:
     def __post_init__(self) -> None:
         Capacity(self.tokens)
 
+    @property
+    def capacity(self) -> Capacity:
+        """What a micro-batch may hold."""
+        return Capacity(self.tokens)
+
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
         lengths = checked_lengths(lengths)
@@ -55,11 +60,4 @@ class ConcatSplit:
             ),
         )
         offsets = np.append(np.searchsorted(begins, cuts), len(begins))
-        return arrange(
-            pieces,
-            np.arange(len(begins), dtype=np.int64),
-            offsets,
-            packed=True,
-            limit=self.tokens,
-            lateness_bound=0,
-        )
+        return arrange(pieces, np.arange(len(begins)), offsets, self.capacity, 0)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from energon_lite.errors import TopologyError, UsageError
+from energon_lite.errors import TopologyError, UsageError, field_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,39 +106,33 @@ def context_parallel_slice(
         UsageError: the batch has no such field, or the fields have different lengths.
         TopologyError: see :func:`context_parallel_positions`.
     """
-    missing = [name for name in (*fields, *([documents] if documents else [])) if _field(batch, name) is None]
+    if not isinstance(batch, dict) and not dataclasses.is_dataclass(batch):
+        raise UsageError(
+            f"the fields of a {type(batch).__name__} cannot be cut", fix="make batches dicts or dataclasses"
+        )
+    missing = [name for name in (*fields, *([documents] if documents else [])) if field_of(batch, name) is None]
     if missing or not fields:
         raise UsageError(
             f"there is no tensor {missing[0]!r} in a {type(batch).__name__}" if missing else "no fields are named",
             fix="name tensors of the batch, with the dimension that is their sequence",
         )
-    lengths = {name: _field(batch, name).shape[dim] for name, dim in fields.items()}
+    lengths = {name: field_of(batch, name).shape[dim] for name, dim in fields.items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(
             f"the fields have sequences of different lengths: {lengths}", fix="give their sequence dimension"
         )
-    bounds = None if documents is None else _field(batch, documents)
+    bounds = None if documents is None else field_of(batch, documents)
     length = next(iter(lengths.values()))
     positions = context_parallel_positions(length, rank=rank, size=size, cut=cut, documents=bounds)
     changed: Any = copy.copy(batch)
     for name, dim in fields.items():
-        tensor = _field(batch, name)
+        tensor = field_of(batch, name)
         part = tensor.index_select(dim, positions.to(tensor.device))
         if isinstance(changed, dict):
             changed[name] = part
         else:
             object.__setattr__(changed, name, part)
     return changed
-
-
-def _field(batch: Any, name: str) -> Any:
-    if isinstance(batch, Mapping):
-        return batch.get(name)
-    if not dataclasses.is_dataclass(batch):
-        raise UsageError(
-            f"the fields of a {type(batch).__name__} cannot be cut", fix="make batches dicts or dataclasses"
-        )
-    return getattr(batch, name, None)
 
 
 def _shown(bounds: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -90,9 +90,8 @@ class _Crowd:
         block = np.empty(len(sizes), dtype=np.int64)
         block[by_length] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
         self._by_length, self._block, self._edges = by_length.tolist(), block.tolist(), edges.tolist()
-        # Of samples with several copies: pieces of each copy in a micro-batch, and copies in it.
-        self._pieces: list[Counter[tuple[int, int]]] = [Counter() for _ in self._members]
-        self._copies: list[Counter[int]] = [Counter() for _ in self._members]
+        # Of samples with several copies, in each micro-batch: how many pieces there are of each copy.
+        self._copies: list[dict[int, Counter[int]]] = [defaultdict(Counter) for _ in self._members]
         for entry in np.flatnonzero(several[owner]).tolist():
             self._count(entry, self._batch[entry], 1)
 
@@ -100,10 +99,11 @@ class _Crowd:
         """The entries of each micro-batch, afterwards."""
         left = []
         for number, copies in enumerate(self._copies):
-            if not any(many > self._most[owner] for owner, many in copies.items()):
+            if not any(len(pieces) > self._most[owner] for owner, pieces in copies.items()):
                 continue
             for entry in reversed(self._members[number].copy()):
-                too_many = copies[self._owner[entry]] > self._most[self._owner[entry]]
+                owner = self._owner[entry]
+                too_many = len(copies.get(owner, ())) > self._most[owner]
                 if too_many and not any(self._swap(entry, other) for other in self._alike(entry)):
                     self._take(entry)
                     left.append(entry)
@@ -138,7 +138,8 @@ class _Crowd:
 
     def _may_come(self, entry: int, batch: int) -> bool:
         owner = self._owner[entry]
-        return self._copies[batch][owner] < self._most[owner] or self._pieces[batch][owner, self._position[entry]] > 0
+        pieces = self._copies[batch].get(owner, ())
+        return len(pieces) < self._most[owner] or self._position[entry] in pieces
 
     def _holds(self, members: Sequence[int]) -> bool:
         return self._fits([self._sizes[one] for one in members], [self._keys[one] for one in members])
@@ -157,8 +158,7 @@ class _Crowd:
         else:
             batch = len(self._members)
             self._members.append([])
-            self._pieces.append(Counter())
-            self._copies.append(Counter())
+            self._copies.append(defaultdict(Counter))
         self._add(entry, batch)
 
     def _add(self, entry: int, batch: int) -> None:
@@ -167,10 +167,10 @@ class _Crowd:
         self._count(entry, batch, 1)
 
     def _count(self, entry: int, batch: int, step: int) -> None:
-        copy = (self._owner[entry], self._position[entry])
-        if not self._several[copy[0]]:
+        owner, position = self._owner[entry], self._position[entry]
+        if not self._several[owner]:
             return
-        before = self._pieces[batch][copy]
-        self._pieces[batch][copy] = before + step
-        if (before > 0) != (before + step > 0):
-            self._copies[batch][copy[0]] += step
+        pieces = self._copies[batch][owner]
+        pieces[position] += step
+        if not pieces[position]:
+            del pieces[position]

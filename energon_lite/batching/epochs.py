@@ -17,10 +17,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.capacity import Ints
 from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
-from energon_lite.batching.strategy import Strategy
+from energon_lite.batching.strategy import Strategy, capacity_of
 from energon_lite.order.hashing import hash_ints
 
 __all__ = ["ONE_STRETCH", "Stretches", "plan_epochs"]
@@ -102,21 +102,15 @@ def plan_epochs(
         ]
     parts = []
     for turn, (first, stop) in enumerate(pairwise(edges)):
-        part = strategy.plan(
-            lengths[first:stop],
-            seed=hash_ints(seed, turn) if turn else seed,
-            key_lengths=None if key_lengths is None else key_lengths[first:stop],
-        )
-        if again:
-            keys = None if key_lengths is None else key_lengths[first:stop]
-            part = _apart(strategy, part, number[first:stop], lengths[first:stop] if keys is None else keys)
-        parts.append(part)
+        own, keys = lengths[first:stop], None if key_lengths is None else key_lengths[first:stop]
+        part = strategy.plan(own, seed=hash_ints(seed, turn) if turn else seed, key_lengths=keys)
+        parts.append(_apart(strategy, part, number[first:stop], own if keys is None else keys) if again else part)
     return concatenate(parts, edges[:-1]), Stretches(edges, number if again else None)
 
 
 def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> MicroBatches:
     """A stretch with copies in different micro-batches."""
-    capacity = _capacity(strategy)
+    capacity = capacity_of(strategy)
     most, difference = getattr(strategy, "batch_size", None), getattr(strategy, "max_difference", None)
     most = getattr(strategy, "max_samples", most)
     sizes = part.length if capacity is None else capacity.sizes(part.length)
@@ -127,22 +121,15 @@ def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> 
             return False
         if difference is not None and max(keys) - min(keys) > difference:
             return False
-        if capacity is None:
-            return True
-        return (sum(sizes) if capacity.adds_up else len(sizes) * max(sizes)) <= capacity.limit
+        return capacity is None or (sum(sizes) if capacity.adds_up else len(sizes) * max(sizes)) <= capacity.limit
 
     _, numbers = np.unique(number, return_inverse=True)
     return keep_apart(part, numbers, sizes, of_entries, fits)
 
 
-def _capacity(strategy: Strategy) -> Capacity | None:
-    tokens = getattr(strategy, "tokens", None)
-    return Capacity(tokens) if tokens is not None else getattr(strategy, "capacity", None)
-
-
 def _rows(strategy: Strategy, lengths: Ints) -> int:
     """Samples that make up a micro-batch, about."""
-    capacity = _capacity(strategy)
+    capacity = capacity_of(strategy)
     if capacity is None:
         return int(getattr(strategy, "batch_size", 1))
     return max(1, capacity.limit * len(lengths) // max(1, int(capacity.sizes(lengths).sum())))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
 from energon_lite.batching.oversize import Oversize, Pieces, cut_to_fit
 from energon_lite.errors import UsageError
@@ -26,23 +26,17 @@ def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
     return key
 
 
-def _at_least_one(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise UsageError(f"{name} is {value}", fix="give at least 1")
-
-
 def _runs_of(count: int, batch_size: int) -> Ints:
     """Boundaries of runs of ``batch_size``, the last one shorter."""
     return np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
 
 
 def _padded(
-    pieces: Pieces, entries: Ints, offsets: Ints, *, is_sorted: bool, order: PlanOrder, seed: int
+    pieces: Pieces, entries: Ints, offsets: Ints | list[int], *, is_sorted: bool, order: PlanOrder, seed: int
 ) -> MicroBatches:
     """Padded micro-batches of any length, of pieces in an order of their own or in that of the stream."""
     late = len(entries) if is_sorted or order != "none" else 0
-    return arrange(pieces, entries, offsets, packed=False, limit=None, lateness_bound=late, order=order, seed=seed)
+    return arrange(pieces, entries, offsets, None, late, order=order, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -66,16 +60,14 @@ class Fixed:
     order: PlanOrder = "none"
 
     def __post_init__(self) -> None:
-        _at_least_one(batch_size=self.batch_size)
+        at_least_one(batch_size=self.batch_size)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
         lengths = checked_lengths(lengths)
-        count = len(lengths)
-        everything = np.arange(count, dtype=np.int64)
-        pieces = Pieces(everything, np.zeros_like(everything), lengths)
-        entries = np.argsort(lengths, kind="stable") if self.sort else everything
-        runs = _runs_of(count, self.batch_size)
+        pieces = Pieces.of(lengths)
+        entries = np.argsort(lengths, kind="stable") if self.sort else pieces.sample
+        runs = _runs_of(len(lengths), self.batch_size)
         return _padded(pieces, entries, runs, is_sorted=self.sort, order=self.order, seed=seed)
 
 
@@ -103,7 +95,7 @@ class LengthDifference:
     order: PlanOrder = "random"
 
     def __post_init__(self) -> None:
-        _at_least_one(batch_size=self.batch_size)
+        at_least_one(batch_size=self.batch_size)
         if self.max_difference < 0:
             raise UsageError(f"max_difference is {self.max_difference}", fix="give 0 or more tokens")
 
@@ -117,8 +109,7 @@ class LengthDifference:
         offsets = [0]
         while offsets[-1] < len(lengths):
             offsets.append(min(offsets[-1] + self.batch_size, ends[offsets[-1]]))
-        pieces = Pieces(np.arange(len(lengths), dtype=np.int64), np.zeros_like(lengths), lengths)
-        return _padded(pieces, entries, np.array(offsets), is_sorted=True, order=self.order, seed=seed)
+        return _padded(Pieces.of(lengths), entries, offsets, is_sorted=True, order=self.order, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ class MaxLength:
     order: PlanOrder = "none"
 
     def __post_init__(self) -> None:
-        _at_least_one(batch_size=self.batch_size, max_length=self.max_length)
+        at_least_one(batch_size=self.batch_size, max_length=self.max_length)
         if self.oversize == "own_batch":
             raise UsageError(
                 "a field above max_length cannot have a batch of its own: the limit is on each field",
@@ -162,15 +153,10 @@ class MaxLength:
         lengths = checked_lengths(lengths)
         key = _key(lengths, key_lengths, self.key)
         pieces = cut_to_fit(key, Capacity(self.max_length), self.oversize)
-        if self.key is not None:
-            # A sample that was not cut has its other fields, too.
-            cut = (key > self.max_length)[pieces.sample]
-            pieces = Pieces(
-                pieces.sample, pieces.start, np.where(cut, pieces.length, lengths[pieces.sample]), pieces.counts
-            )
-            sort_key = np.minimum(key, self.max_length)[pieces.sample]
-        else:
-            sort_key = pieces.length
+        sort_key = pieces.length if self.key is None else np.minimum(key, self.max_length)[pieces.sample]
+        # A sample that was not cut has its other fields, too.
+        cut = (key > self.max_length)[pieces.sample]
+        pieces = replace(pieces, length=np.where(cut, pieces.length, lengths[pieces.sample]))
         count = len(pieces.sample)
         entries = np.argsort(sort_key, kind="stable") if self.sort else np.arange(count, dtype=np.int64)
         runs = _runs_of(count, self.batch_size)

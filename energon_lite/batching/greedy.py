@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.errors import UsageError
 
 __all__ = ["Greedy"]
 
@@ -39,58 +38,39 @@ class Greedy:
     order: PlanOrder = "none"
 
     def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise UsageError(f"max_samples is {self.max_samples}", fix="give at least 1")
+        at_least_one(max_samples=self.max_samples)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
         pieces = cut_to_fit(checked_lengths(lengths), self.capacity, self.oversize)
         sizes = self.capacity.sizes(pieces.length).tolist()
-        fill = _fill_sums if self.capacity.adds_up else _fill_rows
-        entries, offsets = fill(sizes, self.capacity.limit, self.max_samples or len(sizes))
+        entries, offsets = _fill(sizes, self.capacity.limit, self.max_samples or len(sizes), self.capacity.adds_up)
         # A sample in a micro-batch of its own waits until the one that is open is full.
         wait = int(np.diff(offsets).max()) if pieces.counts.own_batches else 0
-        return arrange(
-            pieces,
-            np.array(entries, dtype=np.int64),
-            np.array(offsets, dtype=np.int64),
-            packed=self.capacity.adds_up,
-            limit=self.capacity.limit,
-            lateness_bound=len(sizes) if self.order != "none" else wait,
-            order=self.order,
-            seed=seed,
-        )
+        late = len(sizes) if self.order != "none" else wait
+        return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed)
 
 
-def _fill_sums(sizes: list[int], limit: int, most: int) -> tuple[list[int], list[int]]:
+def _fill(sizes: list[int], limit: int, most: int, adds_up: bool) -> tuple[list[int], list[int]]:
+    """Entries and boundaries of the micro-batches."""
     entries: list[int] = []
-    offsets, alone, total = [0], [], 0
+    # What the open micro-batch takes up: the sum of its sizes, or its rows times the longest of them.
+    offsets, alone, held = [0], [], 0
     for number, size in enumerate(sizes):
         if size > limit:
             alone.append(number)
             continue
-        total += size
-        if total > limit or len(entries) - offsets[-1] >= most:
+        rows = len(entries) - offsets[-1] + 1
+        if adds_up:
+            held += size
+            is_full = held > limit
+        else:
+            if size > held:
+                held = size
+            is_full = held * rows > limit
+        if is_full or rows > most:
             _close(entries, offsets, alone)
-            total = size
-        entries.append(number)
-    _close(entries, offsets, alone)
-    return entries, offsets
-
-
-def _fill_rows(sizes: list[int], limit: int, most: int) -> tuple[list[int], list[int]]:
-    entries: list[int] = []
-    offsets, alone, longest = [0], [], 0
-    for number, size in enumerate(sizes):
-        if size > limit:
-            alone.append(number)
-            continue
-        if size > longest:
-            longest = size
-        rows = len(entries) - offsets[-1]
-        if longest * (rows + 1) > limit or rows >= most:
-            _close(entries, offsets, alone)
-            longest = size
+            held = size
         entries.append(number)
     _close(entries, offsets, alone)
     return entries, offsets

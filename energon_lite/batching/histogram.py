@@ -9,36 +9,12 @@ The idea to pack the histogram: Krell et al. 2021, "Efficient sequence packing w
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
 
-__all__ = ["Template", "pack_histogram"]
-
-
-@dataclass(frozen=True)
-class Template:
-    """Bins of equal content, kind by kind.
-
-    Args:
-        bins: how many bins there are of each kind, ``[kinds]``.
-        sizes: the sizes in a bin of each kind, kind after kind.
-        offsets: where each kind begins in ``sizes``, ``[kinds + 1]``.
-    """
-
-    bins: Ints
-    sizes: Ints
-    offsets: Ints
-
-    def expand(self) -> tuple[Ints, Ints]:
-        """The sizes in each single bin, bin after bin, and where each bin begins, ``[bins + 1]``."""
-        kind = np.repeat(np.arange(len(self.bins)), self.bins)
-        length = np.diff(self.offsets)[kind]
-        begins = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
-        inside = np.repeat(self.offsets[:-1][kind] - begins[:-1], length) + np.arange(begins[-1])
-        return self.sizes[inside], begins
+__all__ = ["pack_histogram"]
 
 
 # What a kind of bins holds: (the kind it was before, size of the samples that came last, how many of them).
@@ -67,17 +43,17 @@ class _Bins:
         return room, content, bins
 
 
-def pack_histogram(counts: Ints, limit: int) -> Template:
-    """Best fit decreasing.
+def pack_histogram(counts: Ints, limit: int) -> tuple[Ints, Ints]:
+    """The sizes in each bin of best fit decreasing, bin after bin, and where each bin begins, ``[bins + 1]``.
 
     Args:
         counts: how many samples there are of each size 0, 1, ..., ``[largest size + 1]``; none of size 0.
         limit: size of a bin, at least the largest size.
 
     Example:
-        >>> template = pack_histogram(np.bincount([6, 7, 4, 3, 3]), limit=10)
-        >>> template.bins.tolist(), template.sizes.tolist(), template.offsets.tolist()
-        ([1, 1, 1], [7, 3, 6, 4, 3], [0, 2, 4, 5])
+        >>> sizes, offsets = pack_histogram(np.bincount([6, 7, 4, 3, 3]), limit=10)
+        >>> sizes.tolist(), offsets.tolist()
+        ([7, 3, 6, 4, 3], [0, 2, 4, 5])
     """
     bins = _Bins()
     for size in np.flatnonzero(counts)[::-1].tolist():
@@ -89,7 +65,7 @@ def pack_histogram(counts: Ints, limit: int) -> Template:
                 left = _put(bins, size, left, room, content, many)
             else:
                 left = _put(bins, size, left, limit, None, left)
-    return _template(bins)
+    return _expanded(bins)
 
 
 def _put(bins: _Bins, size: int, left: int, room: int, content: _Content | None, many: int) -> int:
@@ -107,10 +83,10 @@ def _put(bins: _Bins, size: int, left: int, room: int, content: _Content | None,
     return left - full * each - rest
 
 
-def _template(bins: _Bins) -> Template:
-    many: list[int] = []
+def _expanded(bins: _Bins) -> tuple[Ints, Ints]:
+    """The sizes in each single bin, and where it begins."""
     sizes: list[int] = []
-    offsets = [0]
+    rows: list[int] = []
     for room in bins.rooms:
         for kind, count in bins.kinds[room]:
             content: _Content | None = kind
@@ -118,7 +94,6 @@ def _template(bins: _Bins) -> Template:
             while content is not None:
                 content, size, times = content
                 inside += [size] * times
-            many.append(count)
-            sizes += inside[::-1]
-            offsets.append(len(sizes))
-    return Template(np.array(many, dtype=np.int64), np.array(sizes, dtype=np.int64), np.array(offsets, dtype=np.int64))
+            sizes += inside[::-1] * count
+            rows += [len(inside)] * count
+    return np.array(sizes, dtype=np.int64), np.cumsum([0, *rows])

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints
+from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.oversize import Counts, Pieces
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints, mix64_array
@@ -153,12 +153,11 @@ class MicroBatches:
 
 def arrange(
     pieces: Pieces,
-    entries: Ints,
-    offsets: Ints,
-    *,
-    packed: bool,
-    limit: int | None,
+    entries: Ints | Sequence[int],
+    offsets: Ints | Sequence[int],
+    capacity: Capacity | None,
     lateness_bound: int,
+    *,
     order: PlanOrder = "none",
     seed: int = 0,
     groups: Ints | None = None,
@@ -169,18 +168,20 @@ def arrange(
         pieces: the samples as they go into micro-batches.
         entries: numbers of pieces, micro-batch by micro-batch, ``[pieces]``.
         offsets: where each micro-batch begins in ``entries``, ``[micro-batches + 1]``.
+        capacity: what a micro-batch may hold, and whether it is packed; None: padded rows, however many.
         lateness_bound: see :class:`MicroBatches`; the order must not break it.
         order: order of the micro-batches inside each group.
         seed: for the order ``random``.
         groups: ascending numbers ``[micro-batches]``; None: all in one group.
     """
+    entries = np.asarray(entries, dtype=np.int64)
     made = MicroBatches(
         pieces.sample[entries],
         pieces.start[entries],
         pieces.length[entries],
         np.asarray(offsets, dtype=np.int64),
-        packed,
-        limit,
+        capacity is not None and capacity.adds_up,
+        None if capacity is None else capacity.limit,
         lateness_bound,
         pieces.counts,
     )

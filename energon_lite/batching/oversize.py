@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -56,6 +56,11 @@ class Pieces:
     length: Ints
     counts: Counts = field(default_factory=Counts)
 
+    @classmethod
+    def of(cls, lengths: Ints) -> Pieces:
+        """Samples as they are."""
+        return cls(np.arange(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64), lengths)
+
 
 def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
     """Make pieces of samples, so that each fits into the capacity.
@@ -77,8 +82,7 @@ def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
     """
     if policy not in POLICIES:
         raise UsageError(f"there is no rule {policy!r} for samples that are too long", fix=f"use one of {POLICIES}")
-    everything = np.arange(len(lengths), dtype=np.int64)
-    whole = Pieces(everything, np.zeros(len(lengths), dtype=np.int64), lengths)
+    whole = Pieces.of(lengths)
     too_long = capacity.sizes(lengths) > capacity.limit
     found = int(too_long.sum())
     if not found:
@@ -92,14 +96,14 @@ def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
             fix="raise the capacity, or choose what to do with them: drop, truncate, split or own_batch",
         )
     if policy == "own_batch":
-        return Pieces(*_columns(whole), Counts(own_batches=found))
+        return replace(whole, counts=Counts(own_batches=found))
     if policy == "drop":
         kept = ~too_long
         counts = Counts(dropped_samples=found, dropped_tokens=int(lengths[too_long].sum()))
-        return Pieces(everything[kept], whole.start[kept], lengths[kept], counts)
+        return Pieces(whole.sample[kept], whole.start[kept], lengths[kept], counts)
     if policy == "truncate":
         counts = Counts(truncated_samples=found, truncated_tokens=int((lengths[too_long] - limit).sum()))
-        return Pieces(everything, whole.start, np.where(too_long, limit, lengths), counts)
+        return replace(whole, length=np.where(too_long, limit, lengths), counts=counts)
     return _split(lengths, too_long, limit)
 
 
@@ -111,7 +115,3 @@ def _split(lengths: Ints, too_long: np.ndarray, limit: int) -> Pieces:
     # Pieces of whole samples are as long as the sample, even above `limit` in odd cost functions.
     length = np.where(too_long[sample], np.minimum(limit, lengths[sample] - start), lengths[sample])
     return Pieces(sample, start, length, Counts(split_samples=int(too_long.sum())))
-
-
-def _columns(pieces: Pieces) -> tuple[Ints, Ints, Ints]:
-    return pieces.sample, pieces.start, pieces.length

@@ -20,8 +20,8 @@ from typing import ClassVar
 import numpy as np
 
 from energon_lite.batching.address_list import AddressList
+from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.oversize import Counts
-from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -140,8 +140,7 @@ class FixedPlan(Plan):
     chunk: int = field(init=False)  # each micro-batch is one
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"batch_size is {self.batch_size}", fix="give at least 1, or None for single samples")
+        at_least_one("give at least 1, or None for single samples", batch_size=self.batch_size)
         object.__setattr__(self, "chunk", self.batch_size or 1)
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from energon_lite.batching.sequences import TokenSequence
 from energon_lite.errors import UsageError
@@ -87,23 +87,16 @@ def pad_sequences(samples: Sequence[TokenSequence], *, pad: int, multiple: int =
                 [7, 8, 9]])
     """
     lengths = [len(sample.tokens) for sample in samples]
-    shape = (len(samples), _round_up(max(lengths, default=0), multiple))
-    tokens = torch.full(shape, pad, dtype=torch.int64)
-    labels = torch.full(shape, pad, dtype=torch.int64)
-    loss_mask = torch.zeros(shape, dtype=torch.float32)
-    attention_mask = torch.zeros(shape, dtype=torch.bool)
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        tokens[row, :length], labels[row, :length] = sample.tokens, sample.labels
-        loss_mask[row, :length] = _mask_of(sample)
-        attention_mask[row, :length] = True
+    width = _round_up(max(lengths, default=0), multiple)
+    shape = (len(samples), width)
+    rows = {name: row.view(shape) for name, row in _filled(samples, [width] * len(samples), pad).items()}
+    positions = torch.arange(width).expand(shape).contiguous()
     return PaddedBatch.from_samples(
         samples,
-        tokens=tokens,
-        labels=labels,
-        loss_mask=loss_mask,
-        position_ids=torch.arange(shape[1]).expand(shape).contiguous(),
-        attention_mask=attention_mask,
-        **_common(samples, loss_mask),
+        position_ids=positions,
+        attention_mask=positions < torch.tensor(lengths, dtype=torch.int64)[:, None],
+        **rows,
+        **_common(samples, rows["loss_mask"]),
     )
 
 
@@ -129,23 +122,20 @@ def pack_sequences(
         (tensor([[5, 6, 7, 8, 9]]), tensor([0, 2, 5], dtype=torch.int32), tensor([[0, 1, 0, 1, 2]]))
     """
     lengths = [_round_up(len(sample.tokens), sample_multiple) for sample in samples]
-    total = _round_up(sum(lengths), multiple)
-    rest = total - sum(lengths)
+    rest = _round_up(sum(lengths), multiple) - sum(lengths)
     sizes = [*lengths, rest] if rest else lengths
     numbers = [*range(len(lengths)), -1] if rest else [*range(len(lengths))]
-    loss_mask = _row([_mask_of(sample) for sample in samples], lengths, total, 0.0, torch.float32)
+    row = {name: values[None] for name, values in _filled(samples, lengths, pad, rest).items()}
     return PackedBatch.from_samples(
         samples,
-        tokens=_row([sample.tokens for sample in samples], lengths, total, pad, torch.int64),
-        labels=_row([sample.labels for sample in samples], lengths, total, pad, torch.int64),
-        loss_mask=loss_mask,
         position_ids=torch.cat([torch.arange(size) for size in [0, *sizes]])[None],
         cu_seqlens=torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32),
         max_seqlen=max(sizes, default=0),
         segment_ids=torch.repeat_interleave(
             torch.tensor(numbers, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int64)
         )[None],
-        **_common(samples, loss_mask),
+        **row,
+        **_common(samples, row["loss_mask"]),
     )
 
 
@@ -168,15 +158,22 @@ def _mask_of(sample: TokenSequence) -> torch.Tensor:
     return torch.ones(len(sample.tokens)) if sample.loss_mask is None else sample.loss_mask.to(torch.float32)
 
 
-def _row(
-    values: Sequence[torch.Tensor], lengths: Sequence[int], total: int, fill: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """``[1, total]``: the values one behind the other, each filled up to its length."""
-    parts = [
-        F.pad(value.to(dtype), (0, length - len(value)), value=fill)
-        for value, length in zip(values, lengths, strict=True)
-    ]
-    return torch.cat([*parts, torch.full((total - sum(lengths),), fill, dtype=dtype)])[None]
+def _filled(samples: Sequence[TokenSequence], lengths: list[int], pad: int, rest: int = 0) -> dict[str, torch.Tensor]:
+    """Tokens, labels and loss mask of all samples one behind the other, each filled up to its length, ``[total]``."""
+    own = np.array([len(sample.tokens) for sample in samples], dtype=np.int64)
+    added = np.array(lengths, dtype=np.int64) - own
+    place = torch.from_numpy(np.arange(own.sum()) + np.repeat(np.cumsum(added) - added, own))
+    total = sum(lengths) + rest
+
+    def row(values: Iterable[torch.Tensor], fill: float, dtype: torch.dtype) -> torch.Tensor:
+        filled = torch.full((total,), fill, dtype=dtype)
+        return filled.scatter_(0, place, torch.cat([filled[:0], *values]).to(dtype))
+
+    return {
+        "loss_mask": row(map(_mask_of, samples), 0.0, torch.float32),
+        "tokens": row((sample.tokens for sample in samples), pad, torch.int64),
+        "labels": row((sample.labels for sample in samples), pad, torch.int64),
+    }
 
 
 def _common(samples: Sequence[TokenSequence], loss_mask: torch.Tensor) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.errors import UsageError
 
 __all__ = ["SortedWindow"]
 
@@ -48,9 +47,7 @@ class SortedWindow:
     order: PlanOrder = "random"
 
     def __post_init__(self) -> None:
-        for name, value in (("batches", self.batches), ("max_samples", self.max_samples)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}", fix="give at least 1, or None")
+        at_least_one("give at least 1, or None", batches=self.batches, max_samples=self.max_samples)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
@@ -60,51 +57,31 @@ class SortedWindow:
         window = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
         entries = np.lexsort((-sizes, window))
         most = self.max_samples or max(len(sizes), 1)
-        cut = _cut_sums if self.capacity.adds_up else _cut_rows
-        offsets = np.array(cut(sizes[entries], edges.tolist(), self.capacity.limit, most), dtype=np.int64)
-        return arrange(
-            pieces,
-            entries,
-            offsets,
-            packed=self.capacity.adds_up,
-            limit=self.capacity.limit,
-            lateness_bound=int(np.diff(edges).max(initial=0)),
-            order=self.order,
-            seed=seed,
-            groups=window[entries[offsets[:-1]]] if len(entries) else window,
-        )
+        offsets = _cut(sizes[entries], edges.tolist(), self.capacity, most)
+        late, groups = int(np.diff(edges).max(initial=0)), window[entries[offsets[:-1]]]
+        return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed, groups=groups)
 
     def _windows(self, sizes: Ints) -> Ints:
         """Boundaries of the windows in the stream, ascending, the first 0 and the last ``len(sizes)``."""
-        edges = np.array([0, len(sizes)], dtype=np.int64)
+        inner = []
         if self.batches is not None and len(sizes):
             total, window = int(sizes.sum()), self.batches * self.capacity.limit
             count = max(1, (total + window // 2) // window)
-            inner = np.searchsorted(np.cumsum(sizes), [total * part // count for part in range(1, count)], side="right")
-            edges = np.unique(np.concatenate([edges, inner]))
-        return edges if len(sizes) else edges[:1]
+            ends = [total * part // count for part in range(1, count)]
+            inner = np.searchsorted(np.cumsum(sizes), ends, side="right").tolist()
+        return np.unique(np.array([0, *inner, len(sizes)], dtype=np.int64))
 
 
-def _cut_rows(sizes: Ints, edges: list[int], limit: int, most: int) -> list[int]:
+def _cut(sizes: Ints, edges: list[int], capacity: Capacity, most: int) -> list[int]:
     """Boundaries of micro-batches: sizes descend inside each window, so the first of a micro-batch is its longest."""
-    # A sample above the limit has a micro-batch of its own.
-    rows = np.clip(limit // sizes, 1, most).tolist()
+    if capacity.adds_up:
+        sums = np.cumsum(sizes)
+        fitting = np.searchsorted(sums, sums - sizes + capacity.limit, side="right") - np.arange(len(sizes))
+    else:
+        fitting = capacity.limit // sizes
+    rows = np.clip(fitting, 1, most).tolist()  # a sample above the limit has a micro-batch of its own
     offsets = [0]
     for end in edges[1:]:
-        place = offsets[-1]
-        while place < end:
-            place = min(place + rows[place], end)
-            offsets.append(place)
-    return offsets
-
-
-def _cut_sums(sizes: Ints, edges: list[int], limit: int, most: int) -> list[int]:
-    sums = np.cumsum(sizes)
-    ends = np.searchsorted(sums, sums - sizes + limit, side="right").tolist()
-    offsets = [0]
-    for end in edges[1:]:
-        place = offsets[-1]
-        while place < end:
-            place = min(max(ends[place], place + 1), place + most, end)
-            offsets.append(place)
+        while (place := offsets[-1]) < end:
+            offsets.append(min(place + rows[place], end))
     return offsets

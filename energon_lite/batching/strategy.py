@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
-from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, checked_lengths
+from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, at_least_one, checked_lengths
 from energon_lite.batching.concat_split import ConcatSplit
 from energon_lite.batching.fixed_size import Fixed, LengthDifference, MaxLength
 from energon_lite.batching.greedy import Greedy
@@ -23,6 +23,7 @@ __all__ = [
     "PLAN_VERSION",
     "STRATEGIES",
     "Strategy",
+    "capacity_of",
     "describe",
     "from_dict",
     "packing_capacity",
@@ -121,8 +122,7 @@ def plan_in_chunks(
         >>> [part.tolist() for part in batches]
         [[0, 1], [2], [3]]
     """
-    if chunk < 1:
-        raise UsageError(f"chunk is {chunk}", fix="give at least 1 sample")
+    at_least_one("give at least 1 sample", chunk=chunk)
     lengths = checked_lengths(lengths)
     firsts = range(0, max(len(lengths), 1), chunk)
     parts = [
@@ -213,6 +213,12 @@ def to_dict(strategy: Strategy) -> dict[str, Any]:
     return document
 
 
+def capacity_of(strategy: Strategy) -> Capacity | None:
+    """What a micro-batch may hold; None: the strategy has no capacity."""
+    capacity = getattr(strategy, "capacity", None)
+    return capacity if isinstance(capacity, Capacity) else None
+
+
 def packing_capacity(strategy: Strategy) -> Capacity | None:
     """What a packed micro-batch may hold; None: the strategy's micro-batches are padded, or have no capacity.
 
@@ -220,10 +226,8 @@ def packing_capacity(strategy: Strategy) -> Capacity | None:
         >>> packing_capacity(ConcatSplit(64))
         Capacity(limit=64, unit='packed_tokens', ...)
     """
-    if isinstance(strategy, ConcatSplit):
-        return Capacity(strategy.tokens)
-    capacity = getattr(strategy, "capacity", None)
-    return capacity if isinstance(capacity, Capacity) and capacity.adds_up else None
+    capacity = capacity_of(strategy)
+    return capacity if capacity is not None and capacity.adds_up else None
 
 
 def describe(strategy: Strategy) -> str:

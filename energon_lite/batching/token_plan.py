@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
@@ -117,10 +117,8 @@ class TokenPlan(Plan):
     step: int | None = None
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise UsageError(f"plan_chunk is {self.chunk}", fix="give at least 1 sample")
-        if self.step is not None and self.step < 1:
-            raise UsageError(f"micro_batches_per_step is {self.step}", fix="give at least 1, or None")
+        at_least_one("give at least 1 sample", plan_chunk=self.chunk)
+        at_least_one("give at least 1, or None", micro_batches_per_step=self.step)
 
     start: ClassVar[Place] = (0, 0)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,48 @@ class Block(NamedTuple):
     position: Ints  # [positions] position inside the leaf's own stream
 
 
-class Blend:
+class Layout:
+    """Blocks, laid out when they are asked for; the last few are kept.
+
+    Args:
+        counts: of the blocks.
+        key: 64 bits; decides the places inside the blocks.
+        start: the first position; it may lie inside a block, of which the layout then has the rest.
+    """
+
+    def __init__(self, counts: BlockCounts, key: int, start: int = 0):
+        self.counts = counts
+        self._key = key
+        self._start = start
+        self._blocks: dict[int, Block] = {}
+
+    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
+        leaf, position = np.empty_like(positions), np.empty_like(positions)
+        for number, here, slots in blocks_of(positions, self._start):
+            block = self.block(number)
+            leaf[here], position[here] = block.leaf[slots], block.position[slots]
+        return leaf, position
+
+    def counts_before(self, position: int) -> Ints:
+        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        number = position >> BLOCK_BITS
+        counts = self.counts.block(number).before
+        inside = position - max(number << BLOCK_BITS, self._start)
+        return counts + np.bincount(self.block(number).leaf[:inside], minlength=len(counts)) if inside else counts
+
+    def block(self, number: int) -> Block:
+        """All positions of a block."""
+        block = self._blocks.get(number)
+        if block is None:
+            while len(self._blocks) >= 4:
+                self._blocks.pop(next(iter(self._blocks)), None)
+            cut = (self._start,) if number * BLOCK < self._start else ()
+            block = self._blocks[number] = lay_out(self.counts.block(number), hash_ints(self._key, number, *cut))
+        return block
+
+
+class Blend(Layout):
     """Positions -> (leaf, position in the leaf's own stream), in proportion to ``weights``.
 
     Args:
@@ -56,15 +97,7 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float], key: int):
-        self._layout = Layout(BlockCounts(integer_shares(weights)), key)
-
-    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
-        return self._layout.lookup(positions)
-
-    def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
-        return self._layout.counts_before(position)
+        super().__init__(BlockCounts(integer_shares(weights)), key)
 
 
 class EpochBlend:
@@ -160,59 +193,6 @@ class EpochBlend:
         return found
 
 
-class Blocks(Protocol):
-    """What knows how many samples of each leaf a block has."""
-
-    def block(self, number: int) -> CountRange: ...
-
-
-class Layout:
-    """Blocks, laid out when they are asked for; the last few are kept.
-
-    Args:
-        counts: of the blocks.
-        key: 64 bits; decides the places inside the blocks.
-        start: the first position; it may lie inside a block, of which the layout then has the rest.
-    """
-
-    def __init__(self, counts: Blocks, key: int, start: int = 0):
-        self.counts = counts
-        self._key = key
-        self._start = start
-        self._blocks: dict[int, Block] = {}
-
-    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
-        leaf, position = np.empty_like(positions), np.empty_like(positions)
-        if is_run(positions):
-            for number, part, slots in blocks_of_run(int(positions[0]), len(positions), self._start):
-                block = self.block(number)
-                leaf[part], position[part] = block.leaf[slots], block.position[slots]
-            return leaf, position
-        for number, here in by_block(positions):
-            block = self.block(number)
-            within = positions[here] - max(number * BLOCK, self._start)
-            leaf[here] = block.leaf.take(within)
-            position[here] = block.position.take(within)
-        return leaf, position
-
-    def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
-        number = position >> BLOCK_BITS
-        counts = self.counts.block(number).before
-        inside = position - max(number << BLOCK_BITS, self._start)
-        return counts + np.bincount(self.block(number).leaf[:inside], minlength=len(counts)) if inside else counts
-
-    def block(self, number: int) -> Block:
-        """All positions of a block."""
-        block = self._blocks.get(number)
-        if block is None:
-            while len(self._blocks) >= 4:
-                self._blocks.pop(next(iter(self._blocks)), None)
-            cut = (self._start,) if number * BLOCK < self._start else ()
-            block = self._blocks[number] = lay_out(self.counts.block(number), hash_ints(self._key, number, *cut))
-        return block
-
-
 def lay_out(range_: CountRange, entropy: int) -> Block:
     """Spread each leaf's samples evenly over a block, at random inside its part."""
     counts = range_.inside
@@ -239,27 +219,29 @@ def lay_out(range_: CountRange, entropy: int) -> Block:
     return Block(leaf, position)
 
 
-def is_run(positions: Ints) -> bool:
-    """Whether positions are consecutive, as they mostly are in large requests; there is at least one then."""
+def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | Ints, slice | Ints]]:
+    """The blocks in which positions lie, which of the positions, and where these stand in their block, whose first
+    position is ``start`` if that is inside it."""
+    if _are_consecutive(positions):
+        first, stop = int(positions[0]), int(positions[-1]) + 1
+        for number in range(first >> BLOCK_BITS, (stop - 1 >> BLOCK_BITS) + 1):
+            origin = max(number << BLOCK_BITS, start)
+            here = slice(max(origin, first), min(number + 1 << BLOCK_BITS, stop))
+            yield number, slice(here.start - first, here.stop - first), slice(here.start - origin, here.stop - origin)
+        return
+    for number, which in _by_block(positions):
+        yield number, which, positions[which] - max(number << BLOCK_BITS, start)
+
+
+def _are_consecutive(positions: Ints) -> bool:
+    """As they mostly are in large requests; there is at least one then."""
     count = len(positions)
     if not count or int(positions[-1]) - int(positions[0]) != count - 1:
         return False
     return bool((positions[1:] - positions[:-1] == 1).all())
 
 
-def blocks_of_run(first: int, count: int, start: int = 0) -> Iterator[tuple[int, slice, slice]]:
-    """The blocks of ``count`` consecutive positions, which of the positions, and where they stand in their block, whose
-    first position is ``start`` if that is inside it."""
-    position, stop = first, first + count
-    while position < stop:
-        number = position >> BLOCK_BITS
-        end = min(stop, (number + 1) << BLOCK_BITS)
-        origin = max(number << BLOCK_BITS, start)
-        yield number, slice(position - first, end - first), slice(position - origin, end - origin)
-        position = end
-
-
-def by_block(positions: Ints) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+def _by_block(positions: Ints) -> Iterator[tuple[int, slice | Ints]]:
     """The blocks in which positions lie, and which of the positions."""
     if not len(positions):
         return

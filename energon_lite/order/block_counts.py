@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 
-__all__ = ["BLOCK", "BLOCK_BITS", "BlockCounts", "CountRange", "largest"]
+__all__ = ["BLOCK", "BLOCK_BITS", "BlockCounts", "CountRange", "fill"]
 
 BLOCK_BITS = 12
 #: Positions in a block.
@@ -99,13 +99,7 @@ def _halves(range_: CountRange) -> tuple[CountRange, CountRange]:
     left = whole + np.floor(rest).astype(np.int64)
     np.minimum(np.maximum(left, 0, out=left), n, out=left)
     lag = (whole - left) + rest
-    missing = length - int(left.sum())
-    if missing:
-        step = 1 if missing > 0 else -1
-        able = left < n if missing > 0 else left > 0
-        chosen = largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
-        left += chosen
-        lag -= chosen
+    fill(left, lag, n, length)
     np.negative(lag, out=lag)
     return (
         CountRange(range_.first_block, middle, length, range_.before, left, range_.error_start, lag),
@@ -119,6 +113,17 @@ def _halves(range_: CountRange) -> tuple[CountRange, CountRange]:
             range_.error_stop,
         ),
     )
+
+
+def fill(counts: Ints, lag: NDArray[np.float64], most: Ints, length: int) -> None:
+    """Give one more (or less) to those that lag most (or least) until the sum is ``length``, none less than zero or
+    more than ``most``; both arrays are changed."""
+    while missing := length - int(counts.sum()):
+        step = 1 if missing > 0 else -1
+        able = counts < most if step > 0 else counts > 0
+        chosen = largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
+        counts += chosen
+        lag -= chosen
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ints:

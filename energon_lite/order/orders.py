@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend, EpochBlend, blocks_of_run, by_block, is_run
+from energon_lite.order.blend import Blend, EpochBlend, blocks_of
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.rebase import Rebase, stages_from
@@ -68,33 +68,7 @@ class _WholeBlocks:
             return self._large(positions)
         if not (len(positions) >= _ENOUGH or self._blocks):
             return self._compute(positions)
-        if is_run(positions):
-            return self._run(positions)
-        parts = list(by_block(positions))
-        whole = len(positions) >= _ENOUGH * len(parts)
-        if not (whole or any(number in self._blocks for number, _ in parts)):
-            return self._compute(positions)
-        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
-        for number, here in parts:
-            part = self._part(number, positions[here], whole)
-            for column, values in zip(found.columns(), part.columns(), strict=True):
-                column[here] = values
-        return found
-
-    def _large(self, positions: Ints) -> Addresses:
-        """In pieces whose intermediate arrays stay in the processor's cache."""
-        if (positions[1:] < positions[:-1]).any():  # pieces would come back to the same blocks again and again
-            return self._compute(positions)
-        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
-        for start in range(0, len(positions), _AT_ONCE):
-            piece = slice(start, start + _AT_ONCE)
-            for column, values in zip(found.columns(), self._compute(positions[piece]).columns(), strict=True):
-                column[piece] = values
-        return found
-
-    def _run(self, positions: Ints) -> Addresses:
-        """Addresses of consecutive positions."""
-        parts = list(blocks_of_run(int(positions[0]), len(positions)))
+        parts = list(blocks_of(positions))
         whole = len(positions) >= _ENOUGH * len(parts)
         if not (whole or any(number in self._blocks for number, _, _ in parts)):
             return self._compute(positions)
@@ -107,13 +81,16 @@ class _WholeBlocks:
                 column[here] = values[slots]
         return found
 
-    def _part(self, number: int, positions: Ints, whole: bool) -> Addresses:
-        """Addresses of positions of one block."""
-        block = self._block(number, whole)
-        if block is None:
+    def _large(self, positions: Ints) -> Addresses:
+        """In pieces whose intermediate arrays stay in the processor's cache."""
+        if (positions[1:] < positions[:-1]).any():  # pieces would come back to the same blocks again and again
             return self._compute(positions)
-        slots = positions - number * BLOCK
-        return Addresses(block.leaf.take(slots), block.index.take(slots), block.epoch.take(slots))
+        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        for start in range(0, len(positions), _AT_ONCE):
+            piece = slice(start, start + _AT_ONCE)
+            for column, values in zip(found.columns(), self._compute(positions[piece]).columns(), strict=True):
+                column[piece] = values
+        return found
 
     def _block(self, number: int, whole: bool) -> Addresses | None:
         """All addresses of a block; None if they are not there, and should not be made."""

@@ -47,12 +47,12 @@ Keys = NDArray[np.uint64]
 
 
 def rounds_for(n: int) -> int:
-    """Number of Feistel rounds used for a domain of ``n`` elements."""
-    return 6 if n > 0xFFFF else 12
+    """Number of Feistel rounds used for a domain of ``n`` elements; 0: it is a table."""
+    return 6 if n > 0xFFFF else 12 if n > TABLE_LENGTH else 0
 
 
 def rounds_of_each(n: Ints) -> Ints:
-    """:func:`rounds_for` of many sizes; 0 for those that are tables."""
+    """:func:`rounds_for` of many sizes."""
     return np.where(n <= TABLE_LENGTH, 0, np.where(n > 0xFFFF, 6, 12))
 
 
@@ -141,8 +141,7 @@ def _dispatch(index: Ints, n: int | Ints, key: int | Keys, direction: Direction)
     if isinstance(n, int):
         if n <= TABLE_LENGTH and isinstance(key, int):
             return (_table if direction == 1 else _inverse_table)(n, key)[index].astype(np.int64)
-        kind = 0 if n <= TABLE_LENGTH else rounds_for(n)
-        kinds = {kind: slice(None)}
+        kinds = {rounds_for(n): slice(None)}
     else:
         of = rounds_of_each(n)
         found = [kind for kind in (0, 6, 12) if (of == kind).any()]  # not np.unique, whose first call is slow
@@ -153,18 +152,11 @@ def _dispatch(index: Ints, n: int | Ints, key: int | Keys, direction: Direction)
         size = n if isinstance(n, int) else n[where]
         keys = key if isinstance(key, int) else key[where]
         if kind == 0:
-            out[where] = _look_up(i, _as_array(size, i), _as_keys(keys, i), direction)
+            sizes, keys = np.broadcast_to(size, i.shape), np.broadcast_to(np.asarray(keys, np.uint64), i.shape)
+            out[where] = _look_up(i, sizes, keys, direction)
         else:
             out[where] = _cycle_walk_array(i, size, keys, kind, direction)
     return out
-
-
-def _as_array(value: int | Ints, like: Ints) -> Ints:
-    return np.full(len(like), value, dtype=np.int64) if isinstance(value, int) else value
-
-
-def _as_keys(value: int | Keys, like: Ints) -> Keys:
-    return np.full(len(like), value, dtype=np.uint64) if isinstance(value, int) else value
 
 
 def _cycle_walk_array(index: Ints, n: int | Ints, key: int | Keys, rounds: int, direction: Direction) -> Ints:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 from energon_lite.order.blend import Layout, integer_shares
-from energon_lite.order.block_counts import BLOCK, BlockCounts, CountRange, largest
+from energon_lite.order.block_counts import BLOCK, BlockCounts, CountRange, fill
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.share_integral import Ideal, ShareIntegral, begin
 
@@ -252,12 +252,7 @@ def _rounded(ideal: Ideal, before: Ints, most: Ints, length: int) -> Ints:
     wanted = ideal.whole - before
     counts = np.clip(wanted, 0, most)
     lag = (wanted - counts) + ideal.fraction * 2.0**-62
-    while missing := length - int(counts.sum()):
-        step = 1 if missing > 0 else -1
-        able = counts < most if step > 0 else counts > 0
-        chosen = largest(np.where(able, lag if step > 0 else -lag, -np.inf), abs(missing)) * step
-        counts += chosen
-        lag -= chosen
+    fill(counts, lag, most, length)
     return counts
 
 

@@ -1,13 +1,27 @@
-"""The default length of a chunk, and the default number of lanes."""
+"""What a chunk may be, its default length, and the default number of lanes."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.chunks import default_chunk_size, default_lanes, worlds_for
+from energon_lite.batching.chunks import ChunkPlan, default_chunk_size, default_lanes, worlds_for
+from energon_lite.errors import UsageError
+from energon_lite.order import ConcatOrder
 
 sizes = st.integers(1, 5000)
+
+
+@pytest.mark.parametrize("buffer", [None, 5])
+def test_what_is_no_chunk(buffer: int | None) -> None:
+    with pytest.raises(UsageError, match=r"chunk_size is 0\s+fix: +give at least 1$"):
+        ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=0, packing_buffer_size=buffer)
+    with pytest.raises(UsageError, match=r"batch_size is 0\s+fix: +give at least 1, or None"):
+        ChunkPlan(ConcatOrder([9]), batch_size=0, chunk=5)
+    with pytest.raises(UsageError, match="chunk_size is 4, but packing_buffer_size 5"):
+        ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=4, packing_buffer_size=5)
+    ChunkPlan(ConcatOrder([9]), batch_size=1, chunk=5, packing_buffer_size=buffer)
 
 
 @given(batch_size=sizes | st.none(), buffer=sizes | st.none(), endless=st.booleans(), carries=st.booleans())

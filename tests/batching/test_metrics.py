@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.metrics import even_balance, lateness, length_correlation, measure_plan, rank_loads
@@ -38,6 +40,16 @@ def test_correlation_of_lengths() -> None:
     opposite = from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.tile([1, 100], 50))
     assert length_correlation(opposite) == pytest.approx(-1)
     assert length_correlation(from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.full(9, 4))) == 0
+
+
+@given(st.lists(st.lists(st.integers(1, 999), max_size=4), min_size=1, max_size=8))
+def test_micro_batches_without_samples_change_no_correlation(groups: list[list[int]]) -> None:
+    """Steps that are evened out have some, where samples are few."""
+    lengths = np.array([length for group in groups for length in group], dtype=np.int64)
+    whole = MicroBatches.of([np.arange(len(lengths))] if len(lengths) else [], lengths, packed=False)
+    batches = whole.regrouped(np.arange(len(lengths)), [len(group) for group in groups])
+    without = whole.regrouped(np.arange(len(lengths)), [len(group) for group in groups if group])
+    assert length_correlation(batches) == pytest.approx(length_correlation(without))
 
 
 def test_variance_of_steps() -> None:

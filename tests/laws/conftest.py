@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,11 @@ import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
 from energon_lite.loading.iterators import lane_iterator
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from token_data import length_of
 
 
 class Cluster:
@@ -130,6 +136,16 @@ def augment() -> type[Augment]:
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level("ERROR", logger="energon_lite")
     yield
+
+
+@pytest.fixture
+def known_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any column of any data set has the lengths of ``token_data``."""
+
+    def column(self: WebdatasetSource, name: str) -> np.ndarray:
+        return np.array([length_of(index) for index in range(len(self))], dtype=np.int64)
+
+    monkeypatch.setattr(WebdatasetSource, "column", column)
 
 
 Leaves = Sequence[tuple[int, float]]

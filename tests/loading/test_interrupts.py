@@ -20,7 +20,7 @@ import torch
 from in_time import in_time
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.hooks import global_generators
+from energon_lite.hooks import global_generators, running_context
 from energon_lite.hooks.global_generators import LendingScope
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
@@ -91,6 +91,7 @@ def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, h
                 found.append(_keys(next(batches)))
         except KeyboardInterrupt:
             pass
+        assert running_context() is None and global_generators._scope.get() is None, "a hook seems to run still"
         state = loader.save_state_rank()
         assert state["position"] == len(found)
         if not threads:  # which may be lent them at this moment

@@ -72,6 +72,17 @@ def test_arrays() -> None:
     assert decoded.keys() == {"a", "b"} and decoded["b"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("shape", [(7,), (2, 3, 4), ()])
+def test_most_headers_of_arrays_are_not_parsed_as_source(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes longer than all the rest."""
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.save(file := io.BytesIO(), array)
+    monkeypatch.setattr(np.lib.format, "read_magic", None)
+    assert np.array_equal(decoding._decode_array(file.getvalue()), array)
+
+
 @given(
     array=arrays(
         dtype=st.sampled_from(["<i4", "<f8", ">i2", "|u1", "|b1", "<c8", "<f2", "|i1", "<U3", "<M8[s]"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -108,8 +109,12 @@ class InlineExecutor(Executor):
         return job
 
     def result(self, ticket: Any) -> Result:
+        # Which hook runs is noted in a context of the job's own: the caller's is as it was, whenever Ctrl-C comes.
+        return copy_context().run(self._run, ticket)
+
+    def _run(self, job: Any) -> Result:
         with LendingScope():
-            return self._pipeline.run(ticket)
+            return self._pipeline.run(job)
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
         return map(self.result, jobs)

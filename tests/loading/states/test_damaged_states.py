@@ -244,6 +244,17 @@ def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> N
     assert loader.save_state_rank() == state
 
 
+@pytest.mark.parametrize("kind", ["planned", "finite"])
+def test_two_places_at_once(leaf_of: Callable[..., Path], kind: str) -> None:
+    """With micro-batches of a fixed size, the position is the place."""
+    loader, state = _state(kind, leaf_of)
+    loader.restore_state_rank(state | {"place": [state["position"]]})
+    for place in (state["position"] - 1, state["position"] + 1):
+        with pytest.raises(StateError, match=f"damaged: position is {state['position']}"):
+            loader.restore_state_rank(state | {"place": [place]})
+    assert loader.save_state_rank() == state
+
+
 def test_files_that_are_nested_or_shared_without_end(
     leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
