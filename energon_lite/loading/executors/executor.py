@@ -100,7 +100,10 @@ class Executor(Protocol):
 
 
 class InlineExecutor(Executor):
-    """Runs each job in this process, when its result is asked for. A ticket is the job itself."""
+    """Runs each job in this process, when its result is asked for. A ticket is the job itself.
+
+    Which hook runs is noted in a context of the job's own, so the caller's is as it was, whenever Ctrl-C comes.
+    """
 
     def __init__(self, pipeline: JobRunner):
         self._pipeline = pipeline
@@ -109,7 +112,6 @@ class InlineExecutor(Executor):
         return job
 
     def result(self, ticket: Any) -> Result:
-        # Which hook runs is noted in a context of the job's own: the caller's is as it was, whenever Ctrl-C comes.
         return copy_context().run(self._run, ticket)
 
     def _run(self, job: Any) -> Result:
@@ -122,4 +124,5 @@ class InlineExecutor(Executor):
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""
         assert isinstance(self._pipeline, ChunkPipeline)
-        return lending(self._pipeline.batches(ticket))
+        context, made = copy_context(), lending(self._pipeline.batches(ticket))
+        return iter(lambda: context.run(next, made, None), None)
