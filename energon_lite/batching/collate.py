@@ -156,8 +156,12 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
     if dataclasses.is_dataclass(first):
         if hasattr(first, "from_samples"):
             return batch_from_samples(kind, values, padding)
-        names = [field.name for field in dataclasses.fields(first)]
-        return kind(**{name: collate_entry(name, [*map(attrgetter(name), values)], padding, path) for name in names})
+        fields = {}
+        for field in dataclasses.fields(first):
+            column = list(map(attrgetter(field.name), values))
+            of_base = _OF_BASE_FIELDS.get(field.name)
+            fields[field.name] = of_base(column) if of_base else _collate(column, padding, (*path, field.name))
+        return kind(**fields)
     columns = zip(kind._fields, zip(*values, strict=True), strict=True)
     return kind(*(_collate(column, padding, (*path, name)) for name, column in columns))
 

@@ -114,7 +114,8 @@ class InARow:
         self._early = 0
         if mark is None:
             self._late = 0
-        self._forget(len(HOOK_ORDER) if mark is None else _SELECTION)
+        if self._calls:
+            self._forget(len(HOOK_ORDER) if mark is None else _SELECTION)
 
     def add(self, failure: Failure) -> FatalSampleError | None:
         """The error that ends the iteration, if this failure is one too many."""

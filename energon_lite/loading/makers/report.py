@@ -68,7 +68,7 @@ class Report:
         Raises:
             FatalSampleError: too many failures in a row.
         """
-        if _are_one(outcomes) or _KINDS.isdisjoint(map(type, outcomes)):
+        if _KINDS.isdisjoint(map(type, outcomes)):
             if outcomes:
                 self._in_a_row.fine()
             return
@@ -88,9 +88,6 @@ class Report:
         """
         self.batches += batches
         self.tokens += tokens
-        if _are_one(outcomes):
-            self._delivered[outcomes[0]] += len(outcomes)
-            return
         if _KINDS.isdisjoint(map(type, outcomes)):
             self._delivered.update(outcomes)
             return
@@ -195,8 +192,3 @@ class Report:
             failure.reason,
             failure.details.rstrip(),
         )
-
-
-def _are_one(outcomes: Sequence[Outcome]) -> bool:
-    """Whether they are all the same leaf."""
-    return bool(outcomes) and type(outcomes[0]) is int and outcomes.count(outcomes[0]) == len(outcomes)
