@@ -268,7 +268,7 @@ class WorkerPool(Executor):
                 if self._jobs.pop(ticket, None) is None:
                     continue
                 outcome = Result(*value) if ok else value
-                if self._options.trace and isinstance(outcome, Result):
+                if self._options.trace and self._options.start_method != "thread" and isinstance(outcome, Result):
                     note_transfer(outcome, began, worker.since)
                 self._done[ticket] = outcome
                 self._sizes[ticket] = size

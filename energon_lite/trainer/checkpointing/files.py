@@ -228,6 +228,7 @@ class CheckpointWriter(StorageWriter):
                     # Of a view, the memory of all would be written.
                     whole = values.untyped_storage().size() == values.nbytes
                     torch.save(values if whole else values.clone(), file)  # type: ignore[arg-type]
+                    del values  # before the next one is made: two of the largest would be in memory
                     length = file.size - offset
                     results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
         future: Future[list[WriteResult]] = Future()
