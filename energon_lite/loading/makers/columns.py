@@ -40,6 +40,7 @@ class LeafFields:
         parts: those that are needed.
         steps: by part, what is done with its bytes (None: nothing), and the fields that it gives, with the accesses
             into what it becomes (None: the whole).
+        decodes: anything is done with the bytes of any part.
         absent: fields of a sample that are left to their defaults.
         can_collate: a batch of such samples is just their fields, collated.
     """
@@ -52,6 +53,7 @@ class LeafFields:
         }
         for name, access in fields.items():
             self.steps[access.part][1].append((name, access if access.steps else None))
+        self.decodes = any(function is not None for function, _ in self.steps.values())
         there = {field.name: field for field in dataclasses.fields(kind) if field.init}
         given = fields.keys() | set(BASE_FIELDS)
         self.absent = [field for name, field in there.items() if name not in given]

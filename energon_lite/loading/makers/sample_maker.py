@@ -103,6 +103,10 @@ class SampleMaker:
             return None
         if len(addresses) * self._largest > _READ_TOGETHER:
             return None
+        for number in {address[0] for address in addresses}:
+            fields = self.leaves[number].fields
+            if fields is None or fields.decodes:
+                return None  # one that is broken, or needs a loader, would have all be read and decoded twice
         try:
             rows, places = self.read_together(addresses)
             keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
@@ -173,7 +177,7 @@ class SampleMaker:
         try:
             sample = None if self.observers else rows.sample(at, key)
             if sample is None or rows.columns is None:
-                name, sample = self.load(rows, at, key)
+                name, sample = self.load(rows, at, key, is_tried=not self.observers)
             else:
                 name = rows.columns.keys[at]
             for hook, function in self._sample_hooks:
@@ -186,8 +190,11 @@ class SampleMaker:
         except Rejected as rejected:
             return rejected
 
-    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
+    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
         """The name of a sample, and the sample before the hooks (but cooked).
+
+        Args:
+            is_tried: the rows have been asked for it, and have none.
 
         Raises:
             Rejected: there is none.
@@ -197,7 +204,7 @@ class SampleMaker:
             name = rows.columns.keys[at]
             if self.observers:
                 self.tell("decode", leaf.name, name)
-            sample = rows.sample(at, restore_key)
+            sample = None if is_tried else rows.sample(at, restore_key)
             if sample is not None:
                 return name, sample
             raw = rows.raw(at)

@@ -12,6 +12,7 @@ import pytest
 
 import energon_lite
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.read.sample_reader import SampleReader
 
 PACKAGE = str(Path(energon_lite.__file__).parent)
@@ -57,6 +58,44 @@ def test_samples_of_a_job_are_read_together(
     for _, batch in zip(range(5), loader, strict=False):
         assert [sample.text for sample in batch] == [sample.__key__ for sample in batch]
     assert reads == [8] * 5
+
+
+@pytest.mark.parametrize("encoder", [Encodes(), Batches()])
+def test_samples_that_take_a_loader_are_read_once(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, encoder: TaskEncoder
+) -> None:
+    reads = list[int]()
+    read = SampleReader.read
+
+    def counting(self: Any, indices: Any) -> Any:
+        reads.append(len(indices))
+        return read(self, indices)
+
+    monkeypatch.setattr(SampleReader, "read", counting)
+    monkeypatch.setattr(Leaf, "fields", None)  # as where code of the user's makes samples
+    for _, batch in zip(range(5), _loader(leaf_of(50), encoder, batch_size=8), strict=False):
+        assert [sample.text for sample in batch] == [sample.__key__ for sample in batch]
+    assert reads == [8] * 5
+
+
+@pytest.mark.parametrize("encoder", [Encodes(), Batches()])
+def test_one_that_is_broken_has_no_other_decoded_twice(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, encoder: TaskEncoder
+) -> None:
+    loader = _loader(leaf_of(8), encoder, batch_size=8)
+    fields = loader.dataset.leaves[0].fields
+    ((part, (_, named)),) = fields.steps.items()
+    seen = list[bytes]()
+
+    def decode(data: bytes) -> str:
+        seen.append(data)
+        if len(seen) == 3:
+            raise ValueError("broken")
+        return data.decode()
+
+    fields.steps[part] = decode, named
+    assert len(next(iter(loader))) == 8
+    assert len(seen) == 8  # the sample loader makes the one that was broken
 
 
 def _calls(loader: Any) -> Counter[str]:
