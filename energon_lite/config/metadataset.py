@@ -24,7 +24,7 @@ from energon_lite.config.metadataset_document import (
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
 __all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
@@ -308,7 +308,7 @@ def _locate(reference: Reference) -> str:
             raise node.error(what, fix, expected="a local .yaml file")
         return text
     path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
-    if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
+    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
         return path
     expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
     if os.path.isfile(path):

@@ -14,7 +14,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
-__all__ = ["copy_file", "is_remote", "list_files", "read_range"]
+__all__ = ["copy_file", "file_size", "is_remote", "list_files", "read_range"]
 
 #: Seconds to wait before a failed request is sent again.
 _RETRIES = (0.2, 1.0, 3.0)
@@ -94,6 +94,20 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
         return {}
     prefix = where.lstrip("/") + "/"
     return {name.lstrip("/").removeprefix(prefix): info for name, info in found.items()}
+
+
+def file_size(url: str) -> int:
+    """Bytes of a remote file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store does not answer, or does not say.
+    """
+    fs, path = _file_system(url)
+    size = _tried(lambda: fs.info(path), url, None).get("size")
+    if size is None:
+        raise DatasetError("the store does not say how large the file is", where=url, fix="copy it to a local disk")
+    return int(size)
 
 
 def copy_file(url: str, name: str, target: str, size: int | None) -> None:
