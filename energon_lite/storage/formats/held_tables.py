@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from energon_lite.errors import ShardFormatError
+
 __all__ = ["HELD_BYTES", "HeldTables", "held_tables"]
 
 #: Bytes that a process keeps decoded at most; but always one piece. ``ENERGON_LITE_HELD_BYTES`` says another number.
@@ -35,14 +37,14 @@ class HeldTables:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made for a key, or is made now: a table, or an error, which is raised each time it is asked for."""
+        """What was made for a key, or is made now. That a piece is damaged is kept, too, and raised again."""
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
         if found is None:
             try:
                 made = make()
-            except Exception as error:
+            except ShardFormatError as error:
                 made = error.with_traceback(None)  # each sample of a damaged piece would read all of it again
             found = (made, int(getattr(made, "nbytes", 0)))
             self._keep(key, found)

@@ -16,10 +16,11 @@ class _Lazily:
     """Opens a data set by a function of a module that is imported then."""
 
     module: str
+    function: str = "open_source"
 
     def __call__(self, path: str, split_part: str) -> Source:
-        opened: Any = import_module(f"energon_lite.storage.formats.{self.module}").open_source(path, split_part)
-        source: Source = opened
+        functions: Any = import_module(f"energon_lite.storage.formats.{self.module}")
+        source: Source = getattr(functions, self.function)(path, split_part)
         return source
 
 
@@ -34,3 +35,4 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 for _scheme, (_module, _extensions, _marker) in FORMATS.items():
     register_source(_scheme, _Lazily(_module), extensions=_extensions, marker=_marker)
+register_source("megatron_sequences", _Lazily("megatron", "open_sequences"))

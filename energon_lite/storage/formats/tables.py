@@ -9,6 +9,7 @@ them, in a full permutation, each row costs the row group that it is in.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -76,6 +77,7 @@ class TableSource:
         self.part_names = frozenset(first.names if self._columns is None else self._columns)
         rows = [count for file in self.files for count in file.group_rows]
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._bounds = self._starts.tolist()
         self._groups = [(place, group) for place, file in enumerate(self.files) for group in range(len(file.group_rows))]
         self.identity = hashlib.sha256(" ".join(file.digest for file in self.files).encode()).hexdigest()
         decoded = sum(file.column_bytes[name] for file in self.files for name in self.part_names)
@@ -91,7 +93,7 @@ class TableSource:
 
     def locate(self, index: int) -> tuple[int, int]:
         """The file that a row is in, and its row group there."""
-        return self._groups[int(np.searchsorted(self._starts, index, side="right")) - 1]
+        return self._groups[bisect_right(self._bounds, index) - 1]
 
     def read(self, index: int) -> Mapping[str, Any]:
         return {name: values[0] for name, values in self.read_many([index]).items()}

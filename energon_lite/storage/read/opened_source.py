@@ -120,15 +120,17 @@ class OpenedSource:
         wanted = [start + index for index in indices]
         found = read_many(wanted)
         if self._renaming is None:
-            names = tuple(name for name in found if self._parts is None or name in self._parts)
-            parts = {name: found[name] for name in names}
+            parts = {name: found[name] for name in found if self._parts is None or name in self._parts}
         else:
             made = {name: one for name, one in self._renaming.items() if self._parts is None or name in self._parts}
             parts = {name: [make(value) for value in found[column]] for name, (column, make) in made.items()}
         if any(len(values) != len(wanted) for values in parts.values()):
             raise DatasetError("read_many returned columns of another length", where=self.path)
-        locate = getattr(source, "locate", None)
-        shards = [self.shard_names[0 if locate is None else locate(index)[0]] for index in wanted]
+        names, locate = self.shard_names, getattr(source, "locate", None)
+        if locate is None or len(names) == 1:
+            shards = [names[0]] * len(wanted)
+        else:
+            shards = [names[locate(index)[0]] for index in wanted]
         return Columns(list(map(str, wanted)), shards, tuple(parts), parts)
 
     def column(self, name: str) -> Any:
