@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "profile": "Find the largest capacity with which a training step fits into memory.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
     "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
+    "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",
     "tokenize": "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
     "convert-weights": "Convert weights from and to Hugging Face's Llama, or into one file.",
     "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",

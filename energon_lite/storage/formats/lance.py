@@ -7,10 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import DataIndexError, DatasetError, UsageError, listed
+from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, UsageError, listed
 from energon_lite.storage.formats.arrow_values import lengths_of, values_of
 
 __all__ = ["LanceSource", "open_source"]
+
+
+#: The process in which Lance was used first, of this one and those that it was forked from.
+_used_by: int | None = None
 
 
 def open_source(path: str, split_part: str) -> LanceSource:
@@ -89,7 +93,15 @@ class LanceSource:
         return vars(self) | {"_opened": None}
 
     def _dataset(self) -> Any:
-        if self._opened is None or self._opened[0] != os.getpid():  # its threads do not survive a fork
+        global _used_by
+        if self._opened is None or self._opened[0] != os.getpid():
+            if _used_by not in (None, os.getpid()):
+                raise FatalSampleError(
+                    "Lance does not work in processes that are forked from one that uses it: its threads are gone",
+                    where=self.path,
+                    fix="get_savable_loader(dataset, start_method='spawn')",
+                )
+            _used_by = os.getpid()
             try:
                 import lance
             except ImportError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, EmptyDatasetError, ShardFormatError, UsageError, listed
+from energon_lite.errors import DatasetError, EmptyDatasetError, FatalSampleError, ShardFormatError, listed
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
@@ -33,6 +33,11 @@ __all__ = ["MdsSource", "open_source"]
 _INDEX = "index.json"
 #: Names of the folders of splits, as they are common.
 _SPLITS = {"val": ("val", "validation", "valid", "dev", "eval")}
+
+
+#: Extensions of names to which none is added.
+_PICTURES = frozenset(["jpg", "jpeg", "png", "webp", "gif", "bmp"])
+_ALIKE = {"jpg": _PICTURES, "png": _PICTURES, "pkl": frozenset(["pkl", "pickle", "pyd"])}
 
 
 def open_source(path: str, split_part: str) -> MdsSource:
@@ -151,7 +156,7 @@ class MdsSource:
                     values.append((name, decode(data[at : at + size])))
                 at += size
         except ImportError as error:
-            raise UsageError(
+            raise FatalSampleError(
                 f"a column needs a package that is not installed: {error}",
                 where=self._path,
                 fix="pip install 'energon-lite[image]'",
@@ -229,7 +234,7 @@ class MdsSource:
 
 def _part_of(name: str, encoding: str) -> str:
     extension = EXTENSIONS.get(encoding)
-    if extension is None or name == extension or name.endswith(f".{extension}"):
+    if extension is None or name.rpartition(".")[2].lower() in _ALIKE[extension]:
         return name
     return f"{name}.{extension}"
 

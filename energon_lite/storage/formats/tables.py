@@ -23,9 +23,11 @@ from energon_lite.storage.formats.file_set import find_files
 from energon_lite.storage.formats.held_tables import held_tables
 from energon_lite.storage.formats.parquet_file import ParquetTable
 
-__all__ = ["TableSource", "open_source"]
+__all__ = ["BYTES_MARK", "TableSource", "open_source"]
 
 EXTENSIONS = (".parquet", ".arrow", ".feather")
+#: In the metadata of a column of text: samples have its bytes, so that they are decoded by the name (of JSON, say).
+BYTES_MARK = b"energon_lite.bytes"
 #: Footers that are read at the same time.
 _TOGETHER = 16
 
@@ -153,4 +155,8 @@ class TableSource:
             taken = table.slice(int(rows[0]), len(rows))
         else:
             taken = table.take(rows)
-        return {name: values_of(taken.column(name)) for name in table.column_names}
+        found = {name: values_of(taken.column(name)) for name in table.column_names}
+        for name in found:
+            if BYTES_MARK in (table.field(name).metadata or ()):
+                found[name] = [value.encode() if isinstance(value, str) else value for value in found[name]]
+        return found

@@ -6,7 +6,7 @@ import bz2
 import zlib
 from typing import Any
 
-from energon_lite.errors import ShardFormatError, UsageError
+from energon_lite.errors import FatalSampleError, ShardFormatError, UsageError
 
 __all__ = ["unpacked"]
 
@@ -25,7 +25,8 @@ def unpacked(data: bytes, how: str, size: int, path: str) -> bytes:
 
     Raises:
         ShardFormatError: it is damaged.
-        UsageError: the compression is unknown, or its package is not installed.
+        UsageError: the compression is unknown.
+        FatalSampleError: its package is not installed.
     """
     how = how.partition(":")[0]
     try:
@@ -37,7 +38,7 @@ def unpacked(data: bytes, how: str, size: int, path: str) -> bytes:
             found = _by_arrow(data, _ARROW[how], size, path)
         else:
             raise UsageError(f"compression {how!r} is unknown", where=path, fix="unpack the shards, or convert them")
-    except UsageError:
+    except (UsageError, FatalSampleError):
         raise
     except Exception as error:  # each decompressor raises its own
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
@@ -50,7 +51,7 @@ def _by_arrow(data: bytes, codec: str, size: int, path: str) -> bytes:
     try:
         import pyarrow
     except ImportError as error:
-        raise UsageError(
+        raise FatalSampleError(
             f"shards compressed by {codec} are unpacked by the package pyarrow: {error}",
             where=path,
             fix="pip install 'energon-lite[parquet]'",
