@@ -49,7 +49,13 @@ def command(
     size = bytes_of(shard_size)
     with progress(show_progress, "Converting", "shards") as show:
         report = convert_dataset(
-            source, target, shard_bytes=size, workers=num_workers, progress=show, without=others.pop("without"), **others
+            source,
+            target,
+            shard_bytes=size,
+            workers=num_workers,
+            progress=show,
+            without=others.pop("without"),
+            **others,
         )
     click.echo(f"{report.samples} samples in {report.shards} shards, {report.size / 1e6:.1f} MB: {report.path}")
     if report.made < report.shards:

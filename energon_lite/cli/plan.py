@@ -16,7 +16,7 @@ from energon_lite.batching.strategy import CHUNK, STRATEGIES, from_dict, packing
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.tables import aligned
 from energon_lite.documents import parse_yaml
-from energon_lite.documents.paths import local_path
+from energon_lite.documents.paths import is_data_path, local_path
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
@@ -116,7 +116,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
         DatasetError: not a prepared data set, or one without the column.
     """
     path = local_path(path)
-    if os.path.isfile(path) and not path.endswith((".yaml", ".yml", ".jsonl")):
+    if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):
         return _read_file(path)
     return np.concatenate(
         [

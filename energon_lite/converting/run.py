@@ -1,7 +1,8 @@
 """A whole data set converted: on all cores and ranks, as often as it takes.
 
-Units of work are runs of samples, each of which becomes a shard. A shard that is there is not made again, so a run that was
-killed goes on where it was. What was asked for is kept beside the shards; a run that asks for something else is refused.
+Units of work are runs of samples, each of which becomes a shard. A shard that is there is not made again, so a run that
+was killed goes on where it was. What was asked for is kept beside the shards; a run that asks for something else is
+refused.
 """
 
 from __future__ import annotations

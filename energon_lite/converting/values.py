@@ -1,8 +1,8 @@
 """What becomes of a part in another format.
 
-A part is the bytes of a file, whose kind its name says (``jpg``, ``txt``, ``json``), or a value. In a table and in MDS, text
-and numbers are to be read by others, so ``txt`` becomes text there, and ``cls`` a number; in a tar, a value becomes a file of
-a kind that has it back when it is decoded.
+A part is the bytes of a file, whose kind its name says (``jpg``, ``txt``, ``json``), or a value. In a table and in MDS,
+text and numbers are to be read by others, so ``txt`` becomes text there, and ``cls`` a number; in a tar, a value
+becomes a file of a kind that has it back when it is decoded.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ def is_file_struct(value: Any) -> bool:
 
 
 def as_value(name: str, value: Any) -> Any:
-    """A part as text, number or array, where it is one; else as it is. Of an array that has several axes, its file.
+    """A part as text, number or array, where it is one; else as it is.
 
     Raises:
         DecodeError: its bytes are not what its name says.
     """
     if isinstance(value, bytes) and extension_of(name) in _DECODED:
-        decoded = _DECODER.decode(name, value)
-        return value if isinstance(decoded, np.ndarray) and (decoded.ndim != 1 or not decoded.size) else decoded
+        return _DECODER.decode(name, value)
     return value
 
 

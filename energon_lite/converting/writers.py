@@ -103,9 +103,12 @@ class ParquetRows(ShardWriter):
         super().__init__(first, where)
         pa = import_arrow(where)
         names = list(dict.fromkeys(name for _, parts in first for name in parts))
+        self._columns: dict[str, str] = {}
         fields = []
         for name in names:
             values = [_for_table(name, parts.get(name)) for _, parts in first]
+            is_file = any(_is_grid(parts.get(name)) for _, parts in first) and extension_of(name) != "npy"
+            self._columns[name] = f"{name}.npy" if is_file else name  # so that it is decoded again
             try:
                 kind = _array(pa, values, None).type
             except (pa.ArrowException, TypeError, ValueError) as error:
@@ -113,7 +116,7 @@ class ParquetRows(ShardWriter):
                     f"part {name!r} has no type in Parquet: {error}", where=where, fix=f"leave it out: --without {name}"
                 ) from None
             mark = {BYTES_MARK: b"1"} if extension_of(name) in ("json", "jsn") and kind == pa.string() else None
-            fields.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind, metadata=mark))
+            fields.append(pa.field(self._columns[name], pa.string() if pa.types.is_null(kind) else kind, metadata=mark))
         self.schema = pa.schema(fields)
 
     def write(self, file: BinaryIO, samples: Iterable[Sample]) -> int:
@@ -134,15 +137,17 @@ class ParquetRows(ShardWriter):
     def _table(self, pa: Any, rows: Sequence[Sample]) -> Any:
         columns = []
         for key, parts in rows:
-            if others := parts.keys() - set(self.schema.names):
+            if others := parts.keys() - self._columns.keys():
                 raise self._unlike(key, f"it has {sorted(others)[0]!r}, too")
-        for field in self.schema:
-            values = [_for_table(field.name, parts.get(field.name)) for _, parts in rows]
+        for name, field in zip(self._columns, self.schema, strict=True):
+            values = [_for_table(name, parts.get(name)) for _, parts in rows]
             try:
                 columns.append(_array(pa, values, field.type))
             except (pa.ArrowException, TypeError, ValueError) as error:
                 what = " ".join(str(error).split())[:200]
-                raise self._unlike(rows[0][0], f"{field.name!r} of it or of one behind it is no {field.type}: {what}") from None
+                raise self._unlike(
+                    rows[0][0], f"{field.name!r} of it or of one behind it is no {field.type}: {what}"
+                ) from None
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
@@ -150,9 +155,13 @@ def _for_table(name: str, value: Any) -> Any:
     if isinstance(value, bytes) and extension_of(name) in ("json", "jsn"):
         with suppress(UnicodeDecodeError):
             return value.decode()
-    if isinstance(value, np.ndarray) and (value.ndim != 1 or value.dtype.kind not in "iuf"):
-        return as_file(name, value, "")[1]
-    return as_value(name, value)
+    value = as_value(name, value)
+    return as_file(name, value, "")[1] if _is_grid(value) else value
+
+
+def _is_grid(value: Any) -> bool:
+    """Whether a value is an array that is no list of numbers: a table has its file."""
+    return isinstance(value, np.ndarray) and (value.ndim != 1 or value.dtype.kind not in "iuf")
 
 
 def _array(pa: Any, values: list[Any], kind: Any) -> Any:
@@ -180,6 +189,10 @@ _MDS_FILES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "json": "json", "jsn"
 _MDS_FILES |= dict.fromkeys(("txt", "text", "transcript"), "str")
 
 
+#: Encodings that are text, and what is written so.
+_TEXTS: dict[str, tuple[type, ...]] = {"str": (str,), "str_int": (int,), "str_float": (int, float)}
+
+
 class Mds(ShardWriter):
     """MDS shards, as MosaicML's ``streaming`` reads them. All samples have the same parts."""
 
@@ -190,7 +203,7 @@ class Mds(ShardWriter):
         self.columns: dict[str, str] = {}
         for name in sorted({name for _, parts in first for name in parts}):
             kinds = {self._encoding(name, parts.get(name)) for _, parts in first}
-            kinds = {"float64"} if kinds == {"int", "float64"} else kinds
+            kinds = {"str_float"} if kinds == {"int", "str_float"} else kinds
             self.columns[name] = kinds.pop() if len(kinds) == 1 else "bytes" if "bytes" in kinds else "json"
 
     def config(self) -> dict[str, Any]:
@@ -236,14 +249,14 @@ class Mds(ShardWriter):
             return str(value.dtype.name)
         if hasattr(value, "getbands"):
             return "png"
-        plain = {str: "str", int: "int", float: "float64"}
+        plain = {str: "str", int: "int", float: "str_float"}
         if type(value) is int and not -(2**63) <= value < 2**63:
             return "str_int"
         return plain.get(type(value), "json")
 
     def _encoded(self, key: str, name: str, value: Any) -> bytes:
         encoding = self.columns[name]
-        if isinstance(value, bytes) and encoding not in ("int", "ndarray", "float64", "str_int"):
+        if isinstance(value, bytes) and encoding not in ("int", "ndarray", "str_float", "str_int"):
             return value
         value = as_value(name, value)
         try:
@@ -253,8 +266,8 @@ class Mds(ShardWriter):
             elif encoding == "ndarray":
                 if (data := ndarray_bytes(value)) is not None:
                     return data
-            elif encoding in ("str", "str_int"):
-                if isinstance(value, str if encoding == "str" else int):
+            elif encoding in _TEXTS:
+                if isinstance(value, _TEXTS[encoding]):
                     return str(value).encode()
             elif encoding == "json":
                 return json.dumps(as_json(name, value, self.where)).encode()

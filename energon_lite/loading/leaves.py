@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
@@ -23,7 +24,6 @@ from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
-import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
@@ -111,6 +111,12 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
+    if source_opener(spec.path) is not None:
+        raise UsageError(
+            "a data set of this format has no place for what is measured",
+            where=spec.path,
+            fix="give it a column of lengths, and name that (length_column=...); or make tars of it (energon-lite convert)",
+        )
     source = WebdatasetSource.open(spec.path)
     _, loader, cooker = _sample_loader(spec, source, encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
@@ -244,8 +250,8 @@ def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None
 
 
 def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
-    """How the samples of a leaf are made of their parts; those of a JSONL file are crude, and those of a source are, unless
-    there is a document beside its files.
+    """How the samples of a leaf are made of their parts; those of a JSONL file are crude, and those of a source are,
+    unless there is a document beside its files.
 
     Raises:
         ConfigError, TrustError: as :func:`~energon_lite.config.dataset.load_dataset_config`.
@@ -254,10 +260,10 @@ def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
     if is_jsonl(spec.path) or has_own_scheme(spec.path):
         return crude
     root = _meta_root(spec.path)
-    if source_opener(spec.path) is not None and spec.dataset_config == LeafSpec.dataset_config:
-        # A document beside files of this kind, unless it is that of tars that lie there, too.
-        if root is None or is_prepared(root) or not os.path.isfile(meta_path(root, spec.dataset_config)):
-            return crude
+    is_usual = source_opener(spec.path) is not None and spec.dataset_config == LeafSpec.dataset_config
+    # Beside files of other formats a document may stand, if it is not that of tars that lie there, too.
+    if is_usual and (root is None or is_prepared(root) or not os.path.isfile(meta_path(root, spec.dataset_config))):
+        return crude
     return load_dataset_config(meta_path(root or spec.path, spec.dataset_config), trust_code=trust_code)
 
 

@@ -77,7 +77,9 @@ class LeafFields:
             return None
         made = cls(kind, loader, {name: accesses[0] for name, accesses in field_map.fields})
         if only_bytes:
-            made.steps = {part: (decode and partial(_of_bytes, decode), step) for part, (decode, step) in made.steps.items()}
+            made.steps = {
+                part: (decode and partial(_of_bytes, decode), step) for part, (decode, step) in made.steps.items()
+            }
         return made
 
 

@@ -1,4 +1,5 @@
-"""An Arrow file, of the file format or of the stream format (as Hugging Face's ``save_to_disk`` writes), by its batches.
+"""An Arrow file, of the file format or of the stream format (as Hugging Face's ``save_to_disk`` writes), by its
+batches.
 
 Both are a row of messages, a header and a body each. Headers are found without reading bodies, so that any batch can be
 read by itself. https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
@@ -62,9 +63,9 @@ class ArrowTable:
         self.group_rows = [one.rows for one in self._batches]
         try:
             self._schema = pa.ipc.read_schema(pa.py_buffer(read_bytes(path, *self._before[0][2:])))
+            self.names: tuple[str, ...] = tuple(self._schema.names)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
-        self.names: tuple[str, ...] = tuple(self._schema.names)
         self.digest = digest.hexdigest()
         size = sum(one.size for one in self._batches)
         self.column_bytes = dict.fromkeys(self.names, size // max(1, len(self.names)))
@@ -86,7 +87,7 @@ class ArrowTable:
             else:
                 stream = b"".join(bytes(self._bytes(pa, one)) for one in (*before, batch))
                 found = pa.ipc.open_stream(stream).read_next_batch()
-            found.validate()
+            found.validate(full=True)  # offsets that a flipped bit has moved would lead out of the memory
             table = pa.Table.from_batches([found])
             return table if names is None else table.select(names)
         except EnergonLiteError:

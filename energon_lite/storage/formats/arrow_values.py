@@ -1,11 +1,12 @@
 """Columns of Arrow as lists of Python's values, one for each row.
 
-Numbers, texts, bytes and times become Python's own, structs dicts, lists lists; lists of numbers become numpy arrays (of
-their own memory, to be written to), which is what tokens are, and a hundred times faster.
+Numbers, texts, bytes and times become Python's own, structs dicts, lists lists; lists of numbers become numpy arrays
+(of their own memory, to be written to), which is what tokens are, and a hundred times faster.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _number_lists(column: Any) -> list[Any] | None:
         return list(values.reshape(len(column), kind.list_size))
     offsets = column.offsets.to_numpy()
     bounds = (offsets - offsets[0]).tolist()
-    return [values[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [values[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _is_fixed(kind: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Files as shards of the store that all data sets of a process share: opened when needed, known again, never mixed up."""
+"""Files as shards of the store that all data sets of a process share: opened when needed, known again, never mixed
+up."""
 
 from __future__ import annotations
 

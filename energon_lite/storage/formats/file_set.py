@@ -66,8 +66,10 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
     """A folder, and all files that a path means, which are below it."""
     base = static_folder(path)
     if is_remote(path):
-        if path.endswith(extensions) and not has_magic(path):
-            return base, [path]
+        if not has_magic(path):
+            if path.endswith(extensions):
+                return base, [path]
+            base = path.rstrip("/")
         names = list_files(base)
         pattern = path[len(base) + 1 :] if has_magic(path) else "**"
         return base, sorted(f"{base}/{name}" for name in names if name.endswith(extensions) and _fits(name, pattern))

@@ -1,8 +1,8 @@
 """MDS folders of MosaicML's ``streaming``, read only: ``index.json``, and shards of samples.
 
 A shard: u32 number n of samples, u32 [n + 1] where each begins and the last ends, a JSON text that repeats the columns,
-and the samples. A sample: u32 sizes of those columns that have none fixed, and the values. Compressed shards are unpacked
-into the cache (``$ENERGON_LITE_CACHE``) when they are first read, once a machine.
+and the samples. A sample: u32 sizes of those columns that have none fixed, and the values. Compressed shards are
+unpacked into the cache (``$ENERGON_LITE_CACHE``) when they are first read, once a machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _ALIKE = {"jpg": _PICTURES, "png": _PICTURES, "pkl": frozenset(["pkl", "pickle",
 
 
 def open_source(path: str, split_part: str) -> MdsSource:
-    """The samples of a folder, which is known by its ``index.json``; or, if it has folders for splits, of one of those."""
+    """The samples of a folder, which is known by its ``index.json``; or, if it has folders for splits, of one of
+    those."""
     folder = path.removeprefix("mds://").removesuffix(_INDEX).rstrip("/") or "."
     if not is_remote(folder) and not os.path.isfile(os.path.join(folder, _INDEX)):
         names = _SPLITS.get(split_part, (split_part,))
@@ -77,8 +78,8 @@ class MdsSource:
 
     Args:
         folder: with ``index.json``; or its URL.
-        names: the parts that are read; None: all. A column that holds a file (``jpeg``, ``png``, ``pkl``) is called with
-            the file's extension, ``image.jpg``, so that it is decoded, or refused, as in a tar.
+        names: the parts that are read; None: all. A column that holds a file (``jpeg``, ``png``, ``pkl``) is called
+            with the file's extension, ``image.jpg``, so that it is decoded, or refused, as in a tar.
 
     Raises:
         ShardFormatError: ``index.json`` is damaged, of another version, or has an unknown encoding.
@@ -187,7 +188,7 @@ class MdsSource:
             where, fix = f"{self.folder}/{shard.name}", "restore or download it again"
             raise ShardFormatError(f"the shard cannot be read: {what}", where=where, fix=fix)
 
-        return held_tables().get((self._path, self.identity, number), read)
+        return held_tables().get((self, number), read)
 
     def _opened_shard(self, number: int) -> Shard:
         if number not in self._opened:

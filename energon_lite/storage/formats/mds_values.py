@@ -1,7 +1,7 @@
 """The encodings of columns in MDS shards, as MosaicML's ``streaming`` documents and writes them.
 
-Columns that hold a file (``jpeg``, ``png``, ``pkl``) stay bytes; so they are decoded, or refused, by the extension of the
-part that they become. All others become what ``streaming`` makes of them.
+Columns that hold a file (``jpeg``, ``png``, ``pkl``) stay bytes; so they are decoded, or refused, by the extension of
+the part that they become. All others become what ``streaming`` makes of them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Megatron's token data sets: ``text_document.bin`` with the tokens, ``text_document.idx`` with where they are.
 
-A sample is a document (or, by the scheme ``megatron_sequences://``, a sequence of one): ``tokens``, an array of the type
-that was stored; ``lengths`` of the document's sequences; and their ``modes``, where the file has them. Lengths are known,
-so batches by tokens are planned at once: the column ``length`` is always there.
+A sample is a document (or, by the scheme ``megatron_sequences://``, a sequence of one): ``tokens``, an array of the
+type that was stored; ``lengths`` of the document's sequences; and their ``modes``, where the file has them. Lengths are
+known, so batches by tokens are planned at once: the column ``length`` is always there.
 
-The ``.idx`` file, little endian: ``MMIDIDX\\0\\0``, u64 version (1), u8 code of the type, u64 sequences S, u64 entries D of
-the list of documents; int32 [S] lengths, int64 [S] first bytes in the ``.bin``, int64 [D] first sequence of each document
-and the end, and, optionally, int8 [S] modes.
+The ``.idx`` file, little endian: ``MMIDIDX\\0\\0``, u64 version (1), u8 code of the type, u64 sequences S, u64 entries
+D of the list of documents; int32 [S] lengths, int64 [S] first bytes in the ``.bin``, int64 [D] first sequence of each
+document and the end, and, optionally, int8 [S] modes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class MegatronSource:
         """The documents, by parts; tokens are arrays of their own memory."""
         arrays, item = self._arrays(), self._dtype.itemsize
         wanted = np.asarray(indices, np.int64)
-        firsts, stops = (arrays.documents[wanted], arrays.documents[wanted + 1]) if self._by_document else (wanted, wanted + 1)
+        firsts, stops = (
+            (arrays.documents[wanted], arrays.documents[wanted + 1]) if self._by_document else (wanted, wanted + 1)
+        )
         lengths, ranges = [], []
         for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
             own = np.array(arrays.lengths[first:stop])

@@ -41,14 +41,18 @@ class ParquetTable:
         pa = import_arrow(path)
         try:
             whole = pa.BufferReader(_MAGIC + footer + len(footer).to_bytes(4, "little") + _MAGIC)
-            found = pa.parquet.read_metadata(whole)
-            schema = found.schema.to_arrow_schema()
+            self._parse(pa.parquet.read_metadata(whole))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
+        self.digest = hashlib.sha256(footer).hexdigest()
+        self._open: tuple[tuple[int, int], Any] | None = None
+
+    def _parse(self, found: Any) -> None:
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         self.group_rows = [group.num_rows for group in groups]
-        self.names: tuple[str, ...] = tuple(schema.names)
-        self.digest = hashlib.sha256(footer).hexdigest()
+        if any(rows < 0 for rows in self.group_rows):
+            raise ValueError("a row group has fewer than no rows")
+        self.names: tuple[str, ...] = tuple(found.schema.to_arrow_schema().names)
         self.column_bytes = dict.fromkeys(self.names, 0)
         for group in groups:
             for number in range(group.num_columns):
@@ -56,7 +60,6 @@ class ParquetTable:
                 name = next((one for one in self._tops(column.path_in_schema) if one in self.column_bytes), None)
                 if name is not None:
                     self.column_bytes[name] += column.total_uncompressed_size
-        self._open: tuple[tuple[int, int], Any] | None = None
 
     def read_group(self, number: int, names: list[str] | None) -> Any:
         """A row group as a table, with these columns.

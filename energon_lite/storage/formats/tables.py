@@ -1,9 +1,9 @@
 """Tables in Parquet and Arrow files as a source: a sample is a row, its parts are the columns.
 
-Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the decoded ones that it used last
-(:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
-``max_samples_per_sequence`` and ``shuffle_buffer_size`` files are read about once, one row group after the other; without
-them, in a full permutation, each row costs the row group that it is in.
+Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the decoded ones that it used
+last (:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
+``max_samples_per_sequence`` and ``shuffle_buffer_size`` files are read about once, one row group after the other;
+without them, in a full permutation, each row costs the row group that it is in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from energon_lite.storage.formats.arrow_file import ArrowTable
 from energon_lite.storage.formats.arrow_values import lengths_of, values_of
 from energon_lite.storage.formats.file_set import find_files
 from energon_lite.storage.formats.held_tables import held_tables
-from energon_lite.storage.formats.parquet_file import ParquetTable
+from energon_lite.storage.formats.parquet_file import ParquetTable, damaged
 
 __all__ = ["BYTES_MARK", "TableSource", "open_source"]
 
@@ -80,7 +80,9 @@ class TableSource:
         rows = [count for file in self.files for count in file.group_rows]
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._bounds = self._starts.tolist()
-        self._groups = [(place, group) for place, file in enumerate(self.files) for group in range(len(file.group_rows))]
+        self._groups = [
+            (place, group) for place, file in enumerate(self.files) for group in range(len(file.group_rows))
+        ]
         self.identity = hashlib.sha256(" ".join(file.digest for file in self.files).encode()).hexdigest()
         decoded = sum(file.column_bytes[name] for file in self.files for name in self.part_names)
         self.mean_bytes = decoded / max(1, len(self))
@@ -149,13 +151,16 @@ class TableSource:
         rows = wanted - self._starts[group]
         place, number = self._groups[group]
         file = self.files[place]
-        key = (file.path, file.digest, number, None if self._columns is None else tuple(self._columns))
+        key = (file, number, None if self._columns is None else tuple(self._columns))
         table = held_tables().get(key, lambda: file.read_group(number, self._columns))
         if len(rows) == 1 or (np.diff(rows) == 1).all():
             taken = table.slice(int(rows[0]), len(rows))
         else:
             taken = table.take(rows)
-        found = {name: values_of(taken.column(name)) for name in table.column_names}
+        try:
+            found = {name: values_of(taken.column(name)) for name in table.column_names}
+        except ValueError as error:  # of text that is none, or of Arrow
+            raise damaged(file.path, error, f"row group {number}") from error
         for name in found:
             if BYTES_MARK in (table.field(name).metadata or ()):
                 found[name] = [value.encode() if isinstance(value, str) else value for value in found[name]]

@@ -109,7 +109,8 @@ class OpenedSource:
         key = self.key(index)
         names = tuple([f"{key}.{name}" for name in parts])
         shard = self.shard_names[self.locate(index)[0]]
-        return RawSample(key, parts, SourceInfo(self.path, index, shard, names))
+        info = SourceInfo(dataset_path=self.path, index=index, shard_name=shard, file_names=names)
+        return RawSample(key, parts, info)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """Many at once, by columns; None: the source reads them one by one only."""
