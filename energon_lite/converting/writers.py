@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from energon_lite.converting.samples import Sample
-from energon_lite.converting.values import as_file, as_json, as_value, extension_of
+from energon_lite.converting.values import as_file, as_json, as_value, extension_of, is_file_struct
 from energon_lite.errors import UsageError
 from energon_lite.storage.formats.arrow_package import import_arrow
 from energon_lite.storage.formats.mds_values import fixed_size, ndarray_bytes
@@ -204,6 +204,7 @@ class Mds(ShardWriter):
         for name in sorted({name for _, parts in first for name in parts}):
             kinds = {self._encoding(name, parts.get(name)) for _, parts in first}
             kinds = {"str_float"} if kinds == {"int", "str_float"} else kinds
+            kinds = {"jpeg"} if kinds == {"jpeg", "png"} else kinds  # which opens either
             self.columns[name] = kinds.pop() if len(kinds) == 1 else "bytes" if "bytes" in kinds else "json"
 
     def config(self) -> dict[str, Any]:
@@ -238,6 +239,8 @@ class Mds(ShardWriter):
         return len(made)
 
     def _encoding(self, name: str, value: Any) -> str:
+        if is_file_struct(value):
+            name, value = as_file(name, value, self.where)
         if isinstance(value, bytes):
             known = _MDS_FILES.get(extension_of(name))
             value = value if known else as_value(name, value)
@@ -256,6 +259,7 @@ class Mds(ShardWriter):
 
     def _encoded(self, key: str, name: str, value: Any) -> bytes:
         encoding = self.columns[name]
+        value = value["bytes"] if is_file_struct(value) else value
         if isinstance(value, bytes) and encoding not in ("int", "ndarray", "str_float", "str_int"):
             return value
         value = as_value(name, value)

@@ -115,7 +115,8 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
         raise UsageError(
             "a data set of this format has no place for what is measured",
             where=spec.path,
-            fix="give it a column of lengths, and name that (length_column=...); or make tars of it (energon-lite convert)",
+            fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
+            "convert",
         )
     source = WebdatasetSource.open(spec.path)
     _, loader, cooker = _sample_loader(spec, source, encoder, trust_code)

@@ -163,6 +163,10 @@ def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
     first, second = samples(tmp_path / "tar")
     assert first.keys() == {"image.png", "label.json"} and second["note.txt"] == "x" and second["label.json"] == 4
     assert tuple(first["image.png"].shape) == (3, 2, 2)
+    convert_dataset(str(tmp_path / "a.parquet"), str(tmp_path / "mds"), "mds", without=("note",), workers=1)
+    third, fourth = samples(tmp_path / "mds")
+    assert third.keys() == fourth.keys() == {"image.png", "label"} and fourth["label"] == 4
+    assert (third["image.png"] == first["image.png"]).all()
 
 
 def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,8 @@ def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None
     """The shards, and the columns with their encodings and sizes."""
     if document["version"] != 2:
         raise ValueError(f"version {document['version']}")
-    shards, found = [], []
+    shards: list[_Shard] = []
+    found: list[tuple[str, str, int | None]] = []
     for one in document["shards"]:
         if one["format"] != "mds" or one["version"] != 2:
             raise ValueError(f"a shard of format {one['format']!r}, version {one['version']}")

@@ -58,7 +58,7 @@ class OpenedSource:
                 f"the source has no samples in {split_part!r}", where=path, fix="leave it out, or give another split"
             )
         self.fingerprint = f"{source.identity} {self._start}:{self._stop}"
-        self.part_names: frozenset[str] = frozenset(renaming or getattr(source, "part_names", ()))
+        self.part_names = frozenset[str](getattr(source, "part_names", ()) if renaming is None else renaming)
         self.mean_bytes = float(getattr(source, "mean_bytes", 0.0))
         self.shard_names: Sequence[str] = getattr(source, "shard_names", ("",))
 
@@ -161,11 +161,11 @@ class OpenedSource:
         select = getattr(source, "select", None)
         if select is None or (self._parts is None and self._renaming is None):
             return source
-        if self._renaming is None:
-            wanted = self._parts
-        else:
-            wanted = {one for name, (one, _) in self._renaming.items() if self._parts is None or name in self._parts}
-        selected: Source = select(frozenset(wanted or ()))
+        wanted = self._parts or frozenset()
+        if self._renaming is not None:
+            made = self._renaming.items()
+            wanted = frozenset(one for name, (one, _) in made if self._parts is None or name in self._parts)
+        selected: Source = select(wanted)
         return selected
 
     def _renamed_one(self, found: Mapping[str, Any]) -> dict[str, Any]:
