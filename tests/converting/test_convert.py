@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import write_dataset
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +49,7 @@ def parts_of(number: int) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tars(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
     shards = {f"s{k}.tar": [(f"{k}/{n}", parts_of(k * 10 + n)) for n in range(10)] for k in range(3)}
     return write_dataset(tmp_path_factory.mktemp("tars") / "data", shards, dataset_yaml=CRUDE)
 
@@ -211,7 +211,7 @@ def test_several_ranks(tmp_path: Path, tars: Path) -> None:
     assert_equal(samples(tmp_path / "new"), samples(tars))
 
 
-def test_what_cannot_be_written(tmp_path: Path, tars: Path) -> None:
+def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Callable[..., Path]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     for options in ({}, {"force_overwrite": True}):
