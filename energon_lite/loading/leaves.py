@@ -102,13 +102,13 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
-    """The folder of a leaf, whatever its splits and exclusions are, to be read as the leaf is.
+def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
+    """The folder of a leaf, whatever its splits and exclusions are, or another ``source``, to be read as the leaf is.
 
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
-    source = WebdatasetSource.open(spec.path)
+    source = source or WebdatasetSource.open(spec.path)
     loader, cooker = _sample_loader(spec, source, encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
