@@ -23,9 +23,11 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
+from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
+from energon_lite.storage.prepare.shard_scans import is_unfinished
 
 __all__ = ["command"]
 
@@ -56,6 +58,9 @@ __all__ = ["command"]
 )
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
+@click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
+@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
+@click.option("--tmp-path", type=click.Path(), help="For a URL: the folder in which index.sqlite is made.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
@@ -128,20 +133,33 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         dialogue.show_scan(scan)
         ratio = None if patterns else asked["split_ratio"] or dialogue.ask_split_ratio()
         splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked["shuffle_tars"])
-        document = None
+        document, files = None, {}
         if not asked["skip_dataset_yaml"]:
             dialogue.show_samples(scan)
-            if fields is None and asked["sample_type"] != CRUDE and not asked["non_interactive"]:
-                document = dialogue.ask_dataset_document(scan, asked["sample_type"])
+            kind = asked["sample_type"]
+            if fields is None and kind != CRUDE and not asked["non_interactive"]:
+                document, files = dialogue.ask_dataset_document(scan, kind)
             else:
-                document = sample_document(scan, sample_type=asked["sample_type"], field_map=fields)
-        return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"])
+                document = sample_document(scan, sample_type=kind, field_map=fields, use_loader=True)
+                if document is not None and "sample_loader" in document:
+                    files = {SAMPLE_LOADER: loader_template(kind, scan.parts)}
+        return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
+    if asked["force_overwrite"] or asked["non_interactive"] or not nv_meta.is_prepared(root) or is_unfinished(root):
+        again = asked["force_overwrite"]
+    elif not (again := _asked_again(root)):
+        click.echo("Nothing was changed.")
+        return
+
+    if asked["fix_duplicates"]:
+        _fix_duplicates(root, asked)
     with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
         report = prepare_folder(
             root,
             choose,
-            **{name: asked[name] for name in ("exclude", "force_overwrite", "sqlite", "rescan", "ranks")},
+            **{name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks")},
+            force_overwrite=again,
+            skip_broken=asked["skip_broken_shards"],
             workers=asked["num_workers"],
             progress=show,
         )
@@ -197,6 +215,26 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
     if value is not None and not all(isinstance(access, str) for access in value.values()):
         raise UsageError("--field-map is not a JSON object of strings", fix=f"write it like --field-map '{example}'")
     return value
+
+
+def _asked_again(root: str) -> bool:
+    from energon_lite.cli.prepare_dialogue import ask_again
+
+    with _answers_expected(False):
+        return ask_again(root)
+
+
+def _fix_duplicates(root: str, asked: _Asked) -> None:
+    from energon_lite.storage.prepare.unique_keys import make_keys_unique
+
+    if asked["ranks"].rank:
+        return
+    renamed = make_keys_unique(root, find_shards(root, asked["exclude"]))
+    click.echo(
+        f"Keys collided: the members of {len(renamed)} shards now begin with the name of their shard"
+        if renamed
+        else "All keys are unique; no shard was changed"
+    )
 
 
 @contextmanager

@@ -2,15 +2,16 @@
 
 A shard that can be scanned is taken as its headers say. Of one that cannot, the index that was made when it was whole
 says where samples are; each of their parts is then looked at on the spot, so that one rotten header costs one part.
-Without an index the samples in front of the damage are all there is.
+Without an index the samples are looked for where ``.tar.idx`` has them.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
 
 from energon_lite.errors import DatasetError, ShardFormatError
 from energon_lite.storage.files.open_file import open_file
@@ -39,7 +40,7 @@ class ShardState:
 
     scan: ShardScan | None
     findings: list[Finding] = field(default_factory=list)
-    parts: dict[int, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None) -> ShardState:
@@ -115,16 +116,22 @@ def _of_index(root: str, stored: ShardScan) -> ShardState:
         with unchanged_file(fd, path) as found:
             state = ShardState(replace(stored, **found))
             for sample, (first, stop) in enumerate(zip(stored.first_part[:-1], stored.first_part[1:], strict=True)):
-                for offset, size, number in stored.parts[first:stop].tolist():
-                    if words := _part_fault(fd, found["size"], offset, size):
-                        state.parts[sample].append((stored.part_names[number], words))
+                faults = [
+                    (stored.part_names[number], words)
+                    for offset, size, number in stored.parts[first:stop].tolist()
+                    if (words := _part_fault(fd, found["size"], offset, size))
+                ]
+                if len(faults) == stop - first:  # all of them: it is the sample that is gone
+                    faults = [("", faults[0][1])]
+                if faults:
+                    state.parts[sample] = faults
     return state
 
 
 def _part_fault(fd: int, whole: int, offset: int, size: int) -> str:
     """What is wrong with the part whose payload should stand there; empty: nothing."""
     if offset + size > whole:
-        return f"the shard ends at byte {whole}, and the part would end at byte {offset + size}"
+        return f"the shard ends at byte {whole}, and it would end at byte {offset + size}"
     block = os.pread(fd, BLOCK, offset - BLOCK)
     if not is_header(block):
         return f"its header, at byte {offset - BLOCK} of the shard, is damaged"
@@ -132,17 +139,30 @@ def _part_fault(fd: int, whole: int, offset: int, size: int) -> str:
 
 
 def _in_front(root: str, name: str) -> ShardState:
-    """The samples in front of the damage."""
-    path = os.path.join(root, name)
+    """The samples that can be found in a damaged shard: from each place on where ``.tar.idx`` has a sample; without
+    that file, those in front of the damage."""
+    path, state = os.path.join(root, name), ShardState(None)
     members: list[Member] = []
+    offsets = np.frombuffer(_offsets(shard_index_path(root, name)) or bytes(16), dtype="<u8").tolist()
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
-        with unchanged_file(fd, path) as found, suppress(ShardFormatError):
-            for member in TarHeaders(fd, found["size"], path):  # one by one: arrays would be lost with the last of them
-                members.append(member)
-    if not members:
-        return ShardState(None)
-    samples = SampleColumns()
-    samples.add(MemberColumns.from_members(members))
-    end = members[-1].offset + -(-members[-1].size // BLOCK) * BLOCK
-    return ShardState(ShardScan(name=name, end=end, **found, **samples.fields()))
+        with unchanged_file(fd, path) as found:
+            headers = TarHeaders(fd, found["size"], path)
+            for number, (start, stop) in enumerate(pairwise(offsets)):
+                there = len(members)
+                try:
+                    for member in headers.members_from(start):
+                        if stop and member.offset > stop:  # 0: there is no index, all that comes is taken
+                            break
+                        members.append(member)
+                    why = f"the shard ends at byte {found['size']}"
+                except ShardFormatError as error:
+                    why = error.what
+                if stop and len(members) == there:
+                    state.findings.append(("shard", f"sample {number}, at byte {start}, is lost: {why}", False))
+    if members:
+        samples = SampleColumns()
+        samples.add(MemberColumns.from_members(members))
+        end = members[-1].offset + -(-members[-1].size // BLOCK) * BLOCK
+        state.scan = ShardScan(name=name, end=end, **found, **samples.fields())
+    return state

@@ -24,12 +24,13 @@ from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.odd_samples import usual_parts
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.source import AnySource, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["Findings", "LintWork", "Span", "Target", "usual_parts"]
+__all__ = ["Findings", "LintWork", "Span", "Target"]
 
 #: Raised when the same samples would be told otherwise.
 _RULES = 1
@@ -247,18 +248,6 @@ class LintWork(Work[Span, Findings]):
     def unpack(self, table: Table, arrays: Arrays) -> Findings:
         problems = [Problem(**one) for one in json.loads(arrays["problems"].tobytes())]
         return Findings(**table, problems=problems, keys=arrays["keys"])
-
-
-def usual_parts(numbers: NDArray[np.int64], names: tuple[str, ...], samples: int) -> frozenset[str]:
-    """The parts that nearly all samples have: 98 of 100.
-
-    Args:
-        numbers: the name of each part, as a number.
-        names: what the numbers stand for.
-        samples: how many there are.
-    """
-    counts = np.bincount(numbers, minlength=len(names)).tolist()
-    return frozenset(name for name, count in zip(names, counts, strict=True) if count >= 0.98 * samples)
 
 
 def _hash(key: str) -> int:

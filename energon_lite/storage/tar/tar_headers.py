@@ -79,6 +79,10 @@ class TarHeaders:
     def __iter__(self) -> Iterator[Member]:
         return self._members(0)
 
+    def members_from(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position``, where a header has to stand, or behind it."""
+        return self._members(position)
+
     def _members(self, position: int) -> Iterator[Member]:
         """The members whose headers start at ``position`` or behind it."""
         first = position
