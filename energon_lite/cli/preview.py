@@ -18,6 +18,7 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
 from energon_lite.loading.makers.outcomes import Rejected
 from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.storage.index.jsonl import is_jsonl
 
 __all__ = ["command"]
 
@@ -71,7 +72,7 @@ def command(path: str, split_parts: str, **asked: Any) -> None:
 def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:
     """The data sets of the splits that there are."""
     problem, found = None, False
-    parts = [part.strip() for part in split_parts.split(",")]
+    parts = [part.strip() for part in split_parts.split(",")][: 1 if is_jsonl(path) else None]  # a file has no splits
     for part in parts:
         try:
             specs = find_leaves(path, part, dataset_config, split_config, None)
