@@ -121,9 +121,9 @@ class FileOperations:
         """An answer, or the error number that FUSE hands on."""
         try:
             return question()
+        except EnergonLiteError as error:
+            raise OSError(errno.EIO, error.what) from error
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, "there is no such file") from error
         except IsADirectoryError as error:
             raise OSError(errno.EISDIR, "it is a folder") from error
-        except EnergonLiteError as error:
-            raise OSError(errno.EIO, error.what) from error
