@@ -25,7 +25,9 @@ KINDS = {
 FIELDS = '{"image": "jpg", "caption": "txt"}'
 
 
-def write_broken_set(root: Path, *, shards: int = 4, per_shard: int = 175, every: int = 100) -> dict[tuple[str, str], str]:
+def write_broken_set(
+    root: Path, *, shards: int = 4, per_shard: int = 175, every: int = 100
+) -> dict[tuple[str, str], str]:
     """Write shards of images, texts, JSON and arrays; every hundredth sample is broken.
 
     Returns:

@@ -60,15 +60,24 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
         found = {"files": len(files), "ranks": ranks, "samples": len(numbers), "sightings": len(seen)}
         click.echo(json.dumps({**found, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
         return
-    click.echo(f"{len(files)} files, {ranks} ranks, {last_step + 1:,} steps: {len(numbers):,} samples, seen {len(seen):,} times")
-    click.echo(f"The picture is in {heatmap_path}: {last_step + 1:,} steps to the right, {last_sample + 1:,} samples down.")
+    click.echo(
+        f"{len(files)} files, {ranks} ranks, {last_step + 1:,} steps: {len(numbers):,} samples, "
+        f"seen {len(seen):,} times"
+    )
+    click.echo(
+        f"The picture is in {heatmap_path}: {last_step + 1:,} steps to the right, {last_sample + 1:,} samples down."
+    )
 
 
 def _files(paths: Sequence[str]) -> list[str]:
     """The files that are meant; a folder stands for those in it."""
     found: list[str] = []
     for path in paths:
-        found += sorted(glob.glob(os.path.join(glob.escape(path), "**/*.jsonl"), recursive=True)) if os.path.isdir(path) else [path]
+        found += (
+            sorted(glob.glob(os.path.join(glob.escape(path), "**/*.jsonl"), recursive=True))
+            if os.path.isdir(path)
+            else [path]
+        )
     if not found:
         raise UsageError(f"there are no files *.jsonl in {', '.join(paths)}", fix="give the folder of the traces")
     return found

@@ -89,7 +89,8 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         lengths, keys = lengths[order], None if keys is None else keys[order]
     click.echo(
         f"{path}: {len(lengths):,} samples, {int(lengths.sum()):,} tokens, mean {lengths.mean():,.1f}, "
-        f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples fill the capacity\n",
+        f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples "
+        "fill the capacity\n",
         err=options["as_json"],
     )
     plans: dict[str, MicroBatches] = {}

@@ -19,7 +19,7 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress, show_share
-from energon_lite.config.metadataset import is_metadataset
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
@@ -64,7 +64,9 @@ __all__ = ["command"]
 @click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
 @click.option("--tmp-path", type=click.Path(), help="For a URL: the folder in which index.sqlite is made.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
-@click.option("--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
+)
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
     """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
@@ -138,7 +140,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             dialogue.show_scan(scan)
         ratio = None if patterns else asked["split_ratio"] or dialogue.ask_split_ratio()
         splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked["shuffle_tars"])
-        document, files = None, {}
+        document, files = None, dict[str, str]()
         if not asked["skip_dataset_yaml"]:
             if not quiet:
                 dialogue.show_samples(scan)
@@ -186,7 +188,7 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
 
     if asked["ranks"].rank:
         return
-    specs, wrong = {}, list[EnergonLiteError]()
+    specs, wrong = dict[tuple[str, str], LeafSpec](), list[EnergonLiteError]()
     for part in ("train", "val", "test"):
         try:
             specs |= {(spec.path, spec.split_part): spec for spec in find_leaves(path, part, "", "", None)}
@@ -205,7 +207,9 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
         click.echo(f"  {spec.path} [{spec.split_part}]: {found}")
     if broken:
         raise UsageError(
-            f"{broken} of {len(specs)} data sets cannot be read", where=path, fix="prepare them, or correct the document"
+            f"{broken} of {len(specs)} data sets cannot be read",
+            where=path,
+            fix="prepare them, or correct the document",
         )
     click.echo(f"{path}: {len(specs)} data sets are ready")
 

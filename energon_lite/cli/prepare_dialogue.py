@@ -229,7 +229,9 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None
     if len(scan.parts) > _MANY_PARTS:
         click.echo(f"With {len(scan.parts)} names of parts, a field map is not asked for: write a {SAMPLE_LOADER}.")
         return None
-    if not click.confirm(f"Make fields of parts by a field map [y], or by a {SAMPLE_LOADER} of yours [n]?", default=True):
+    if not click.confirm(
+        f"Make fields of parts by a field map [y], or by a {SAMPLE_LOADER} of yours [n]?", default=True
+    ):
         return None
     click.echo(
         f"Which part becomes which field of {sample_type}? Parts: {', '.join(list(scan.parts)[:20])}\n"

@@ -115,7 +115,6 @@ def picture_lines(pixels: np.ndarray[Any, Any], columns: int) -> Iterator[str]:
     small = pixels[rows.astype(int)][:, ((np.arange(across) + 0.5) * width // across).astype(int)]
     for top, bottom in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
         cells = (
-            f"\x1b[38;2;{r};{g};{b}m\x1b[48;2;{x};{y};{z}m▀"
-            for (r, g, b), (x, y, z) in zip(top, bottom, strict=True)
+            f"\x1b[38;2;{r};{g};{b}m\x1b[48;2;{x};{y};{z}m▀" for (r, g, b), (x, y, z) in zip(top, bottom, strict=True)
         )
         yield "".join(cells) + "\x1b[0m"

@@ -82,7 +82,9 @@ class TestSamples:
     def test_only_some_splits(self, broken: Broken) -> None:
         path, truth = broken
         _, found = lint(path, "--split-parts", "val,test")
-        assert found["samples"] == 350 and set(named(found)) == {place for place in truth if place[0] in ("s2.tar", "s3.tar")}
+        assert found["samples"] == 350 and set(named(found)) == {
+            place for place in truth if place[0] in ("s2.tar", "s3.tar")
+        }
 
     def test_a_rotten_jpeg(self, tmp_path: Path) -> None:
         pytest.importorskip("simplejpeg")
@@ -91,7 +93,9 @@ class TestSamples:
         place = data.index(b"\xff\xda")
         data[place + 60 : place + 120] = bytes(60)
         (tmp_path / "s0.tar").write_bytes(data)
-        energon_lite("prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+        energon_lite(
+            "prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"
+        )
         _, found = lint(tmp_path)
         assert named(found) == {("s0.tar", "000000"): ("decode", "jpg")}
 
@@ -149,7 +153,10 @@ class TestKindsOfData:
     def test_jsonl(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a":\n"\xff"\n')
         code, found = lint(tmp_path / "a.jsonl")
-        assert code == 1 and named(found) == {("a.jsonl", "1"): ("decode", "json"), ("a.jsonl", "2"): ("decode", "json")}
+        assert code == 1 and named(found) == {
+            ("a.jsonl", "1"): ("decode", "json"),
+            ("a.jsonl", "2"): ("decode", "json"),
+        }
 
     def test_a_metadataset(self, tmp_path: Path) -> None:
         text_dataset(tmp_path / "good", 20, shards=2)
@@ -213,7 +220,9 @@ class TestTogether:
         result = CliRunner().invoke(main, ["lint", str(broken[0]), "--num-workers", "1"])
         assert result.exit_code == 1 and len(done) == 2
         names: list[str] = []
-        monkeypatch.setattr(helpers, "_perform", lambda work, unit: (names.append(work.name(unit)), perform(work, unit))[1])
+        monkeypatch.setattr(
+            helpers, "_perform", lambda work, unit: (names.append(work.name(unit)), perform(work, unit))[1]
+        )
         _, found = lint(broken[0])
         assert not set(names) & set(done) and len(names) == 2 and found["broken_samples"] == 7
 

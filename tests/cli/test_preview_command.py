@@ -30,7 +30,9 @@ class TestCommand:
         assert "Sample 4" in run(tmp_path / "a", "--start", 4, "--split-parts", "val")[1]
 
     def test_crude_samples_json_lines_and_blends(self, tmp_path: Path) -> None:
-        write_dataset(tmp_path / "crude", {"a.tar": [("k", {"txt": b"words", "bin": b"\0" * 20})]}, dataset_yaml=CRUDE_YAML)
+        write_dataset(
+            tmp_path / "crude", {"a.tar": [("k", {"txt": b"words", "bin": b"\0" * 20})]}, dataset_yaml=CRUDE_YAML
+        )
         (tmp_path / "b.jsonl").write_text('{"q": "why"}\n')
         (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: crude}, {path: b.jsonl}]}}")
         code, output = run(tmp_path / "all.yaml")

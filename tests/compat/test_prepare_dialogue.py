@@ -37,7 +37,10 @@ def prepared(root: Path, tools: Any, answers: str, *options: str, ours: bool) ->
         ("8,1,1\nn\n", []),
         ("8,1,1\ny\n99\n9\ny\nnpy\nmp[n]\n\n\n", []),
         ("y\n8\ny\ntxt\n", ["--split-ratio", "1,1,1"]),
-        ("y\ntxt\n", ["--split-parts", "train:train/.*", "--split-parts", "val:held/.*", "--sample-type", "TextSample"]),
+        (
+            "y\ntxt\n",
+            ["--split-parts", "train:train/.*", "--split-parts", "val:held/.*", "--sample-type", "TextSample"],
+        ),
         ("1,1,0\ny\n8\nn\n", ["--exclude", "held"]),  # a sample_loader
         ("y\n8\ny\ntxt\n", ["--split-ratio", "1,1,1", "--shuffle-tars", "--dataset-yaml-name", "other.yaml"]),
     ],

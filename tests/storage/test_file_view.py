@@ -27,7 +27,9 @@ class TestFlat:
     def test_files(self, data: Path) -> None:
         view = FileView(str(data))
         assert view.read("0.txt", 100) == b"zero" and view.read("0.seg.png", 2, 1) == b"23"
-        assert view.read("dir/1.txt", 2, 2) == b"e" and view.read("dir/1.txt", 2, 3) == b"" == view.read("dir/1.txt", 9, 70)
+        assert view.read("dir/1.txt", 2, 2) == b"e" and view.read("dir/1.txt", 2, 3) == b"" == view.read(
+            "dir/1.txt", 9, 70
+        )
         assert view.entry("dir/sub/2.txt").size == 0 and view.entry("dir").part is None is view.entry("").part
         with pytest.raises(IsADirectoryError):
             view.read("dir", 1)

@@ -57,7 +57,9 @@ def test_members_that_belong_to_no_sample_stay(shards: Path) -> None:
 def test_long_names(tmp_path: Path, length: int, fits: bool) -> None:
     """Of a name, 100 bytes stand in one place, and what is in front of a slash in another."""
     for name in ("a.tar", "b.tar"):
-        with tarfile.open(tmp_path / name, "w", format=tarfile.GNU_FORMAT if length > 96 else tarfile.USTAR_FORMAT) as tar:
+        with tarfile.open(
+            tmp_path / name, "w", format=tarfile.GNU_FORMAT if length > 96 else tarfile.USTAR_FORMAT
+        ) as tar:
             tar.addfile(tarfile.TarInfo("k" * length + ".txt"))
     if fits:
         make_keys_unique(str(tmp_path), ["a.tar", "b.tar"])

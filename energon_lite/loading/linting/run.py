@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.loading.linting.problem import Problem
 from energon_lite.loading.linting.work import Findings, LintWork, Span, Target
@@ -156,9 +157,9 @@ def _duplicates(
     target: Target, work: LintWork, spans: Sequence[Span], job: ShardedJob[Span, Findings]
 ) -> Iterator[Problem]:
     """Keys that more than one sample has, told of all but the first of them."""
-    if not target.is_folder:
-        return  # lines and records are numbered
     total = sum(job.done[span]["samples"] for span in spans)
+    if not target.is_folder or not total:
+        return  # lines and records are numbered
     rounds = max(1, -(-total // _KEYS_AT_ONCE))
     for number in range(rounds):
         hashes, owners, places = [], [], []
@@ -168,21 +169,30 @@ def _duplicates(
             hashes.append(keys[wanted])
             owners.append(np.full(len(wanted), owner, dtype=np.int32))
             places.append(wanted + span.start)
-        yield from _doubled(target, work, spans, *map(np.concatenate, (hashes, owners, places)))
+        yield from _doubled(target, work, spans, np.concatenate(hashes), np.concatenate(owners), np.concatenate(places))
 
 
 def _doubled(
-    target: Target, work: LintWork, spans: Sequence[Span], hashes: np.ndarray, owners: np.ndarray, places: np.ndarray
+    target: Target,
+    work: LintWork,
+    spans: Sequence[Span],
+    hashes: NDArray[np.uint64],
+    owners: NDArray[np.int32],
+    places: NDArray[np.int64],
 ) -> Iterator[Problem]:
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    for row in same.tolist():
-        first, second = (
-            (shard := spans[owners[order[one]]].shard, work.key(shard, int(places[order[one]]))) for one in (row, row + 1)
+    pairs = [(order[row], order[row + 1]) for row in same.tolist()]
+    # One shard after the other is opened.
+    wanted = sorted({(int(owners[one]), int(places[one])) for pair in pairs for one in pair})
+    keys = {sample: work.key(spans[sample[0]].shard, sample[1]) for sample in wanted}
+    for pair in pairs:
+        (one, key), (other, again) = (
+            (spans[owners[sample]].shard, keys[int(owners[sample]), int(places[sample])]) for sample in pair
         )
-        if first[1] == second[1]:  # else only the hashes are equal
-            where = "this shard" if first[0] == second[0] else first[0]
-            yield Problem(target.spec.path, *second, "", "duplicate key", f"a sample of {where} has the key, too")
+        if key == again:  # else only the hashes are equal
+            where = "this shard" if one == other else one
+            yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the key, too")
 
 
 class _Samples:

@@ -1,4 +1,4 @@
-"""One sample after the other: are its parts there, can they be decoded, do they become a sample, do the hooks take it."""
+"""One sample after the other: are its parts there, can they be decoded, what do data set and hooks make of them."""
 
 from __future__ import annotations
 

@@ -233,7 +233,9 @@ class LintWork(Work[Span, Findings]):
         first, stop = state.scan.first_part[number : number + 2].tolist()
         numbers = state.scan.parts[first:stop, 2].tolist()
         doubled = [part for part in dict.fromkeys(numbers) if numbers.count(part) > 1] if len(numbers) > 1 else []
-        return [("double part", state.scan.part_names[part], "the sample has the part more than once") for part in doubled]
+        return [
+            ("double part", state.scan.part_names[part], "the sample has the part more than once") for part in doubled
+        ]
 
     def _problem(self, unit: Span, key: str, part: str, kind: str, what: str, note: bool = False) -> Problem:
         return Problem(self.target.spec.path, unit.shard, key, part, kind, what, note)

@@ -41,7 +41,7 @@ def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
     Args:
         index: the packed index of the data set.
     """
-    usual = usual_parts(index.parts[:, 2], index.part_names, len(index)) if len(index) else frozenset()
+    usual = usual_parts(index.parts[:][:, 2], index.part_names, len(index)) if len(index) else frozenset()
     known = np.array([name in usual for name in index.part_names], dtype=bool)
     found: dict[str, list[NDArray[np.int64]]] = {}
     for start in range(0, len(index), _BLOCK):
@@ -60,7 +60,7 @@ def _odd(
     index: PackedIndex, known: NDArray[np.bool_], start: int, stop: int
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Kind, and ``[n, 2]`` sample and number of the part, of what is odd in a range of samples."""
-    first = index.samples[start : stop + 1, 0]
+    first = index.samples[start : stop + 1][:, 0]
     parts = index.parts[int(first[0]) : int(first[-1])]
     owners = np.repeat(np.arange(start, stop), np.diff(first))
     empty = np.flatnonzero(parts[:, 1] == 0)

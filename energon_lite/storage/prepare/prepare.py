@@ -28,7 +28,12 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_keys, tables_of_others
+from energon_lite.storage.index.sqlite_index import (
+    build_sqlite_index,
+    carry_over,
+    find_duplicate_keys,
+    tables_of_others,
+)
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
 from energon_lite.storage.prepare.odd_samples import duplicate_notes, odd_sample_notes
 from energon_lite.storage.prepare.sample_document import sample_document
@@ -209,9 +214,9 @@ def _why_no_database(scan: DatasetScan) -> list[str]:
     key, one, other = duplicate
     place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
     return [
+        *duplicate_notes(scan.scans),
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
         "look-ups by key (auxiliary data, joins) need unique keys",
-        *duplicate_notes(scan.scans),
     ]
 
 

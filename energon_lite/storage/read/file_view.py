@@ -151,9 +151,7 @@ class FileView:
             if not key.startswith(start):
                 continue
             head, slash, _ = key[len(start) :].partition("/")
-            if slash:
-                names[head] = None
-            elif self.sample_folders:
+            if slash or self.sample_folders:
                 names[head] = None
             else:
                 names.update((f"{head}.{name}", None) for name, _, _ in self._parts(sample))
@@ -163,5 +161,3 @@ class FileView:
 def _hash(key: str) -> int:
     digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
