@@ -110,8 +110,8 @@ def command(
 
     Else a line for each data set: its samples, and in a blend its effective weight (the weights along the path,
     multiplied) or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample
-    of the data set. Where weights change along the run, a second table has them for each stage. The splits val and test are shown
-    as validation reads them, once and without weights, unless there is --samples.
+    of the data set. Where weights change along the run, a second table has them for each stage. The splits val and test
+    are shown as validation reads them, once and without weights, unless there is --samples.
 
     \b
     Example:

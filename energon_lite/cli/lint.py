@@ -220,7 +220,7 @@ def _lines(report: LintReport) -> Iterator[str]:
         return
     kinds = ", ".join(f"{count:,} x {kind}" for kind, count in report.kinds.items())
     yield f"  {report.broken_samples:,} samples are broken; {len(report.broken):,} problems: {kinds}"
-    if report.broken_samples and not is_jsonl(report.path):
+    if report.broken_samples and not is_jsonl(report.path) and source_opener(report.path) is None:
         first = next(problem for problem in report.broken if problem.key)
         yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"
         yield f"    exclude: [{first.shard}/{first.key}]"

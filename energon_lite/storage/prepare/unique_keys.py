@@ -1,8 +1,8 @@
 """Keys that are unique in a data set, made so by putting the name of its shard before each member's name.
 
 ``0001.jpg`` of ``a.tar`` becomes ``a.tar/0001.jpg``, as Energon's ``--fix-duplicates`` does it. Only names in headers
-are written, in place; the bytes of samples are not touched, and nothing moves. What was killed on the way is finished by
-the next call.
+are written, in place; the bytes of samples are not touched, and nothing moves. What was killed on the way is finished
+by the next call.
 """
 
 from __future__ import annotations
