@@ -12,7 +12,7 @@ import click
 
 from energon_lite.cli.heat_map import HeatMap
 from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.cli.trace import read_runs
+from energon_lite.cli.trace import is_trace, read_runs
 from energon_lite.errors import UsageError
 
 __all__ = ["command"]
@@ -44,6 +44,8 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
     traces, and for the times in them, see `energon-lite trace`.
     """
     files = _files(log_paths)
+    if not as_json:
+        click.echo(f"Analyzing {len(files)} logs")
     seen = sorted(_sightings(files), key=lambda one: one[1])
     first = min((step for _, step, _ in seen), default=0)
     seen = [one for one in seen if one[1] - first >= skip]
@@ -60,12 +62,10 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
         found = {"files": len(files), "ranks": ranks, "samples": len(numbers), "sightings": len(seen)}
         click.echo(json.dumps({**found, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
         return
+    steps = last_step + 1
+    click.echo(f"Found {len(numbers):,} unique sample keys, {steps:,} steps, {ranks} ranks; seen {len(seen):,} times")
     click.echo(
-        f"{len(files)} files, {ranks} ranks, {last_step + 1:,} steps: {len(numbers):,} samples, "
-        f"seen {len(seen):,} times"
-    )
-    click.echo(
-        f"The picture is in {heatmap_path}: {last_step + 1:,} steps to the right, {last_sample + 1:,} samples down."
+        f"The picture is in {heatmap_path}: {steps:,} steps to the right, {last_sample + 1:,} samples downwards."
     )
 
 
@@ -85,15 +85,16 @@ def _files(paths: Sequence[str]) -> list[str]:
 
 def _sightings(files: Sequence[str]) -> Iterator[Sighting]:
     for path in files:
-        lines = [*_of_energon(path)]
-        yield from lines
-        if lines:
+        if not is_trace(path):
+            yield from _of_energon(path)
             continue
-        runs, _ = read_runs([path])
-        for run in runs:
+        # Steps of a pass begin at zero again, so they are counted: the picture is of time.
+        steps: dict[int, int] = {}
+        for run in read_runs([path])[0]:
             for batch in run.batches:
+                step = steps[run.rank] = steps.get(run.rank, -1) + 1
                 for leaf, key in batch["sources"]:
-                    yield run.rank, batch["step"], f"{leaf} {key}"
+                    yield run.rank, step, f"{leaf} {key}"
 
 
 def _of_energon(path: str) -> Iterator[Sighting]:

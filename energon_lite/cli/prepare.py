@@ -179,6 +179,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     _store_lengths(root, asked)
     if not asked["as_json"]:
         _show_next_step(report, asked["dataset_yaml_name"])
+        click.echo("\nDone")
 
 
 def _prepare_metadataset(path: str, asked: _Asked) -> None:

@@ -17,7 +17,7 @@ from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.cli.tables import aligned
 from energon_lite.errors import EnergonLiteError, UsageError
 
-__all__ = ["Run", "chrome_events", "command", "read_runs", "sightings"]
+__all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
 
 _STAGES = ("read", "decode", "hooks", "batch", "transfer")
 _FORMAT, _VERSION = "energon_lite.trace", 1
@@ -116,6 +116,12 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     unread += 1
     return runs, unread
+
+
+def is_trace(path: str) -> bool:
+    """Whether a file begins as a loader's trace does."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return f'"format": "{_FORMAT}"' in file.readline()
 
 
 def _run_of(line: dict[str, Any], path: str) -> Run:

@@ -74,7 +74,7 @@ class TestCommand:
     def test_skipped_steps_and_single_files(self, traces: Path) -> None:
         picture = traces / "seen.png"
         code, output = analyze(sorted(traces.glob("*.jsonl"))[0], "--heatmap-path", picture, "--skip", 6)
-        assert code == 0 and "1 files, 1 ranks, 10 steps: 4 samples, seen 4 times" in output
+        assert code == 0 and "Found 4 unique sample keys, 10 steps, 1 ranks; seen 4 times" in output
 
     def test_debug_files_of_energon(self, tmp_path: Path) -> None:
         lines = [
@@ -85,7 +85,7 @@ class TestCommand:
         text = "\n".join(map(json.dumps, lines)) + '\n{"t": "SavableDataLoader.yield", "r": 1, "glo'
         (tmp_path / "log.jsonl").write_text(text)
         code, output = analyze(tmp_path, "--heatmap-path", tmp_path / "a.png")
-        assert code == 0 and "2 ranks, 2 steps: 2 samples, seen 3 times" in output
+        assert code == 0 and "Found 2 unique sample keys, 2 steps, 2 ranks; seen 3 times" in output
 
     def test_mistakes(self, tmp_path: Path, traces: Path) -> None:
         (tmp_path / "empty").mkdir()

@@ -76,7 +76,7 @@ class TestWithoutQuestions:
     def test_the_printed_next_step_runs(self, data: Path) -> None:
         options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
         _, output = run(data, "--non-interactive", *options)
-        lines = output.partition("Next, in Python:\n")[2].strip("\n").splitlines()
+        lines = output.partition("Next, in Python:\n")[2].partition("\nDone")[0].strip("\n").splitlines()
         assert len(lines) == 4
         (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
         done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
