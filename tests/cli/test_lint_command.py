@@ -24,7 +24,7 @@ def energon_lite(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def lint(path: Path, *options: object) -> tuple[int, dict[str, Any]]:
+def lint(path: Path | str, *options: object) -> tuple[int, dict[str, Any]]:
     code, output = energon_lite("lint", path, "--json", "--no-progress", "--num-workers", 1, *options)
     found: dict[str, Any] = json.loads(output)
     assert found["ok"] == (code == 0)
@@ -170,6 +170,37 @@ class TestKindsOfData:
             (str(tmp_path / "none"), "data set"),
             (str(tmp_path / "bad"), "decode"),
         ]
+
+    def test_behind_a_url(self, broken: Broken) -> None:
+        import fsspec
+
+        path, truth = broken
+        memory = fsspec.filesystem("memory")
+        memory.put(str(path), "/lint_set", recursive=True)
+        try:
+            code, found = lint("memory://lint_set")
+            for command in ("info", "preview"):
+                code_of_command, output = energon_lite(command, "memory://lint_set")
+                assert code_of_command == 0 and "memory://lint_set" in output
+        finally:
+            memory.rm("/lint_set", recursive=True)
+        assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+
+    def test_a_source_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from energon_lite.storage.read import source
+
+        class Rows:
+            identity = "rows"
+
+            def __len__(self) -> int:
+                return 5
+
+            def read(self, index: int) -> dict[str, bytes]:
+                return {"json": b"{" if index == 3 else b"{}"}
+
+        monkeypatch.setitem(source._openers, "lintrows", lambda url, split: Rows())
+        code, found = lint("lintrows://x")
+        assert code == 1 and named(found) == {("", "3"): ("decode", "json")}
 
     def test_mistakes(self, tmp_path: Path) -> None:
         text_dataset(tmp_path / "good", 20)

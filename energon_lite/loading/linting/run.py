@@ -158,8 +158,8 @@ def _duplicates(
 ) -> Iterator[Problem]:
     """Keys that more than one sample has, told of all but the first of them."""
     total = sum(job.done[span]["samples"] for span in spans)
-    if not target.is_folder or not total:
-        return  # lines and records are numbered
+    if not target.has_keys or not total:
+        return
     rounds = max(1, -(-total // _KEYS_AT_ONCE))
     for number in range(rounds):
         hashes, owners, places = [], [], []

@@ -64,7 +64,7 @@ class TraceFile:
         made = result.trace or {}
         keys = _keys_of(result.batch)
         step = place[1] // self._world
-        line = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
+        line: dict[str, Any] = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
         # The same for programs that read Energon's debug files.
         line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
         self._count += 1
