@@ -55,14 +55,20 @@ def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None)
     row = index.shard_names.index(name) if index is not None and name in index.shard_names else None
     stored = None if row is None or index is None else index.scan(row)
     try:
-        state = ShardState(scan_shard(root, name))
+        scan = scan_shard(root, name)
+        state = ShardState(scan)
     except ShardFormatError as error:
         state = _of_index(root, stored) if stored is not None else _in_front(root, name)
         state.findings.append(("shard", error.what, False))
     except DatasetError as error:
         return ShardState(None, [("shard", error.what, False)])
     else:
-        _compare(root, state, samples, stored)
+        if stored is not None and _is_front(scan, stored):
+            what = f"its samples end at byte {scan.end}, in or behind the {scan.samples}th of {stored.samples}"
+            state = _of_index(root, stored)
+            state.findings.append(("shard", what, False))
+        else:
+            _compare(root, state, samples, stored)
     if state.scan is not None:
         state.findings += [("shard", note, True) for note in state.scan.notes]
     return state
@@ -93,6 +99,14 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
         return ""
     keys = [key for key in stored.all_keys() if key not in set(scan.all_keys())] if scan.samples < 1_000_000 else []
     return f"; gone: {', '.join(keys[:20])}" + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") if keys else ""
+
+
+def _is_front(scan: ShardScan, stored: ShardScan) -> bool:
+    """Whether the parts are the first ones of those that there were, where they were; others are gone."""
+    parts = len(scan.parts)
+    if parts >= len(stored.parts) or not stored.keys.startswith(scan.keys):
+        return False
+    return bool((scan.parts[:, :2] == stored.parts[:parts, :2]).all())
 
 
 def _agree(scan: ShardScan, stored: ShardScan) -> bool:

@@ -147,6 +147,8 @@ class LintWork(Work[Span, Findings]):
             findings.problems += [self._problem(unit, "", "", kind, what, note) for kind, what, note in words]
         if examiner is not None:
             self._examine(unit, state, examiner, findings)
+        elif state is not None and state.scan is not None:
+            self._name_lost(unit, state, state.scan.all_keys(), findings)
         return findings
 
     def key(self, shard: str, number: int) -> str:
@@ -230,6 +232,14 @@ class LintWork(Work[Span, Findings]):
                         faults = [("read", "", error.what)]
                 findings.problems += [self._problem(unit, key, part, kind, words) for kind, part, words in faults]
         findings.keys, findings.skipped = keys, examiner.skipped - skipped
+
+    def _name_lost(self, unit: Span, state: ShardState, keys: list[str], findings: Findings) -> None:
+        """Of a shard that cannot be opened at all: which samples it should have."""
+        excluded = self.target.excluded.get(unit.shard, frozenset())
+        for number in range(unit.start, len(keys) if unit.is_last else min(unit.stop, len(keys))):
+            if keys[number] not in excluded:
+                faults = state.parts.get(number) or [("", "its shard cannot be read")]
+                findings.problems += [self._problem(unit, keys[number], part, "shard", what) for part, what in faults]
 
     def _doubles(self, state: ShardState | None, number: int) -> list[tuple[str, str, str]]:
         """Parts that a sample has twice, of which only the last is read."""
