@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import click
@@ -66,20 +67,35 @@ def merge(states: tuple[str, ...], output: str) -> None:
 
 
 @command.command()
-@_STATES
-@click.option("--world", required=True, type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
-@click.option("--output", "-o", required=True, type=click.Path(), help="The folder to be written.")
+@click.argument("states", nargs=-1, required=True, type=click.Path())
+@click.option("--world", "--new-world-size", type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
+@click.option("--output", "-o", type=click.Path(), help="The folder to be written.  [default: the last of STATES]")
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
-def redist(states: tuple[str, ...], world: int, output: str, suffix: str | None) -> None:
-    """Divide the state of a run among another number of ranks: a file loader_rankN for each of them."""
-    own = redistributed(_whole(_found(states)), world)
+def redist(states: tuple[str, ...], world: int | None, output: str | None, suffix: str | None) -> None:
+    """Divide the state of a run among another number of ranks: a file for each of them.
+
+    There is no need to, usually: each rank of any suitable number goes on with the file of any rank, or with the one
+    that `merge` writes. Files are named as those of STATES, if these have a number in their names, else loader_rankN.
+    """
+    if output is None:  # as Energon has it: redist STATES... FOLDER
+        *given, output = states
+        states = tuple(given)
+    existing = ExistingPath()
+    states = tuple(existing.convert(state, None, click.get_current_context()) for state in states)
+    if not states:
+        raise UsageError("there are no states", fix="give files of states, and then the folder to be written")
+    whole = _whole(_found(states))
+    if world is None:
+        click.echo(f"The state was saved on {whole.get('world_size', len(states))} ranks.")
+        world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
+    own = redistributed(whole, world)
     if os.path.isdir(output) and os.listdir(output):
         raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)
     suffix = suffix or _suffix_of(states[0])
-    width = len(str(world - 1))
-    for rank, state in enumerate(own):
-        write_state_file(os.path.join(output, f"loader_rank{rank:0{width}}{suffix}"), state)
+    names = _numbered_names(states, world, suffix)
+    for name, state in zip(names, own, strict=True):
+        write_state_file(os.path.join(output, name), state)
     click.echo(f"{output}: {world} states at micro-batch {own[0]['position']:,}")
 
 
@@ -141,6 +157,20 @@ def _of_trainer(folder: str) -> list[FoundState]:
 
 def _whole(found: list[FoundState]) -> State:
     return merged([one.state for one in found], [one.name for one in found])
+
+
+def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[str]:
+    """Names for the files of ranks: those of the states, with the rank in place of the number that differs."""
+    parts = [re.split(r"(\d+)", os.path.splitext(os.path.basename(state.rstrip("/")))[0]) for state in states]
+    same = len(parts) > 1 and len({len(one) for one in parts}) == 1
+    places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1] if same else []
+    if len(places) != 1 or places[0] % 2 == 0:
+        width = len(str(world - 1))
+        return [f"loader_rank{rank:0{width}}{suffix}" for rank in range(world)]
+    (place,), words = places, parts[0]
+    width = min(len(one[place]) for one in parts)
+    numbers = (f"{rank:0{width}}" for rank in range(world))
+    return ["".join([*words[:place], number, *words[place + 1 :]]) + suffix for number in numbers]
 
 
 def _suffix_of(path: str) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import click
 
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
+from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
-from energon_lite.config.metadataset import LeafSpec
-from energon_lite.documents.paths import local_path
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.documents.paths import is_url, local_path
 from energon_lite.loading.stages import find_stages
 from energon_lite.order.stages import StagedBlend, WeightStage
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.read.source import AnySource, source_opener
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
@@ -88,19 +93,42 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
     help="Warn of data sets that such a run shows more often than this.",
 )
 @split_config_option
-def command(path: str, split_part: str, samples: int | None, max_epochs: float, split_config: str) -> None:
-    """Show what PATH, a prepared folder or a metadataset .yaml, is made of.
+@click.option("--dataset-config", default="dataset.yaml", help="Of a folder: what a sample is.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(
+    path: str,
+    split_part: str,
+    samples: int | None,
+    max_epochs: float,
+    split_config: str,
+    dataset_config: str,
+    as_json: bool,
+) -> None:
+    """Show what PATH, a prepared folder, a JSONL file or a metadataset .yaml, is made of.
 
-    A line for each data set: its samples, and in a blend its effective weight (the weights along the path, multiplied)
-    or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample of the data
-    set. Where weights change along the run, a second table has them for each stage. The splits val and test are shown
-    as validation reads them, once and without weights, unless there is --samples.
+    Of a folder, without --samples: who prepared it, what its samples are, and its splits.
+
+    Else a line for each data set: its samples, and in a blend its effective weight (the weights along the path,
+    multiplied) or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample
+    of the data set. Where weights change along the run, a second table has them for each stage. The splits val and test
+    are shown as validation reads them, once and without weights, unless there is --samples.
 
     \b
     Example:
       energon-lite info blend.yaml --samples 20000000
     """
-    leaves = open_dataset(path, split_part, split_config)
+    whole = None
+    if not (is_metadataset(path) or is_jsonl(path) or source_opener(path)):
+        whole = folder_facts(_absolute(path), dataset_config, split_config)
+    is_empty = whole is not None and samples is None and not _has(whole, split_part)
+    leaves = [] if is_empty else open_dataset(path, split_part, split_config)
+    if as_json:
+        click.echo(json.dumps({"folder": whole, "data_sets": _plain(leaves, samples or 0)}, indent=2))
+        return
+    if whole is not None and samples is None:
+        for line in fact_lines(whole):
+            click.echo(line)
+        return
     specs = [spec for spec, _ in leaves]
     facts = leaf_facts(specs, [len(source) for _, source in leaves], samples or 0)
     base = os.path.abspath(local_path(path))
@@ -128,6 +156,35 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
         _warn(facts, folder, run, max_epochs)
     elif blended:
         click.echo("With --samples, the length of the run: how often it shows each sample of a data set.")
+
+
+def _absolute(path: str) -> str:
+    text = local_path(path)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def _has(whole: dict[str, Any], split_part: str) -> bool:
+    """Whether there is anything in the split; one that is missing is told as such, but for the usual one."""
+    split = whole["splits"].get(split_part)
+    return bool(split["samples"]) if split else split_part != "train"
+
+
+def _plain(leaves: Sequence[tuple[LeafSpec, AnySource]], samples: int) -> list[dict[str, Any]]:
+    """Each data set in plain data."""
+    facts = leaf_facts([spec for spec, _ in leaves], [len(source) for _, source in leaves], samples) if leaves else []
+    return [
+        {
+            "path": one.spec.path,
+            "split_part": one.spec.split_part,
+            "samples": one.samples,
+            "share": one.share,
+            "repetitions": one.spec.repetitions,
+            "epochs": one.epochs if samples else None,
+            "subflavors": one.spec.subflavors,
+            "subset": None if one.spec.subset is None else str(one.spec.subset),
+        }
+        for one in facts
+    ]
 
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:

@@ -105,23 +105,22 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
-    """The folder of a leaf, whatever its splits and exclusions are, to be read as the leaf is.
+def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
+    """The folder of a leaf, whatever its splits and exclusions are, or another ``source``, to be read as the leaf is.
 
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
-    if source_opener(spec.path) is not None:
+    if source is None and source_opener(spec.path) is not None:
         raise UsageError(
             "a data set of this format has no place for what is measured",
             where=spec.path,
             fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
             "convert",
         )
-    source = WebdatasetSource.open(spec.path)
-    _, loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+    whole, loader, cooker = _sample_loader(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
+    return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker)
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:

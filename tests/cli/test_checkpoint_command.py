@@ -107,6 +107,10 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     assert code == 0 and "6 states at pass 0, micro-batch 18" in output
     code, output = run("redist", tmp_path / "all.msgpack", "--world", 2, "-o", tmp_path / "two")
     assert code == 0 and sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
+    code, output = run("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
+    assert code == 0 and sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
+    result = CliRunner().invoke(main, ["checkpoint", "redist", *paths, str(tmp_path / "asked")], input="2\n")
+    assert result.exit_code == 0 and sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
     code, output = run("redist", tmp_path / "six", "--world", 3, "-o", tmp_path / "three", "--suffix", ".json")
     assert code == 0
 
