@@ -199,7 +199,8 @@ class Slow:
 
 
 def _open(queue: Any) -> None:
-    queue.put(WebdatasetSource.open(URL).index.digest)
+    digest = WebdatasetSource.open(URL).index.digest
+    queue.put(digest)
 
 
 def test_many_processes_make_it_once(
