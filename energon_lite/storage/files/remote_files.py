@@ -10,6 +10,7 @@ store is overloaded or away, for minutes; after what nobody has seen before, thr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -29,6 +30,8 @@ __all__ = [
     "is_remote",
     "list_files",
     "read_range",
+    "read_range_in_loop",
+    "reads_in_loop",
     "version_of",
     "wrong_range",
 ]
@@ -48,6 +51,9 @@ _TOLD = 5.0
 
 # A file system object owns threads and sockets, which do not survive a fork: each process has its own.
 _file_systems: dict[tuple[int, str], Any] = {}
+#: Of each URL, since to look it up for each request takes as long as the rest of it; and of how many.
+_opened: dict[tuple[int, str], tuple[Any, str]] = {}
+_OPENED = 1 << 14
 
 
 def is_remote(path: str) -> bool:
@@ -64,24 +70,52 @@ def read_range(url: str, offset: int, size: int) -> bytes:
         DatasetError: the store failed otherwise, or gave fewer bytes, several times.
     """
     fs, path = file_system(url)
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-
-        async def check(response: Any) -> None:
-            check_answer(response.status, response.headers, url, offset, size)
-            response.raise_for_status()
-
-        options["raise_for_status"] = check
+    options = _options(url, offset, size)
 
     def request() -> bytes:
-        data: bytes = fs.cat_file(path, start=offset, end=offset + size, **options)
-        if len(data) > size:
-            raise wrong_range(url, f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
-        if len(data) < size:
-            raise OSError(f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
-        return data
+        return _checked(fs.cat_file(path, start=offset, end=offset + size, **options), url, offset, size)
 
     return _tried(request, url, None, _PATIENCE)
+
+
+def reads_in_loop(url: str) -> Any | None:
+    """The event loop in which :func:`read_range_in_loop` can be awaited for this URL; None: in none."""
+    fs, _ = file_system(url)
+    # A class that has a cat_file of its own is not asynchronous at heart.
+    return getattr(fs, "loop", None) if getattr(fs, "async_impl", False) and "cat_file" in vars(fs) else None
+
+
+async def read_range_in_loop(url: str, offset: int, size: int) -> bytes:
+    """:func:`read_range`, in the loop of its file system, where very many can wait at the same time."""
+    fs, path = file_system(url)
+    options, tries = _options(url, offset, size), None
+    while True:
+        try:
+            data = await fs._cat_file(path, start=offset, end=offset + size, **options)
+            return _checked(data, url, offset, size)
+        except Exception as error:  # clients of stores raise what they like
+            tries = tries or Tries(url, None, _PATIENCE)
+            wait = tries.wait_after(error)
+        await asyncio.sleep(wait)
+
+
+def _options(url: str, offset: int, size: int) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        return {}
+
+    async def check(response: Any) -> None:
+        check_answer(response.status, response.headers, url, offset, size)
+        response.raise_for_status()
+
+    return {"raise_for_status": check}
+
+
+def _checked(data: bytes, url: str, offset: int, size: int) -> bytes:
+    if len(data) > size:
+        raise wrong_range(url, f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+    if len(data) < size:
+        raise OSError(f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+    return data
 
 
 def check_answer(status: int, headers: Mapping[str, str], url: str, offset: int, size: int) -> None:
@@ -175,6 +209,9 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         DatasetError: nobody here can read it.
     """
+    known = _opened.get((os.getpid(), url))
+    if known is not None:
+        return known
     if "::" in url:
         raise DatasetError(
             "chained URLs are not read: they can make fsspec do more than reading",
@@ -197,33 +234,57 @@ def file_system(url: str) -> tuple[Any, str]:
             ) from error
         _file_systems[os.getpid(), scheme] = fs
     path: str = fs._strip_protocol(url)
-    return fs, path.rstrip("/")
+    if len(_opened) >= _OPENED:
+        _opened.clear()
+    return _opened.setdefault((os.getpid(), url), (fs, path.rstrip("/")))
 
 
 def _tried(request: Callable[[], T], url: str, part: str | None, patience: float) -> T:
     """Send a request; send it again if it fails in a way that may pass, for so many seconds."""
-    began, told, waits, others = time.monotonic(), False, pauses(), iter(_RETRIES)
+    tries = None
     while True:
         try:
             return request()
-        except FatalStorageError:
-            raise
         except Exception as error:  # clients of stores raise what they like
-            kind, waited = kind_of(error), time.monotonic() - began
-            if kind == "missing":
-                if isinstance(error, FileNotFoundError):
-                    raise
-                raise FileNotFoundError(f"{url}{'' if part is None else '/' + part}") from error
-            shortage = isinstance(error, OSError) and error.errno in SHORTAGES
-            wait = next(waits) if kind == "passing" else None if kind == "refused" else next(others, None)
-            if wait is None or waited > patience:
-                if shortage and isinstance(error, OSError):
-                    raise out_of(error, url) from error
-                raise _failed(error, kind, waited, url if part is None else f"{url}/{part}") from error
-            if waited > _TOLD and not told:
-                told = True
-                _log.warning("%s does not answer, waiting for at most %.0f s: %s", url, patience, error)
+            tries = tries or Tries(url, part, patience)
+            wait = tries.wait_after(error)
         time.sleep(wait)
+
+
+class Tries:
+    """How often a request is sent again.
+
+    Args:
+        url, part: what is asked for.
+        patience: seconds for which a store that is away is waited for.
+    """
+
+    def __init__(self, url: str, part: str | None, patience: float):
+        self._url, self._part, self._patience = url, part, patience
+        self._began, self._told = time.monotonic(), False
+        self._waits, self._others = pauses(), iter(_RETRIES)
+
+    def wait_after(self, error: Exception) -> float:
+        """Seconds to wait before the next try.
+
+        Raises:
+            FileNotFoundError, FatalStorageError, DatasetError: there is none.
+        """
+        if isinstance(error, FatalStorageError):
+            raise error
+        where = self._url if self._part is None else f"{self._url}/{self._part}"
+        kind, waited = kind_of(error), time.monotonic() - self._began
+        if kind == "missing":
+            raise FileNotFoundError(where) from error
+        wait = next(self._waits) if kind == "passing" else None if kind == "refused" else next(self._others, None)
+        if wait is None or waited > self._patience:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise out_of(error, self._url) from error
+            raise _failed(error, kind, waited, where) from error
+        if waited > _TOLD and not self._told:
+            self._told = True
+            _log.warning("%s does not answer, waiting for at most %.0f s: %s", where, self._patience, error)
+        return wait
 
 
 def _failed(error: Exception, kind: str, waited: float, where: str) -> DatasetError:
