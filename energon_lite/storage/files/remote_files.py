@@ -32,6 +32,7 @@ __all__ = [
     "read_range",
     "read_range_in_loop",
     "reads_in_loop",
+    "tried",
     "version_of",
     "wrong_range",
 ]
@@ -75,7 +76,7 @@ def read_range(url: str, offset: int, size: int) -> bytes:
     def request() -> bytes:
         return _checked(fs.cat_file(path, start=offset, end=offset + size, **options), url, offset, size)
 
-    return _tried(request, url, None, _PATIENCE)
+    return tried(request, url, None, _PATIENCE)
 
 
 def reads_in_loop(url: str) -> Any | None:
@@ -157,7 +158,7 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
     where = f"{base}/{folder}".rstrip("/")
     fs.invalidate_cache()
     try:
-        found = _tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
+        found = tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
     except FileNotFoundError:
         return {}
     prefix = where.lstrip("/") + "/"
@@ -178,7 +179,7 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
         if size is not None and os.path.getsize(target) != size:
             raise OSError(f"{os.path.getsize(target)} bytes were answered instead of {size}")
 
-    _tried(request, url, name, _PATIENCE_AT_START)
+    tried(request, url, name, _PATIENCE_AT_START)
 
 
 def file_size(url: str) -> int:
@@ -189,7 +190,7 @@ def file_size(url: str) -> int:
         DatasetError: the store failed, or does not say.
     """
     fs, path = file_system(url)
-    size = _tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START).get("size")
+    size = tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START).get("size")
     if size is None:
         raise DatasetError(
             "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"
@@ -239,7 +240,7 @@ def file_system(url: str) -> tuple[Any, str]:
     return _opened.setdefault((os.getpid(), url), (fs, path.rstrip("/")))
 
 
-def _tried(request: Callable[[], T], url: str, part: str | None, patience: float) -> T:
+def tried(request: Callable[[], T], url: str, part: str | None, patience: float = _PATIENCE_AT_START) -> T:
     """Send a request; send it again if it fails in a way that may pass, for so many seconds."""
     tries = None
     while True:
