@@ -108,7 +108,7 @@ def _kind_of_one(error: BaseException) -> Kind:
         return "refused"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return "missing"
-    if isinstance(error, (PermissionError, TypeError, NotImplementedError, ImportError)):
+    if isinstance(error, (PermissionError, TypeError, NotImplementedError, ImportError)) or type(error) is ValueError:
         return "refused"
     if isinstance(error, (TimeoutError, ConnectionError)) or classes & _PASSING_CLASSES:
         return "passing"
