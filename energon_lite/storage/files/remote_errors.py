@@ -128,7 +128,7 @@ def _kind_of_status(status: int) -> Kind:
 _random = random.SystemRandom()  # not the global generator: that one is the user's
 
 
-def pauses(first: float = 0.1, longest: float = 10.0) -> Iterator[float]:
+def pauses(first: float = 0.03, longest: float = 10.0) -> Iterator[float]:
     """Seconds to wait before each further try: doubled each time, and none of them what another process waits.
 
     Example:

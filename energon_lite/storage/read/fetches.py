@@ -28,7 +28,9 @@ _TRIES = 3
 #: Requests that may be sent twice at once, and for each answer how many more.
 _SPARE, _SHARE = 16.0, 0.1
 #: Seconds below which nobody waits too long, and that count as too long as long as nobody knows better.
-_SHORT, _UNKNOWN = 0.01, 3.0
+_SHORT, _UNKNOWN = 0.01, 1.0
+#: Bytes up to which all requests take about the same time.
+_SMALL = 1 << 17
 #: Answers of a size by which is known how long they take, at least; and after how many one looks again.
 _KNOWN, _AGAIN = 16, 32
 
@@ -226,7 +228,7 @@ class Fetches:
     # -- those that take too long ---------------------------------------------------------------------------------
 
     def _times_of(self, size: int) -> _Times:
-        return self._times.setdefault(size.bit_length() // 2, _Times())
+        return self._times.setdefault(max(_SMALL, size).bit_length() // 2, _Times())
 
     def _watch(self) -> None:
         while True:
