@@ -133,7 +133,8 @@ def _index_again(root: str, asked: _Asked) -> None:
     if asked["ranks"].world_size > 1:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
     with progress(asked["show_progress"], "Indexing", "shards") as show:
-        report = index_again(root, workers=asked["num_workers"], sqlite=asked["sqlite"], progress=show, tmp_path=asked["tmp_path"])
+        options = {name: asked[name] for name in ("sqlite", "tmp_path")}
+        report = index_again(root, workers=asked["num_workers"], progress=show, **options)
     _show_report(report)
     _store_lengths(root, asked)
 

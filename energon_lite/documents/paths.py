@@ -38,7 +38,9 @@ def _of_cached_data_set(url: str) -> str:
     first, slash, rest = url.removeprefix(_DSS).partition("/")
     name, at, version = first.rpartition("@")
     if not (at and name and version) or {name, version} & {".", ".."}:
-        raise UsageError("a dss:// URL names a data set and its version", where=url, fix="write dss://name@version/path")
+        raise UsageError(
+            "a dss:// URL names a data set and its version", where=url, fix="write dss://name@version/path"
+        )
     base = os.environ.get("NVDATASET_CACHE_DIR")
     if not base:
         raise UsageError(

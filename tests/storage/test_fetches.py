@@ -1,4 +1,4 @@
-"""Requests at the same time: in threads and in an event loop, answers and errors, and second ones for those that hang."""
+"""Requests at the same time, in threads and in an event loop: answers, errors, and second ones for those that hang."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def ranges(count: int, first: int = 0) -> list[ShardRange]:
 class Source:
     """Answers with the offset; those in ``hangs`` take so long the first time, those in ``fails`` raise."""
 
-    def __init__(self, delay: float = 0.002, hangs: dict[int, float] | None = None, fails: frozenset[int] = frozenset()):
+    def __init__(self, delay: float = 0.002, hangs: dict[int, float] | None = None, fails: Sequence[int] = ()):
         self.delay, self.hangs, self.fails = delay, hangs or {}, fails
         self.asked: Counter[int] = Counter()
         self.at_once = self.most = 0
@@ -64,7 +65,7 @@ kinds = pytest.mark.parametrize("kind", ["threads", "loop"])
 
 @kinds
 def test_each_gets_its_own_answer(kind: str) -> None:
-    source = Source(fails=frozenset([300]))
+    source = Source(fails=[300])
     fetches = source.fetches(kind, is_hedged=False)
     first, second = fetches.start(ranges(40)), fetches.start(ranges(5, 40))
     fetches.wait(second)

@@ -1,7 +1,7 @@
 """What locality buys on slow storage: a store with 5 ms per request and 200 MB/s, read in several orders.
 
 The store is a file system for fsspec that waits: 5 ms for each request (requests may wait together), and for the bytes,
-whose 200 MB/s all requests and processes share. It waits in an event loop, as those of S3, GCS and HTTP do; ``threads``:
+whose 200 MB/s all requests and processes share. It waits in an event loop, as S3's, GCS's and HTTP's do; ``threads``:
 in the caller's thread, as others do. The data are 20,000 records of about 7 kB. Compared are the full permutation and
 runs of 100 in windows of 1,000, with one request at a time and with many, with workers, and with a folder that keeps
 what was read; each in a fresh process, over the same number of samples.

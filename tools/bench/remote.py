@@ -1,11 +1,10 @@
 """What a store far away costs: against local files, with hanging, and with failing requests.
 
-* ``s3``: a blend of two buckets on moto's S3 server, whose ``.nv-meta`` is Megatron-Energon's (no packed index), behind a
-  proxy that takes 20 ms for each request, in runs of 100 and windows of 1,000; against the same files on the local disk.
-  Images of 256 x 256 are decoded, in two workers. What is fetched twice because two workers have no cache folder in
-  common counts.
-* ``hanging``: the time of a batch where 1 % of the requests take a second more, in a loop that works 30 ms on each; with
-  and without second requests. Full permutation, 20 ms a request.
+* ``s3``: a blend of two buckets on moto's S3 server, prepared as Megatron-Energon does (no packed index), behind a
+  proxy that takes 20 ms for each request, in runs of 100 and windows of 1,000; against the same files on local disk.
+  Images of 256 x 256 are decoded, in two workers. The servers have the same cores as the workers.
+* ``hanging``: the time of a batch where 1 % of the requests take a second more, in a loop that works 30 ms on each;
+  with and without second requests. Full permutation, 20 ms a request.
 * ``failing``: samples that are lost where 5 % of the requests fail, and the rate.
 
 How to read it: samples per second (higher is better), alternating; milliseconds that the loop waits for a batch.

@@ -18,12 +18,9 @@ __all__ = ["Kind", "kind_of", "pauses"]
 Kind = Literal["missing", "refused", "passing", "unknown"]
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
-_PASSING_NUMBERS = {
-    getattr(errno, name)
-    for name in "EAGAIN EBUSY EINTR EIO EREMOTEIO ETIMEDOUT ECONNREFUSED ECONNRESET ECONNABORTED EPIPE EHOSTDOWN "
-    "EHOSTUNREACH ENETUNREACH ENETDOWN ENETRESET ESHUTDOWN".split()
-    if hasattr(errno, name)
-}
+_PASSING_NAMES = """EAGAIN EBUSY EINTR EIO EREMOTEIO ETIMEDOUT ECONNREFUSED ECONNRESET ECONNABORTED EPIPE EHOSTDOWN
+EHOSTUNREACH ENETUNREACH ENETDOWN ENETRESET ESHUTDOWN"""
+_PASSING_NUMBERS = {number for number, name in errno.errorcode.items() if name in _PASSING_NAMES.split()}
 #: Names of classes, as far as they do not come with a status or a number.
 _REFUSED_CLASSES = {
     "NoCredentialsError",

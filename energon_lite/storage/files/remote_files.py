@@ -1,11 +1,11 @@
-"""Files behind a URL: ``s3://bucket/a.tar``, ``gs://...``, ``msc://profile/...``, ``memory://...``, whatever fsspec knows.
+"""Files behind a URL: ``s3://bucket/a.tar``, ``gs://...``, ``msc://profile/...``, ``memory://...``, all of fsspec.
 
 No answer is taken on trust: it must have as many bytes as were asked for, and over HTTP its status and range must say
 that it is the part that was asked for. A store that knows no ranges answers with the whole object, the wrong bytes for
 nearly every request; it is refused.
 
 A request that fails is sent again as long as that may help (:mod:`energon_lite.storage.files.remote_errors`): while a
-store is overloaded or away, for minutes; after what nobody has seen before, three times; after wrong credentials, never.
+store is overloaded or away, for minutes; after what is not understood, three times; after wrong credentials, never.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Preparing a data set where it is: in a store. Headers are read by ranges, and only small files are written.
 
-All is made in a local folder, as for a local data set, and then put beside the shards: ``.info.json``, with which a data
-set is prepared, last. What was found in a shard is kept in that folder, so that a run that was killed goes on.
+All is made in a local folder, as for a local data set, and then put beside the shards: last comes ``.info.json``, with
+which a data set is prepared. What was found in a shard is kept in that folder, so that a run that was killed goes on.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Fetches:
         self._loop_of, self._read_in_loop = loop_of, read_in_loop
         self._process = 0
         self._times: dict[int, _Times] = {}
-        #: Requests that were sent twice, and those for which the second one was faster than nothing.
+        #: Requests that were sent once more.
         self.hedged = 0
 
     def _begin(self) -> None:
@@ -202,6 +202,8 @@ class Fetches:
             self._send(fetch)
 
     def _send(self, fetch: Fetch) -> None:
+        if fetch.is_done:
+            return
         fetch.tries += 1
         fetch.tasks.append(asyncio.get_running_loop().create_task(self._request(fetch, fetch.tries == 1)))
 
@@ -239,10 +241,10 @@ class Fetches:
                 for fetch in self._active.values():
                     limit = self._times_of(fetch.one.size).limit
                     shortest = min(shortest, limit)
-                    if fetch.started and 0 < fetch.tries < _TRIES and now - fetch.started > limit * fetch.tries:
-                        if self._spare >= 1.0:
-                            self._spare -= 1.0
-                            late.append(fetch)
+                    waits = fetch.started and 0 < fetch.tries < _TRIES and now - fetch.started > limit * fetch.tries
+                    if waits and self._spare >= 1.0:
+                        self._spare -= 1.0
+                        late.append(fetch)
             for fetch in late:
                 self._again(fetch)
             time.sleep(max(shortest / 4, _SHORT / 2))
@@ -253,7 +255,7 @@ class Fetches:
         if loop is None:
             self._to_threads([fetch], self._requests * _TRIES)
         else:
-            loop.call_soon_threadsafe(lambda: fetch.is_done or self._send(fetch))
+            loop.call_soon_threadsafe(self._send, fetch)
 
 
 class _Times:

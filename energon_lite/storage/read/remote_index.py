@@ -2,7 +2,7 @@
 
 ``index.sqlite`` knows where all samples are. Shards that it does not know, or not rightly, have their headers read by
 ranges, many shards at the same time. The index is kept in the user's cache, under a name with the versions of all
-shards in it: when the data set is uploaded again, that one does not fit any more. One process makes it, the others wait.
+shards in it: when the data set is uploaded again, it has another name. One process makes it, the others wait.
 """
 
 from __future__ import annotations

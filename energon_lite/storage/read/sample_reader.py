@@ -191,11 +191,11 @@ class SampleReader:
         starts, stops = found.starts, found.stops
         columns = zip(starts.T.tolist(), (stops - starts).T.tolist(), strict=True)
         if self.ahead is not None:
-            spans = self.ahead.spans(indices)
-            if spans is not None:  # each sample is a request
-                begin = np.array([start for start, _ in spans], dtype=np.int64)[:, None]
+            alone = self.ahead.spans(indices)
+            if alone is not None:  # each sample is a request
+                begin = np.array([start for start, _ in alone], dtype=np.int64)[:, None]
                 cuts = zip((starts - begin).T.tolist(), (stops - begin).T.tolist(), strict=True)
-                views = [view for _, view in spans]
+                views = [view for _, view in alone]
                 return [[bytes(view[low:high]) for view, low, high in zip(views, *cut, strict=True)] for cut in cuts]
             fetch_one = self.ahead.fetch
             return [[fetch_one(*where) for where in zip(indices, *column, strict=True)] for column in columns]

@@ -129,9 +129,7 @@ def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
             samples.add(members)
     except FileNotFoundError:
         raise MissingShardError("the shard does not exist", where=path, fix="put it back") from None
-    return ShardScan(
-        name=name, size=size, head=head, end=headers.end, notes=tuple(headers.notes), **samples.fields()
-    )
+    return ShardScan(name=name, size=size, head=head, end=headers.end, notes=tuple(headers.notes), **samples.fields())
 
 
 @contextmanager
