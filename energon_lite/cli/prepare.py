@@ -20,7 +20,7 @@ from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
-from energon_lite.documents.paths import missing_file_fix
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -62,14 +62,16 @@ __all__ = ["command"]
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
 @click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
-@click.option("--tmp-path", type=click.Path(), help="For a URL: the folder in which index.sqlite is made.")
+@click.option(
+    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made (else the cache)."
+)
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
 )
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
-    """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
+    """Prepare the data set in the folder, or behind the URL, PATH; or index the file PATH, if that is a .jsonl.
 
     Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
     sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
@@ -83,6 +85,10 @@ def command(path: str, **asked: Any) -> None:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
+    path = local_path(path)
+    if is_url(path) and not is_jsonl(path) and not is_metadataset(path):
+        _prepare_url(path, asked)
+        return
     root = local_dataset(path, "prepare")
     if not os.path.exists(root):
         what = "JSONL file" if is_jsonl(root) else "folder"
@@ -100,6 +106,19 @@ def command(path: str, **asked: Any) -> None:
 
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
+
+
+def _prepare_url(url: str, asked: _Asked) -> None:
+    if asked["length_field"] is not None:
+        raise UsageError(
+            "--length-field works on local folders",
+            where=url,
+            fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
+        )
+    if asked["tar_index_only"]:
+        _index_again(url, asked)
+    else:
+        _prepare_folder(url, asked)
 
 
 def _prepare_jsonl(root: str, asked: _Asked) -> None:
@@ -123,7 +142,8 @@ def _index_again(root: str, asked: _Asked) -> None:
     if asked["ranks"].world_size > 1:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
     with progress(asked["show_progress"], "Indexing", "shards") as show:
-        report = index_again(root, workers=asked["num_workers"], sqlite=asked["sqlite"], progress=show)
+        options = {name: asked[name] for name in ("sqlite", "tmp_path")}
+        report = index_again(root, workers=asked["num_workers"], progress=show, **options)
     _show_report(report)
     _store_lengths(root, asked)
 
@@ -165,7 +185,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         report = prepare_folder(
             root,
             choose,
-            **{name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks")},
+            **{name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks", "tmp_path")},
             force_overwrite=again,
             skip_broken=asked["skip_broken_shards"],
             workers=asked["num_workers"],

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError, NotPreparedError
+from energon_lite.errors import DataIndexError, EmptyDatasetError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.remote_files import is_remote, list_files
 from energon_lite.storage.files.shard_store import ShardStore, shared_store
 from energon_lite.storage.index.columns import Column
-from energon_lite.storage.index.index_cache import find_index, open_index, shard_counts
+from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.read.remote import local_meta, shard_sizes
+from energon_lite.storage.read.remote_index import remote_index
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
@@ -129,8 +130,13 @@ class WebdatasetSource:
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
-        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else open_index(root, counts)
-        check_files(folder_of_shards(root), names, index)
+        if is_remote(root):
+            there = list_files(root)
+            index, index_path = remote_index(root, meta, counts, there)
+            check_files(root, names, index, shard_sizes(there))
+        else:
+            index, index_path = open_index(root, counts)
+            check_files(folder_of_shards(root), names, index)
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
         choice = SampleChoice(index, root, names, excluded_positions(index, names, excluded_samples), span, skips)
@@ -207,17 +213,6 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
     if is_remote(text):
         return text.rstrip("/")
     return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
-
-
-def _remote_index(root: str, meta: str, counts: dict[str, int]) -> tuple[PackedIndex, str]:
-    found = find_index(meta, counts)
-    if found is None:
-        raise NotPreparedError(
-            "the data set has no packed index, or one that is older than its list of shards",
-            where=root,
-            fix="run `energon-lite prepare` on a local copy, and upload all of .nv-meta with the shards",
-        )
-    return found
 
 
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_lite.errors import ShardFormatError
+from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.tar.member_columns import Member, MemberColumns
 from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
 from energon_lite.storage.tar.plain_headers import PlainHeaders
@@ -54,7 +55,7 @@ class TarHeaders:
     """Iterate over the regular members of an open tar file; afterwards :attr:`end` and :attr:`notes` are set.
 
     Args:
-        fd: descriptor of the open file. Its position is neither used nor changed.
+        fd: descriptor of the open file, whose position is neither used nor changed; or a remote file.
         size: bytes in the file.
         path: named in errors.
 
@@ -66,7 +67,7 @@ class TarHeaders:
         ...     names = [m.name for m in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
     """
 
-    def __init__(self, fd: int, size: int, path: str):
+    def __init__(self, fd: int | RangeFile, size: int, path: str):
         self._fd, self._size, self._path = fd, size, path
         self._buffer, self._base = b"", 0
         #: What global extended headers say of all members that follow.
@@ -149,9 +150,12 @@ class TarHeaders:
         """Bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
         if start < 0 or start + length > len(self._buffer):
-            self._buffer, self._base = os.pread(self._fd, max(_CHUNK, length), position), position
+            self._buffer, self._base = self._bytes(max(_CHUNK, length), position), position
             start = 0
         return self._buffer[start : start + length]
+
+    def _bytes(self, length: int, position: int) -> bytes:
+        return os.pread(self._fd, length, position) if isinstance(self._fd, int) else self._fd.read(length, position)
 
     def _check(self, block: bytes, position: int) -> None:
         if len(block) < BLOCK:
@@ -186,7 +190,7 @@ class TarHeaders:
         if not marker:
             self.notes.append("no end marker: its writer may not have finished, samples may be missing")
         self.end = position = end
-        while chunk := os.pread(self._fd, _TRAILER, position):
+        while chunk := self._bytes(_TRAILER, position):
             rest = chunk.lstrip(b"\0")
             if rest:
                 first = position + len(chunk) - len(rest)
