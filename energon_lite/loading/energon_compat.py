@@ -29,14 +29,16 @@ _WITHOUT_EFFECT = frozenset(
         "gc_freeze_at_start",
         "n_checkpoints",
         "parallel_shard_iters",
+        "pin_memory",
         "watchdog_initial_timeout_seconds",
     }
 )
 #: Energon has given them up, too: it ignores the first one with a warning, and takes the others for the decoder's.
 _HANDLER = "handler"
 _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
-#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
-_OF_A_LOADER = ("worker_config", "fail_on_timeout")
+#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``, and Energon 8's
+#: ``worker_type`` is ``start_method``.
+_OF_A_LOADER = ("worker_config", "fail_on_timeout", "worker_type")
 
 #: The groups, by the arguments that have them.
 _GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
@@ -114,6 +116,9 @@ def loader_arguments(
         arguments = {"on_timeout": "raise"} | arguments
         if arguments["on_timeout"] != "raise":
             raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
+    kind = kwargs.get("worker_type")
+    if kind is not None and arguments.setdefault("start_method", kind) != kind:
+        raise UsageError(f"worker_type={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them")
     return arguments
 
 
