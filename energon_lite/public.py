@@ -66,6 +66,8 @@ from energon_lite.loading.savable_loader import SavableDataLoader as SavableData
 from energon_lite.loading.states.rebase import RebaseReport as RebaseReport
 from energon_lite.loading.states.rebase import rebase_state as rebase_state
 from energon_lite.recipes import get_loader as get_loader
+from energon_lite.recipes import get_processing_dataset as get_processing_dataset
+from energon_lite.recipes import get_processing_datasets as get_processing_datasets
 from energon_lite.recipes import get_savable_loader as get_savable_loader
 from energon_lite.recipes import get_train_dataset as get_train_dataset
 from energon_lite.recipes import get_val_dataset as get_val_dataset

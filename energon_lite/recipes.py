@@ -29,7 +29,15 @@ from energon_lite.storage.read.run_reader import read_in_runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
+__all__ = [
+    "get_loader",
+    "get_processing_dataset",
+    "get_processing_datasets",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,13 +181,53 @@ def _called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Calla
 @_called_as(get_val_dataset)
 def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
-    call = inspect.signature(get_val_dataset).bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
-    path, flat = given.pop("path"), given.pop("kwargs")
-    names = ("batching", "chunks", "reading")
-    given |= zip(names, grouped_keywords(get_val_datasets, flat, *(given[name] for name in names)), strict=True)
-    return [(get_val_dataset(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
+    return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
+
+
+def get_processing_dataset(
+    path: PathOrDict | LeafSpec,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> SavableDataset:
+    """The data sets one after the other, unshuffled, once: for jobs that work on all samples, as captioning does.
+
+    All ranks together get each sample exactly once. They need not be in step: a rank ends when it has none left, one
+    step before others perhaps, and gets no batch without samples. One that has ended, and is restored there, gets
+    nothing more. What a hook skips, and what fails, is counted.
+
+    Args:
+        batch_size: samples in a batch; None: single ones.
+
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
+    count here; subsets and filters do. A data set that a blend names twice is gone through twice.
+
+    Example:
+        >>> dataset = get_processing_dataset("coco", task_encoder=Decode(), worker_config=config)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     for sample in loader:
+        ...         captions.write(sample.__key__, model.describe(sample.image))
+    """
+    groups = grouped_keywords(get_processing_dataset, kwargs, None, chunks, reading)
+    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    recipe = _Recipe(split_part, worker_config, batch_size, False, None, encoder, *groups)
+    # With other ranks between, runs of neighbours would be fetched by each of them.
+    run = _VAL_RUN if worker_config.world_size == 1 else None
+    leaves, identities = recipe.open(_find(path, split_part, recipe.reading), run=run, window=run)
+    order = ConcatOrder([len(leaf.source) for leaf in leaves])
+    identity = Identity(recipe.settings("processing"), identities)
+    return recipe.dataset(order, identity, leaves, refill=False, weights=None, once=True)
+
+
+@_called_as(get_processing_dataset)
+def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
+    """:func:`get_processing_dataset` for each leaf by itself, with the leaf's description: an output for each."""
+    return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
@@ -307,6 +355,24 @@ def _find(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Seq
     if isinstance(path, LeafSpec):
         return [path]
     return find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.subflavors)
+
+
+def _each_leaf(
+    function: Callable[..., SavableDataset], called: Callable[..., Any], args: Any, kwargs: Any
+) -> list[tuple[SavableDataset, LeafSpec]]:
+    """What a function makes of each leaf by itself.
+
+    Args:
+        called: the one that the user called, for messages.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    path, flat = given.pop("path"), given.pop("kwargs")
+    names = ("batching", "chunks", "reading")
+    groups = zip(names, grouped_keywords(called, flat, *(given.get(name) for name in names)), strict=True)
+    given |= {name: group for name, group in groups if name in given}
+    return [(function(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:

@@ -118,7 +118,9 @@ def loader_arguments(
             raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
     kind = kwargs.get("worker_type")
     if kind is not None and arguments.setdefault("start_method", kind) != kind:
-        raise UsageError(f"worker_type={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them")
+        raise UsageError(
+            f"worker_type={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them"
+        )
     return arguments
 
 

@@ -58,6 +58,7 @@ class PlannedDataset(SavableDataset):
             refill=self.refill,
             batched=self.batched,
             error_handler=self.worker_config.global_error_handler,
+            empty=not self.once,
         )
 
     def step(self, cursor: Cursor) -> Cursor | None:
@@ -70,6 +71,11 @@ class PlannedDataset(SavableDataset):
             return None
         passes, position = cursor.pass_number, cursor.position + moved
         return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
+
+    def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
+        """Whether a rank has a micro-batch in the step between two cursors, or, if it has none, gets an empty one."""
+        slot = self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size)
+        return not self.once or slot < after.position - cursor.position
 
     def place(self, cursor: Cursor, rank: int) -> Place:
         """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""
@@ -192,6 +198,8 @@ class PlannedDataset(SavableDataset):
             repetitions = self.repetitions or (1.0,) * len(self.leaves)
             samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
             return -(-samples // (self.plan.rows * world))
+        if self.once:
+            return -((self.worker_config.rank - count) // world)
         steps = count // world if self.drop_last else -(-count // world)
         return steps if self.limit is None else min(steps, self.limit)
 
