@@ -88,6 +88,10 @@ from energon_lite.samples import VidQASample as VidQASample
 from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import edataclass as edataclass
+from energon_lite.storage.index.filter_index import build_filter_index as build_filter_index
+from energon_lite.storage.index.filter_index import (
+    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
+)
 from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
 from energon_lite.storage.read.source import Source as Source
 from energon_lite.storage.read.source import register_source as register_source

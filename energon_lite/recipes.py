@@ -21,6 +21,7 @@ from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching
+from energon_lite.loading.weight_units import by_samples
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -284,6 +285,7 @@ class _Recipe:
         """The data set for training; arguments as those of :func:`get_train_dataset` that mean the same."""
         specs = _find(path, self.split_part, self.reading)
         leaves, identities = self.open(specs, run=run if window else None, window=window)  # one alone has no effect
+        specs = by_samples(specs, [leaf.source for leaf in leaves])
         multipliers = [multiply_epochs(copies, spec.shuffle_over_epochs_multiplier) for spec in specs]
         seed = self.worker_config.seed_offset
         orders = [
@@ -354,7 +356,8 @@ class _Recipe:
 def _find(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:
     if isinstance(path, LeafSpec):
         return [path]
-    return find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.subflavors)
+    specs = find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.labels)
+    return specs if reading.filter is None else [replace(one, filters=(*one.filters, reading.filter)) for one in specs]
 
 
 def _each_leaf(

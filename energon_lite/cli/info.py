@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +16,11 @@ from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.loading.stages import find_stages
+from energon_lite.loading.weight_units import by_samples, mean_of
 from energon_lite.order.stages import StagedBlend, WeightStage
+
+if TYPE_CHECKING:
+    from energon_lite.storage.read.source import AnySource
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
@@ -37,6 +42,8 @@ class LeafFacts:
         share: of the blend, 0 to 1; if it changes, the mean over the run.
         epochs: how often the run shows each of its samples; 0 if its length is not known.
         stages: its share at both ends of each stage, if shares change.
+        measured: its share in the unit of the blend's weights, 0 to 1, if that is not samples.
+        unit: the unit.
     """
 
     spec: LeafSpec
@@ -44,6 +51,8 @@ class LeafFacts:
     share: float
     epochs: float
     stages: tuple[tuple[float, float], ...] = ()
+    measured: float | None = None
+    unit: str = "samples"
 
 
 #: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
@@ -101,11 +110,15 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
       energon-lite info blend.yaml --samples 20000000
     """
     leaves = open_dataset(path, split_part, split_config)
-    specs = [spec for spec, _ in leaves]
-    facts = leaf_facts(specs, [len(source) for _, source in leaves], samples or 0)
+    specs, sources = [spec for spec, _ in leaves], [source for _, source in leaves]
+    once = samples is None and split_part in _READ_ONCE
+    specs = specs if once else by_samples(specs, sources)
+    facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
+    unit = next((one.unit for spec in specs for one in spec.units), None)
+    if unit is not None and not once:
+        facts = _measured(facts, sources, unit)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
-    once = samples is None and split_part in _READ_ONCE
     click.echo(_title(base, split_part, facts, once))
     click.echo()
     # Each column is shown only if it says anything.
@@ -130,6 +143,12 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
         click.echo("With --samples, the length of the run: how often it shows each sample of a data set.")
 
 
+def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: str) -> list[LeafFacts]:
+    """The same with shares in a unit: of the samples, by their mean."""
+    sizes = [one.share * float(mean_of(one.spec, source, unit)) for one, source in zip(facts, sources, strict=True)]
+    return [replace(one, measured=size / sum(sizes), unit=unit) for one, size in zip(facts, sizes, strict=True)]
+
+
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
     how = "blended by weight" if facts[0].spec.repetitions is None else "blended by repetitions"
     kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
@@ -144,6 +163,9 @@ def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
             title = "share"
             columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
         columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+    if shares and first.measured is not None:
+        title = f"share of {first.unit}"
+        columns.append((title, lambda facts, leaf: _percent(sum(one.measured or 0.0 for one in facts))))
     if epochs:
         columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
     return columns
@@ -207,6 +229,7 @@ def _number(value: float) -> str:
 
 def _leaf_name(spec: LeafSpec, folder: str) -> str:
     part = "" if spec.subset is None else f", {spec.subset}"
+    part += "".join(f", {condition}" for condition in spec.filters)
     return f"{_short(spec.path, folder)} [{spec.split_part}{part}]"
 
 
