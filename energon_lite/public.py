@@ -51,6 +51,7 @@ from energon_lite.errors import WorkerError as WorkerError
 from energon_lite.extras.packed_list import PackedList as PackedList
 from energon_lite.hooks import Cooker as Cooker
 from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder
+from energon_lite.hooks import PackedSamplesOutput as PackedSamplesOutput
 from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
