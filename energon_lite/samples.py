@@ -81,11 +81,11 @@ class _Record:
     @property
     def __tags__(self) -> Any:
         """``__subflavors__``, by Energon 8's name."""
-        return self.__subflavors__  # type: ignore[attr-defined]
+        return self.__subflavors__
 
     @__tags__.setter
     def __tags__(self, tags: Any) -> None:
-        self.__subflavors__ = tags
+        setattr(self, "__subflavors__", tags)  # noqa: B010  # a slot of the classes derived from this one
 
     def pin_memory(self) -> Self:
         """A copy whose tensors, nested ones too, are in page-locked memory."""

@@ -73,8 +73,8 @@ def _one_level(
     blends: dict[int, dict[int, list[int]]] = {}
     for number, spec in enumerate(specs):
         if depth < len(spec.units) and weights[number]:
-            unit = spec.units[depth]
-            blends.setdefault(unit.blend, {}).setdefault(unit.entry, []).append(number)
+            here = spec.units[depth]
+            blends.setdefault(here.blend, {}).setdefault(here.entry, []).append(number)
     found = list(weights)
     for entries in blends.values():
         whole = needed = Fraction(0)

@@ -211,7 +211,7 @@ class ChunkItems:
                 if item is None or item.result is None or item.origins[0] in (None, _COUNTED):
                     context = run.of_chunk(_SELECTED, *here, place, number=here[0] + here[2])
                 else:
-                    context = run.of_sample(_SELECTED, item.origins[0], item.result)  # type: ignore[arg-type]
+                    context = run.of_sample(_SELECTED, item.origins[0], item.result)
                 with context:
                     failing = None if origin is _COUNTED else origin
                     made = run.apply(hook, value, name="a sample", origins=(failing,))
@@ -226,11 +226,10 @@ def _selected(values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[A
     selected = select(list(values))
     if selected is None:
         raise returned_nothing("select_samples_to_pack", select)
-    pushback: list[Any] = []
-    if isinstance(selected, PackedSamplesOutput):
-        selected, pushback = selected.packs, list(selected.pushback)
-    packs = [list(pack) for pack in selected]
-    return [pack for pack in packs if pack], pushback
+    if not isinstance(selected, PackedSamplesOutput):
+        selected = PackedSamplesOutput(selected)
+    packs = [list(pack) for pack in selected.packs]
+    return [pack for pack in packs if pack], list(selected.pushback)
 
 
 def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[Item]:

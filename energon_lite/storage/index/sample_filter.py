@@ -160,8 +160,7 @@ def _comparison(operands: list[ast.expr], ops: list[ast.cmpop], names: set[str])
         if place and isinstance(ops[place - 1], (ast.In, ast.NotIn)):
             if not isinstance(operand, (ast.List, ast.Tuple)):
                 raise ValueError("'in' needs a list of numbers")
-            among = [_number(one) for one in operand.elts]
-            sides.append(lambda values, among=among: among)
+            sides.append(_always([_number(one) for one in operand.elts]))
         else:
             sides.append(_compiled(operand, names))
     functions = [_COMPARISONS[type(op)] for op in ops]
@@ -172,6 +171,10 @@ def _comparison(operands: list[ast.expr], ops: list[ast.cmpop], names: set[str])
         return np.logical_and.reduce([np.asarray(function(one, other)) for function, one, other in pairs])
 
     return compare
+
+
+def _always(value: Any) -> _Computed:
+    return lambda values: value
 
 
 def _number(node: ast.AST) -> float:
