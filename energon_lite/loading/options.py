@@ -80,7 +80,8 @@ class Reading:
         filter: a comparison of columns, such as ``"tokens <= 4096"``, or the name of a filter index: only the samples
             that meet it, of all data sets.
         sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
-        trust_code: allow the files to name Python code that is run.
+        trust_code: allow the files to name Python code that is run. None: as :mod:`energon_lite.trust` says, which is
+            no.
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
             that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
             other data sets, with another order, of those in which anything is left out.
@@ -96,7 +97,7 @@ class Reading:
     split_config: str = "split.yaml"
     subflavors: Mapping[str, Any] | None = None
     sample_type: type | None = None
-    trust_code: bool = False
+    trust_code: bool | None = None
     use_measured_skips: bool | str = False
     read_ahead: ReadAhead | None = None
     tags: Mapping[str, Any] | None = None
