@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
-from energon_lite.loading.energon_compat import grouped_keywords, loader_arguments
+from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
@@ -40,9 +40,6 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
 ]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: Keeps the hashes for different purposes apart.
 _BLEND = 22
@@ -170,17 +167,7 @@ def get_val_dataset(
     return recipe.dataset(order, identity, leaves, refill=False, limit=limit, weights=None)
 
 
-def _called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
-
-    def declare(declared: Callable[..., T]) -> Callable[P, T]:
-        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        return declared
-
-    return declare
-
-
-@_called_as(get_val_dataset)
+@called_as(get_val_dataset)
 def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
@@ -226,7 +213,7 @@ def get_processing_dataset(
     return recipe.dataset(order, identity, leaves, refill=False, weights=None, once=True)
 
 
-@_called_as(get_processing_dataset)
+@called_as(get_processing_dataset)
 def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_processing_dataset` for each leaf by itself, with the leaf's description: an output for each."""
     return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)

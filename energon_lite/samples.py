@@ -81,7 +81,7 @@ class _Record:
     @property
     def __tags__(self) -> Any:
         """``__subflavors__``, by Energon 8's name."""
-        return self.__subflavors__
+        return getattr(self, "__subflavors__")  # noqa: B009  # as below
 
     @__tags__.setter
     def __tags__(self, tags: Any) -> None:

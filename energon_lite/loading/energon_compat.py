@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.errors import UsageError, nearest
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -15,7 +15,10 @@ from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import Batching
 
-__all__ = ["grouped_keywords", "loader_arguments"]
+__all__ = ["called_as", "grouped_keywords", "loader_arguments"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -144,3 +147,13 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
 
 def _names_of(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name not in ("kwargs", "dataset")]
+
+
+def called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
+
+    def declare(declared: Callable[..., T]) -> Callable[P, T]:
+        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return declared
+
+    return declare
