@@ -103,11 +103,13 @@ class Reading:
     tags: Mapping[str, Any] | None = None
     filter: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.tags is not None and self.subflavors is not None:
-            raise UsageError("tags beside subflavors, which are the same", fix="give one of them")
-
     @property
     def labels(self) -> Mapping[str, Any]:
-        """The tags, or subflavors, for all samples."""
+        """The tags, or subflavors, for all samples.
+
+        Raises:
+            UsageError: there are both.
+        """
+        if self.tags is not None and self.subflavors is not None:
+            raise UsageError("tags beside subflavors, which are the same", fix="give one of them")
         return self.tags or self.subflavors or {}
