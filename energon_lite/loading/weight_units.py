@@ -20,6 +20,7 @@ import numpy as np
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError
+from energon_lite.storage.index.columns import LENGTH, SKIP
 from energon_lite.storage.index.sample_filter import length_column
 
 __all__ = ["by_samples", "mean_of"]
@@ -94,7 +95,8 @@ def _one_level(
 
 
 def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
-    """The mean of a column over the samples of a leaf, exactly.
+    """The mean of a column over the samples of a leaf, exactly. Of a measured length, over those that the task encoder
+    did not skip and that did not fail: others are shown in their places.
 
     Raises:
         DataIndexError: there is no such column.
@@ -107,12 +109,25 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
         raise DataIndexError(
             f"blend_weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix
         ) from None
-    total = Fraction(0)
+    flags = _flags(source, length_column(unit))
+    total, samples = Fraction(0), 0
     for start in range(0, len(source), _CHUNK):
         values = np.asarray(column[start : start + _CHUNK])
+        if flags is not None:
+            values = values[np.asarray(flags[start : start + _CHUNK]) == 0]
         exact = values.sum(dtype=np.int64).item() if values.dtype.kind in "iub" else values.sum(dtype=np.float64).item()
-        total += Fraction(exact)
+        total, samples = total + Fraction(exact), samples + len(values)
     if total <= 0:
         what = f"blend_weight_unit: {unit}: the samples of {spec.path} have none"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")
-    return total / len(source)
+    return total / samples
+
+
+def _flags(source: Any, name: str) -> Any:
+    """What became of samples when a column of lengths was measured; None: nobody says."""
+    if name != LENGTH and not name.endswith(f".{LENGTH}"):
+        return None
+    try:
+        return source.column(name.removesuffix(LENGTH) + SKIP)
+    except DataIndexError:
+        return None

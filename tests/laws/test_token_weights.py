@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from energon_lite import ConfigError, DatasetError, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.cli.main import main
 from energon_lite.config.metadataset import load_metadataset
+from energon_lite.errors import DataIndexError
 from energon_lite.loading.weight_units import by_samples
 from energon_lite.storage.index.columns import write_column
 
@@ -85,7 +86,8 @@ class Sized:
         return len(self.lengths)
 
     def column(self, name: str) -> Any:
-        assert name == "length"
+        if name != "length":
+            raise DataIndexError("it has no other")
         return self.lengths
 
 
@@ -161,7 +163,11 @@ def test_info_shows_both(measured: Path, tmp_path: Path) -> None:
     assert "94.34%" in lines["a"] and "25%" in lines["a"] and "5.66%" in lines["c"] and "75%" in lines["c"]
 
 
-def test_a_mean_is_that_of_the_samples_that_are_read(measured: Path) -> None:
+def test_a_mean_is_that_of_the_samples_that_are_read(measured: Path, tmp_path: Path) -> None:
     path = document(measured, {"a": 1, "b": 1})
     path["splits"]["train"]["blend"][1] |= {"filter": "tokens <= 2"}
     assert loader(path).dataset.weights == pytest.approx((1.5 / 5.5, 4 / 5.5))
+    shutil.copytree(measured / "c", tmp_path / "c")
+    write_column(tmp_path / "c", "skip", np.array([0, 1]))  # what is skipped is replaced by others
+    path["splits"]["train"]["blend"][1] = {"path": str(tmp_path / "c")}
+    assert loader(path).dataset.weights == pytest.approx((100 / 104, 4 / 104))
