@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: dict[str, str] = {
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+    "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",

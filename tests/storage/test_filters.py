@@ -179,3 +179,26 @@ def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
     assert "no filter" in str(caught.value)
     assert len(list(get_savable_loader(get_val_dataset(leaf, worker_config=CONFIG, filter="tokens < 50")))) == 5
     assert state["position"] == 10
+
+
+def test_of_a_jsonl_file_and_beside_measured_skips(leaf: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(f'{{"n": {number}}}\n' for number in range(9)))
+    build_filter_index(chats, "some", (2, 4))
+    assert (tmp_path / "chats.jsonl.some.json").exists() and (tmp_path / "chats.jsonl.some.idx").exists()
+    assert keys_of(source(chats, "some")) == ["2", "4"]
+    write_column(leaf, "skip", (np.arange(50) % 2).astype(np.uint8))
+    one = source(leaf, "tokens < 100", skips="skip")
+    assert [one.column("length")[number] for number in range(len(one))] == [0, 20, 40, 60, 80]
+    assert (one.skipped, one.choice.filtered) == (25, 20)
+    span = WebdatasetSource.open(str(leaf), filters=[SampleFilter("tokens >= 100")], subset=Half())
+    assert [int(length) for length in span.column("length")] == [*range(100, 250, 10)]
+
+
+class Half:
+    """The first half."""
+
+    origin = ""
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        return 0, samples // 2
