@@ -84,6 +84,7 @@ def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp
         "pass 0, micro-batch 6 over all ranks",
         "6 micro-batches, 24 samples",
         "any number of ranks",
+        "batch_size 1, 2, 3, 4, 6, 8, 12, 24",
         "1, with 50 samples",
         state["identity"]["fingerprint"],
         "seed: 7",
