@@ -123,19 +123,13 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     """
     filters = _filters(spec)
     if (opener := source_opener(spec.path)) is not None:
-        if filters:
-            raise UsageError(
-                "a source of your own has no filters",
-                where=spec.origin or spec.path,
-                fix="leave out the filter; let the source have the other samples only",
-            )
         if skips is not None:
             raise UsageError(
                 "a source of your own has no measured skips",
                 where=spec.path,
                 fix="leave out use_measured_skips; let the source have the other samples only",
             )
-        return OpenedSource(spec.path, opener, spec.split_part, spec.subset)
+        return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
         return WebdatasetSource.open(
             spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters

@@ -26,6 +26,7 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    register_source,
 )
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.index.columns import write_column
@@ -202,3 +203,44 @@ class Half:
 
     def bounds(self, samples: int) -> tuple[int, int]:
         return 0, samples // 2
+
+
+class Numbers:
+    """A source of twenty numbers, with their squares as lengths."""
+
+    identity = "numbers"
+
+    def __len__(self) -> int:
+        return 20
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"n": index}
+
+    def column(self, name: str) -> Any:
+        if name != "length":
+            raise DataIndexError(f"no column {name!r}")
+        return np.arange(20) ** 2
+
+
+def test_of_a_source_of_ones_own() -> None:
+    register_source("filtered", open_numbers)
+
+    def dataset(text: str) -> Any:
+        return get_val_dataset("filtered://x", batch_size=4, worker_config=CONFIG, filter=text)
+
+    found = [number for batch in get_savable_loader(dataset("100 <= tokens < 200")) for number in batch["n"]]
+    assert found == [10, 11, 12, 13, 14]
+    one = dataset("100 <= tokens < 200").leaves[0].source
+    again = pickle.loads(pickle.dumps(one))
+    assert again.column("length").tolist() == [100, 121, 144, 169, 196] and again.key(1) == "11"
+    assert one.fingerprint != dataset("tokens >= 0").leaves[0].source.fingerprint
+    with pytest.raises(UsageError, match="no filter index 'short'"):
+        dataset("short")
+    with pytest.raises(EmptyDatasetError, match="that meet the filter"):
+        dataset("tokens < 0")
+    with pytest.raises(DataIndexError, match="no column 'score'"):
+        dataset("score < 0")
+
+
+def open_numbers(url: str, split_part: str) -> Numbers:
+    return Numbers()

@@ -74,8 +74,9 @@ class PlannedDataset(SavableDataset):
 
     def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
         """Whether a rank has a micro-batch in the step between two cursors, or, if it has none, gets an empty one."""
-        slot = self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size)
-        return not self.once or slot < after.position - cursor.position
+        if not self.once:
+            return True
+        return self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size) < after.position - cursor.position
 
     def place(self, cursor: Cursor, rank: int) -> Place:
         """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""

@@ -6,8 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 
 __all__ = ["AnySource", "OpenSource", "OpenedSource", "Source", "register_source", "source_opener"]
@@ -75,10 +79,13 @@ class OpenedSource:
         open: what opens it.
         split_part: the split.
         subset: the part of it that is read.
+        filters: conditions on its columns, all of which samples have to meet.
 
     Raises:
         EmptyDatasetError: there is no sample.
         ConfigError: the subset does not fit.
+        DataIndexError: it has no such column.
+        UsageError: a filter is no condition on columns.
     """
 
     read_ahead = runs = ahead = None
@@ -86,32 +93,61 @@ class OpenedSource:
     shard_names = ("",)
     skipped, mean_bytes = 0, 0.0
 
-    def __init__(self, path: str, open: OpenSource, split_part: str, subset: SampleRange | None = None):
-        self._arguments = (path, open, split_part, subset)
+    def __init__(
+        self,
+        path: str,
+        open: OpenSource,
+        split_part: str,
+        subset: SampleRange | None = None,
+        filters: Sequence[SampleFilter] = (),
+    ):
+        self._arguments = (path, open, split_part, subset, tuple(filters))
         self.path, self.split_part, self._open = path, split_part, open
         self._source, self._process = open(path, split_part), os.getpid()
         self._start, self._stop = (0, len(self._source)) if subset is None else subset.bounds(len(self._source))
-        if self._start >= self._stop:
+        self._kept = self._left(filters) if filters else None
+        if not len(self):
             raise EmptyDatasetError(
-                f"the source has no samples in {split_part!r}", where=path, fix="leave it out, or give another split"
+                f"the source has no samples in {split_part!r}" + " that meet the filter" * (self._kept is not None),
+                where=path,
+                fix="leave it out, or give another split",
             )
         self.fingerprint = f"{self._source.identity} {self._start}:{self._stop}"
+        if self._kept is not None:
+            self.fingerprint += f" kept {self._kept.digest}"
         self.contents = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenedSource, self._arguments
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self._stop - self._start if self._kept is None else len(self._kept)
 
     def __str__(self) -> str:
         return f"{self.path} [{self.split_part}]: {len(self)} samples"
 
     def key(self, index: int) -> str:
-        return str(self._start + index)
+        return str(self._place(index))
 
     def locate(self, index: int) -> tuple[int, int]:
-        return 0, self._start + index
+        return 0, self._place(index)
+
+    def _place(self, index: int) -> int:
+        """The number that the source has for a sample."""
+        return self._start + (index if self._kept is None else self._kept.place(index))
+
+    def _left(self, filters: Sequence[SampleFilter]) -> DenseExclusion | None:
+        """The samples that meet all filters; None: all do."""
+        kept = np.ones(self._stop - self._start, dtype=bool)
+        for one in filters:
+            if one.index is not None:
+                raise UsageError(
+                    f"a source of your own has no filter index {one.index!r}",
+                    where=self.path,
+                    fix="write a comparison of its columns, such as tokens <= 4096",
+                )
+            kept &= one.keep({name: np.asarray(self._whole_column(name)) for name in one.columns})
+        return None if kept.all() else DenseExclusion(len(kept), [kept])
 
     def sample(self, index: int) -> RawSample:
         """One sample.
@@ -121,7 +157,7 @@ class OpenedSource:
         """
         if self._process != os.getpid():
             self._source, self._process = self._open(self.path, self.split_part), os.getpid()
-        parts = self._source.read(self._start + index)
+        parts = self._source.read(self._place(index))
         if not isinstance(parts, Mapping):
             raise DatasetError(
                 f"read returned a {type(parts).__name__}", where=self.path, fix="return a dict of parts by name"
@@ -138,6 +174,11 @@ class OpenedSource:
         Raises:
             DataIndexError: it has none.
         """
+        values = self._whole_column(name)
+        return values if self._kept is None else np.asarray(values)[self._kept.places(np.arange(len(self)))]
+
+    def _whole_column(self, name: str) -> Any:
+        """A column of what the subset leaves, whatever the filters are."""
         column = getattr(self._source, "column", None)
         if column is None:
             raise DataIndexError(
