@@ -24,7 +24,7 @@ _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 @click.group(name="checkpoint", context_settings={"show_default": True})
 def command() -> None:
     """Look at saved states of loaders, put those of all ranks together, divide them among other ranks, carry a run over
-    to a changed blend.
+    to a changed blend or batch size.
 
     STATES are files of JSON, msgpack or torch.save: states, or checkpoints that have loader states in them. Or folders
     of such files, or a checkpoint folder of energon_lite's trainer. Nothing in them is run.
@@ -102,17 +102,27 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
 @command.command()
 @_STATES
 @click.option("--from", "old", required=True, metavar="PATH", help="The blend (or folder) it was saved with.")
-@click.option("--to", "new", required=True, metavar="PATH", help="The blend (or folder) to go on with.")
+@click.option("--to", "new", metavar="PATH", help="The blend (or folder) to go on with.  [default: that of --from]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch from now on.")
 @click.option("--output", "-o", type=click.Path(), help="[default: STATE with .rebased in its name]")
-@click.option("--give-up", is_flag=True, help="Allow samples of chunks that were begun to be passed over.")
+@click.option("--give-up", is_flag=True, help="Allow samples of what was begun to be passed over.")
 @click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; needed where they make the batches.")
 @click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset.")
 @click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset.")
 @click.option("--split-config", default="split.yaml", help="As in get_train_dataset.")
 @click.option("--use-measured-skips", is_flag=True, help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="As in get_train_dataset.")
-def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give_up: bool, **options: Any) -> None:
-    """Carry a run over to a changed blend. Data sets that stay go on where they were, new ones start at zero.
+def rebase(
+    states: tuple[str, ...],
+    old: str,
+    new: str | None,
+    batch_size: int | None,
+    output: str | None,
+    give_up: bool,
+    **options: Any,
+) -> None:
+    """Carry a run over to a changed blend, or to another batch size. Data sets that stay go on where they were, new
+    ones start at zero.
 
     The other arguments of get_train_dataset are taken from the state.
     """
@@ -120,7 +130,10 @@ def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give
 
     output = output or os.path.splitext(states[0].rstrip("/"))[0] + ".rebased" + _suffix_of(states[0])
     whole = _whole(_found(states))
-    before, after = (_dataset(whole, path, **options) for path in (old, new))
+    if new is None and batch_size is None:
+        raise UsageError("neither --to nor --batch-size: nothing would change", fix="give one of them, or both")
+    before = _dataset(whole, old, None, **options)
+    after = _dataset(whole, new or old, batch_size, **options)
     try:
         state, report = rebase_state(whole, before, after, give_up=give_up)
     except StateMismatchError as error:
@@ -179,9 +192,14 @@ def _suffix_of(path: str) -> str:
 
 
 def _dataset(
-    state: State, path: str, task_encoder: str | None, shuffle_over_epochs_multiplier: str, **options: Any
+    state: State,
+    path: str,
+    batch_size: int | None,
+    task_encoder: str | None,
+    shuffle_over_epochs_multiplier: str,
+    **options: Any,
 ) -> Any:
-    """The data set of a state, with another blend."""
+    """The data set of a state, with another blend, or another batch size if one is given."""
     from energon_lite.cli.task_encoder_argument import make_task_encoder
     from energon_lite.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
@@ -201,9 +219,12 @@ def _dataset(
             "hooks made the batches of the run, and none are given",
             fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
         )
+    arguments = {name: settings[name] for name in names if name in settings}
+    if batch_size is not None:
+        arguments["batch_size"] = batch_size
     return get_train_dataset(
         path,
-        **{name: settings[name] for name in names if name in settings},
+        **arguments,
         **options,
         lanes=state.get("lanes"),
         worker_config=WorkerConfig(rank=0, world_size=1, seed_offset=settings.get("seed", 0)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -18,9 +18,11 @@ from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.loading.stages import find_stages
+from energon_lite.loading.weight_units import by_samples, mean_of
 from energon_lite.order.stages import StagedBlend, WeightStage
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.read.source import AnySource, source_opener
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.source import source_opener
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
@@ -42,6 +44,8 @@ class LeafFacts:
         share: of the blend, 0 to 1; if it changes, the mean over the run.
         epochs: how often the run shows each of its samples; 0 if its length is not known.
         stages: its share at both ends of each stage, if shares change.
+        measured: its share in the unit of the blend's weights, 0 to 1, if that is not samples.
+        unit: the unit.
     """
 
     spec: LeafSpec
@@ -49,6 +53,8 @@ class LeafFacts:
     share: float
     epochs: float
     stages: tuple[tuple[float, float], ...] = ()
+    measured: float | None = None
+    unit: str = "samples"
 
 
 #: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
@@ -122,18 +128,23 @@ def command(
         whole = folder_facts(_absolute(path), dataset_config, split_config)
     is_empty = whole is not None and samples is None and not _has(whole, split_part)
     leaves = [] if is_empty else open_dataset(path, split_part, split_config)
+    once = samples is None and split_part in _READ_ONCE
+    specs, sources = [spec for spec, _ in leaves], [source for _, source in leaves]
+    specs = specs if once else by_samples(specs, sources)
     if as_json:
-        click.echo(json.dumps({"folder": whole, "data_sets": _plain(leaves, samples or 0)}, indent=2))
+        data_sets = _plain(specs, sources, samples or 0)
+        click.echo(json.dumps({"folder": whole, "data_sets": data_sets}, indent=2))
         return
     if whole is not None and samples is None:
         for line in fact_lines(whole):
             click.echo(line)
         return
-    specs = [spec for spec, _ in leaves]
-    facts = leaf_facts(specs, [len(source) for _, source in leaves], samples or 0)
+    facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
+    unit = next((one.unit for spec in specs for one in spec.units), None)
+    if unit is not None and not once:
+        facts = _measured(facts, sources, unit)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
-    once = samples is None and split_part in _READ_ONCE
     click.echo(_title(base, split_part, facts, once))
     click.echo()
     # Each column is shown only if it says anything.
@@ -169,9 +180,9 @@ def _has(whole: dict[str, Any], split_part: str) -> bool:
     return bool(split["samples"]) if split else split_part != "train"
 
 
-def _plain(leaves: Sequence[tuple[LeafSpec, AnySource]], samples: int) -> list[dict[str, Any]]:
+def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int) -> list[dict[str, Any]]:
     """Each data set in plain data."""
-    facts = leaf_facts([spec for spec, _ in leaves], [len(source) for _, source in leaves], samples) if leaves else []
+    facts = leaf_facts(specs, [len(source) for source in sources], samples) if specs else []
     return [
         {
             "path": one.spec.path,
@@ -185,6 +196,12 @@ def _plain(leaves: Sequence[tuple[LeafSpec, AnySource]], samples: int) -> list[d
         }
         for one in facts
     ]
+
+
+def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: str) -> list[LeafFacts]:
+    """The same with shares in a unit: of the samples, by their mean."""
+    sizes = [one.share * float(mean_of(one.spec, source, unit)) for one, source in zip(facts, sources, strict=True)]
+    return [replace(one, measured=size / sum(sizes), unit=unit) for one, size in zip(facts, sizes, strict=True)]
 
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
@@ -201,6 +218,9 @@ def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
             title = "share"
             columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
         columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+    if shares and first.measured is not None:
+        title = f"share of {first.unit}"
+        columns.append((title, lambda facts, leaf: _percent(sum(one.measured or 0.0 for one in facts))))
     if epochs:
         columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
     return columns
@@ -264,6 +284,7 @@ def _number(value: float) -> str:
 
 def _leaf_name(spec: LeafSpec, folder: str) -> str:
     part = "" if spec.subset is None else f", {spec.subset}"
+    part += "".join(f", {condition}" for condition in spec.filters)
     return f"{_short(spec.path, folder)} [{spec.split_part}{part}]"
 
 

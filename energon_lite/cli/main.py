@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "preview": "Show samples one after the other, images as small pictures.",
     "mount": "Mount a data set as a read-only folder of files.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+    "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",

@@ -89,7 +89,10 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
     for key in sorted(_IGNORED_KEYS & document.value.keys()):
         where = document.value[key].origin
         logger.info("%s: %r has no effect here (order does not depend on workers or shards)", where, key)
-    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.subflavors or {}
+    if keys.tags is not None and keys.subflavors is not None:
+        what, fix = "'tags' beside 'subflavors', which are the same", "keep one of them"
+        raise document.value["tags"].key_error(what, fix, expected="one of them")
+    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.tags or keys.subflavors or {}
     chosen = fields = None
     if kind == "standard":
         chosen = typed or sample_type(keys.sample_type, trust_code=trust_code)
@@ -110,6 +113,7 @@ class _Document:
     part_filter: Node | None = None
     subflavors: dict[str, Any] | None = None
     columns: Node | None = None
+    tags: dict[str, Any] | None = None
 
 
 def missing_meta_file(what: str, file: str, usual: str, option: str, expected: str) -> ConfigError:

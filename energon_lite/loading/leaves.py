@@ -23,6 +23,7 @@ from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
+from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.data_digest import data_digest, data_digests
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
@@ -129,6 +130,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    filters = _filters(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -136,9 +138,11 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
                 where=spec.path,
                 fix="leave out use_measured_skips; let the source have the other samples only",
             )
-        return OpenedSource(spec.path, opener, spec.split_part, spec.subset)
+        return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters=filters)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
-        return WebdatasetSource.open(spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips)
+        return WebdatasetSource.open(
+            spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters
+        )
     meta = local_meta(spec.path)
     read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
     split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
@@ -149,7 +153,15 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
         split_part=spec.split_part,
         subset=spec.subset,
         skips=skips,
+        filters=filters,
     )
+
+
+def _filters(spec: LeafSpec) -> list[SampleFilter]:
+    try:
+        return [SampleFilter(text) for text in spec.filters]
+    except UsageError as error:
+        raise UsageError(error.what, where=spec.origin or spec.path, fix=error.fix) from None
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:

@@ -12,8 +12,8 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hoo
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, SampleMaker
+from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 

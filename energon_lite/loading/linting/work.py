@@ -25,8 +25,9 @@ from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.odd_samples import usual_parts
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.sample_choice import SampleChoice
-from energon_lite.storage.read.source import AnySource, source_opener
+from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 

@@ -66,6 +66,7 @@ class Pipeline:
         refill: replace samples that fail (training) or leave their places empty (validation).
         batched: call the batch hooks; else a job is a single sample.
         error_handler: see :class:`~energon_lite.WorkerConfig`.
+        empty: make a batch without samples where none are left; else the result has none.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class Pipeline:
         refill: bool,
         batched: bool,
         error_handler: ErrorHandler | None = None,
+        empty: bool = True,
     ):
         hooks = hooks_of(encoder, packing=False, batched=batched)
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self.refill = refill
-        self.batched = batched
+        self.batched, self.empty = batched, empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
         self._tolerances = failure_tolerances(encoder)
@@ -211,7 +213,7 @@ class Pipeline:
 
     def _empty(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:
         """Put a batch without samples into the result of a job."""
-        if self.batched:
+        if self.batched and self.empty:
             if self._example is None:
                 self._example = self._make_example(context)
             result.batch = self.samples.empty_batch(*self._example, context, _BATCH, job.pass_number, job.number)

@@ -6,8 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError
+import numpy as np
+
+from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
@@ -30,10 +34,13 @@ class OpenedSource:
         subset: the part of it that is read.
         parts: names of the parts that are read; None: all.
         renaming: parts that are made of others; None: they are what the source calls them.
+        filters: conditions on its columns, all of which samples have to meet.
 
     Raises:
         EmptyDatasetError: there is no sample.
         ConfigError: the subset does not fit.
+        DataIndexError: it has no such column.
+        UsageError: a filter is no condition on columns.
     """
 
     read_ahead = runs = ahead = None
@@ -47,17 +54,23 @@ class OpenedSource:
         subset: SampleRange | None = None,
         parts: frozenset[str] | None = None,
         renaming: Renaming | None = None,
+        filters: Sequence[SampleFilter] = (),
     ):
         self.path, self.split_part, self._open = path, split_part, open
         self._parts, self._renaming = parts, renaming
         self._opened: Source | None = None
         source = self._source()
         self._start, self._stop = (0, len(source)) if subset is None else subset.bounds(len(source))
-        if self._start >= self._stop:
+        self._kept = self._left(filters) if filters else None
+        if not len(self):
             raise EmptyDatasetError(
-                f"the source has no samples in {split_part!r}", where=path, fix="leave it out, or give another split"
+                f"the source has no samples in {split_part!r}" + " that meet the filter" * (self._kept is not None),
+                where=path,
+                fix="leave it out, or give another split",
             )
         self.fingerprint = f"{source.identity} {self._start}:{self._stop}"
+        if self._kept is not None:
+            self.fingerprint += f" kept {self._kept.digest}"
         self.part_names = frozenset[str](getattr(source, "part_names", ()) if renaming is None else renaming)
         self.mean_bytes = float(getattr(source, "mean_bytes", 0.0))
         self.shard_names: Sequence[str] = getattr(source, "shard_names", ("",))
@@ -79,18 +92,35 @@ class OpenedSource:
         return vars(self) | {"_opened": self._opened if keeps else None}
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self._stop - self._start if self._kept is None else len(self._kept)
 
     def __str__(self) -> str:
         return f"{self.path} [{self.split_part}]: {len(self)} samples"
 
     def key(self, index: int) -> str:
-        return str(self._start + index)
+        return str(self._place(index))
 
     def locate(self, index: int) -> tuple[int, int]:
-        locate = getattr(self._source(), "locate", None)
-        found: tuple[int, int] = (0, self._start + index) if locate is None else locate(self._start + index)
+        locate, place = getattr(self._source(), "locate", None), self._place(index)
+        found: tuple[int, int] = (0, place) if locate is None else locate(place)
         return found
+
+    def _place(self, index: int) -> int:
+        """The number that the source has for a sample."""
+        return self._start + (index if self._kept is None else self._kept.place(index))
+
+    def _left(self, filters: Sequence[SampleFilter]) -> DenseExclusion | None:
+        """The samples that meet all filters; None: all do."""
+        kept = np.ones(self._stop - self._start, dtype=bool)
+        for one in filters:
+            if one.index is not None:
+                raise UsageError(
+                    f"a source of your own has no filter index {one.index!r}",
+                    where=self.path,
+                    fix="write a comparison of its columns, such as tokens <= 4096",
+                )
+            kept &= one.keep({name: np.asarray(self._whole_column(name)) for name in one.columns})
+        return None if kept.all() else DenseExclusion(len(kept), [kept])
 
     def sample(self, index: int) -> RawSample:
         """One sample.
@@ -98,7 +128,7 @@ class OpenedSource:
         Raises:
             DatasetError: the source does not return parts.
         """
-        found = self._source().read(self._start + index)
+        found = self._source().read(self._place(index))
         if not isinstance(found, Mapping):
             raise DatasetError(
                 f"read returned a {type(found).__name__}", where=self.path, fix="return a dict of parts by name"
@@ -114,11 +144,11 @@ class OpenedSource:
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """Many at once, by columns; None: the source reads them one by one only."""
-        source, start = self._source(), self._start
+        source = self._source()
         read_many = getattr(source, "read_many", None)
         if read_many is None:
             return None
-        wanted = [start + index for index in indices]
+        wanted = [self._place(index) for index in indices]
         found = read_many(wanted)
         if self._renaming is None:
             parts = {name: found[name] for name in found if self._parts is None or name in self._parts}
@@ -140,6 +170,11 @@ class OpenedSource:
         Raises:
             DataIndexError: it has none.
         """
+        values = self._whole_column(name)
+        return values if self._kept is None else np.asarray(values)[self._kept.places(np.arange(len(self)))]
+
+    def _whole_column(self, name: str) -> Any:
+        """A column of what the subset leaves, whatever the filters are."""
         column = getattr(self._source(), "column", None)
         if column is None:
             raise DataIndexError(
