@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -260,7 +260,6 @@ class Letters:
         file = Path(path)
         self.text = (file / "letters.txt" if file.is_dir() else file).read_text()
         self.identity = f"letters {self.text}"
-        self.reads: list[int] = []
 
     def __len__(self) -> int:
         return len(self.text)
@@ -269,12 +268,14 @@ class Letters:
         raise AssertionError("they are read together")
 
     def read_many(self, indices: Any) -> dict[str, list[Any]]:
+        self.reads.append(list(indices))
         return {"txt": [self.text[index].encode() for index in indices], "n": list(indices)}
 
     def locate(self, index: int) -> tuple[int, int]:
         return 0, index
 
     shard_names = ("the file",)
+    reads: ClassVar[list[list[int]]] = []
 
 
 @pytest.mark.usefixtures("letters")
@@ -290,7 +291,9 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
     blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
     (tmp_path / "blend.yaml").write_text(json.dumps(blend))
     assert [batch.text for batch in batches(tmp_path / "blend.yaml")] == [["a", "b", "c", "a", "b", "c"]]
+    Letters.reads.clear()
     (batch,) = batches(tmp_path / "folder")
+    assert Letters.reads == [[0, 1, 2, 3]]  # once, though nothing can be made of columns here
     assert (batch["txt"], batch["n"]) == (["d", "e", "f", "g"], [0, 1, 2, 3])
     assert batch["__sources__"][2].shard_name == "the file"
     assert np.array_equal([source.index for source in batch["__sources__"]], range(4))

@@ -155,6 +155,9 @@ class Pipeline:
 
     def _batch_by_fields(self, job: Job) -> Any | None:
         """The batch as the default hooks make it; None: its samples have to be seen one by one."""
+        for leaf in map(self.samples.leaves.__getitem__, set(columns_of(job.addresses)[0])):
+            if leaf.cooker is not None or leaf.fields is None or not leaf.fields.can_collate:
+                return None  # before anything is read, which would be read again
         try:
             rows, places = self.samples.read_together(job.addresses)
             self.samples.tell("decode", "*", f"{len(job.addresses)} samples")
