@@ -246,6 +246,30 @@ def test_paths_that_mean_nothing(tmp_path: Path, photos: Path) -> None:
         batches(document)
 
 
+def test_a_jsonl_file_with_an_index_beside_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
+    np.array([0, 9], "<u8").tofile(tmp_path / "a.jsonl.idx")
+    (batch,) = batches(tmp_path / "a.jsonl")
+    assert batch["json"] == {"n": [1]}
+
+
+def test_what_two_files_begin_with(tmp_path: Path) -> None:
+    from tables_by_hand import write_megatron
+
+    path = write_megatron(tmp_path / "text_document", [[[1, 2]], [[3], [4, 5]]])
+    (batch,) = batches(path, batch_size=None, batching=BestFit(Capacity(9)))
+    assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [3, 4, 5]]
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"path": str(path)}},
+    }
+    assert len(batches(document)[0]["tokens"]) == 2
+    Path(f"{path}.bin").unlink()
+    with pytest.raises(EnergonLiteError, match="no such data set"):
+        batches(path)
+
+
 @pytest.fixture
 def letters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sources, "_openers", dict(sources._openers))

@@ -113,8 +113,10 @@ def source_opener(path: str) -> OpenSource | None:
 def _opener_of_folder(path: str) -> OpenSource | None:
     """By what is in a folder, or in one folder in it; or by files that begin with the path."""
     if not os.path.isdir(path):
-        kinds = (kind for kind in _openers.values() for ending in kind.extensions if os.path.isfile(path + ending))
-        return next((kind.open for kind in kinds), None)
+        for kind in _openers.values():  # of several files, as Megatron's; a JSONL file has an .idx beside it, too
+            if len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions):
+                return kind.open
+        return None
     names = {entry.name for entry in os.scandir(path)}
     if any(name.endswith(".tar") for name in names):
         return None
