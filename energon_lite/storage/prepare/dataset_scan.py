@@ -8,7 +8,7 @@ import re
 import uuid
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -74,12 +74,14 @@ class Choice:
         may_be_empty: splits without shards that are no surprise.
         dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
         dataset_yaml_name: its name.
+        files: contents of other files in ``.nv-meta``, by name; those that are there already stay.
     """
 
     splits: Mapping[str, Sequence[str]]
     may_be_empty: Collection[str] = ()
     dataset_document: Mapping[str, Any] | None = None
     dataset_yaml_name: str = DATASET_YAML
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
@@ -163,25 +165,36 @@ def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
     return dict(parts.most_common())
 
 
-def merge_scans(scans: ShardScans) -> DatasetScan:
+def merge_scans(scans: ShardScans, *, skip_broken: bool = False) -> DatasetScan:
     """The scans of all shards, put together.
+
+    Args:
+        scans: of all shards.
+        skip_broken: leave out shards that cannot be indexed, with a note for each.
 
     Raises:
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shard holds a sample.
     """
-    scans.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
-    return dataset_scan(os.path.abspath(scans.root), [scans.read(name) for name in scans.units])
+    if not skip_broken:
+        fix = "write them again, or leave them out with --exclude or --skip-broken-shards"
+        scans.raise_errors(ShardFormatError, "be indexed", fix)
+    found = [scans.read(name) for name in scans.units if name not in scans.errors]
+    left_out = [f"{name}: left out: {error.what}" for name, error in scans.errors.items()]
+    return dataset_scan(os.path.abspath(scans.root), found, left_out)
 
 
-def dataset_scan(root: str, found: Sequence[ShardScan]) -> DatasetScan:
+def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = ()) -> DatasetScan:
     """What is in a folder, or behind a URL, with these shards.
+
+    Args:
+        notes: what is to be told of shards that are not among them.
 
     Raises:
         EmptyDatasetError: none of them holds a sample.
     """
     shards = [scan.name for scan in found]
-    notes = [f"{scan.name}: {note}" for scan in found for note in scan.notes]
+    notes = [*notes, *(f"{scan.name}: {note}" for scan in found for note in scan.notes)]
     notes += [f"{scan.name}: holds no sample, it is left out" for scan in found if not scan.samples]
     found = [scan for scan in found if scan.samples]
     if not found:

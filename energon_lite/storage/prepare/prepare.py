@@ -29,8 +29,14 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
+from energon_lite.storage.index.sqlite_index import (
+    build_sqlite_index,
+    carry_over,
+    find_duplicate_keys,
+    tables_of_others,
+)
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
+from energon_lite.storage.prepare.odd_samples import duplicate_notes, odd_sample_notes
 from energon_lite.storage.prepare.prepare_url import remote_folder
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
@@ -83,7 +89,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
         choice: how it is divided, and what a sample is; None: the folder is prepared, and that stays as it is.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
     """
-    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes]
+    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes, *odd_sample_notes(scan.index)]
     splits = {} if choice is None else choice.splits
     database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
@@ -134,6 +140,14 @@ def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
     written = [nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": collapsed, "exclude": kept})]
     if choice.dataset_document is not None:
         written.append(nv_meta.write_meta(root, choice.dataset_yaml_name, choice.dataset_document))
+    for name, text in choice.files.items():
+        if os.path.exists(nv_meta.meta_path(root, name)):
+            warnings.append(f"{name}: kept the one that is there")
+        else:
+            written.append(nv_meta.write_meta(root, name, text))
+            warnings.append(
+                f"{name}: complete it where it says TODO. Since it is code, it is run only with trust_code=True"
+            )
     return written
 
 
@@ -167,7 +181,7 @@ def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool
     try:
         made = wanted and build_sqlite_index(temporary, scan.scans)
         if wanted and not made:
-            warnings.append(_why_no_database(scan))
+            warnings += _why_no_database(scan)
         if made and os.path.exists(earlier):
             is_carried = _carry_over(temporary, earlier, warnings)
         elif os.path.exists(kept):
@@ -195,16 +209,17 @@ def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
         return False
 
 
-def _why_no_database(scan: DatasetScan) -> str:
-    duplicate = find_duplicate_key(scan.scans)
+def _why_no_database(scan: DatasetScan) -> list[str]:
+    duplicate = next(find_duplicate_keys(scan.scans), None)
     if duplicate is None:
-        return "no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"
+        return ["no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"]
     key, one, other = duplicate
     place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
-    return (
+    return [
+        *duplicate_notes(scan.scans),
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
-        "look-ups by key (auxiliary data, joins) need unique keys"
-    )
+        "look-ups by key (auxiliary data, joins) need unique keys",
+    ]
 
 
 def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
@@ -287,6 +302,7 @@ def prepare_folder(
     sqlite: bool = True,
     workers: int | None = None,
     rescan: bool = False,
+    skip_broken: bool = False,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
     tmp_path: str | None = None,
@@ -302,6 +318,7 @@ def prepare_folder(
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
         rescan: read all shards again, also those that have not changed since the last preparation.
+        skip_broken: leave out shards that cannot be indexed; the report names them. False: they are an error.
         ranks: the processes that do this together, such as ``Ranks.from_environment()`` under ``torchrun``; each must
             call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
             of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
@@ -342,7 +359,7 @@ def prepare_folder(
     with ranks.together():
         if ranks.rank:
             return _share_report(scans)
-        scan = merge_scans(scans)
+        scan = merge_scans(scans, skip_broken=skip_broken)
         return _write(scan, choose(scan), sqlite)
 
 

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
+from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
 from energon_lite.storage.read.run_reader import RunReader
-from energon_lite.storage.read.source import OpenedSource
+from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "SampleReader", "fetch_samples"]
@@ -42,22 +43,6 @@ _SPARSE = 8
 _REMEMBERED = 1 << 12
 #: Bytes that a key may have on the average to be looked up together with others.
 _LONGEST_KEY = 256
-
-
-class Columns(NamedTuple):
-    """Samples by columns.
-
-    Attributes:
-        keys: of each sample.
-        shards: the name of each sample's shard.
-        names: the parts that were read, in the order of the tar.
-        parts: by name, the bytes of each sample's part.
-    """
-
-    keys: list[str]
-    shards: list[str]
-    names: tuple[str, ...]
-    parts: dict[str, list[bytes]]
 
 
 class _Found(NamedTuple):

@@ -15,6 +15,7 @@ from energon_lite.storage.index.columns import Column
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.remote import local_meta, shard_sizes
 from energon_lite.storage.read.remote_index import remote_index
@@ -88,7 +89,7 @@ class WebdatasetSource:
         self._length, self._shard_count = len(choice), len(choice.shards)
         # How the choice is made again; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
-        self._again = index_path, index.digest, names, (choice.excluded, choice.span, choice.skips)
+        self._again = index_path, index.digest, names, (choice.excluded, choice.span, choice.skips, choice.filters)
 
     @classmethod
     def open(
@@ -100,6 +101,7 @@ class WebdatasetSource:
         split_part: str = "",
         subset: SampleRange | None = None,
         skips: str | None = None,
+        filters: Sequence[SampleFilter] = (),
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
         """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
@@ -115,6 +117,7 @@ class WebdatasetSource:
                 left out afterwards, as in Energon, so an exclusion does not move the bounds of a subset.
             skips: name of a column, such as ``"skip"``: samples that were skipped when it was measured are left out, in
                 the same way. Nothing else of the order or of the other samples' places depends on it.
+            filters: conditions, all of which samples have to meet; others are left out in the same way.
             store: the store to read with; None for the one that all data sets of this process share.
 
         Raises:
@@ -123,7 +126,8 @@ class WebdatasetSource:
             ShardFormatError: the index had to be made, and a shard cannot be parsed.
             EmptyDatasetError: nothing is left to read.
             ConfigError: the subset does not fit the data set.
-            DataIndexError: there is no column ``skips``, it is older than the data, or does not know these shards.
+            DataIndexError: there is no column ``skips``, or one of a filter, it is older than the data, or does not
+                know these shards; or there is no such filter index.
         """
         root = _plain_path(path)
         meta = local_meta(root)
@@ -139,7 +143,8 @@ class WebdatasetSource:
             check_files(folder_of_shards(root), names, index)
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
-        choice = SampleChoice(index, root, names, excluded_positions(index, names, excluded_samples), span, skips)
+        excluded = excluded_positions(index, names, excluded_samples)
+        choice = SampleChoice(index, root, names, excluded, span, skips, filters)
         source = cls(choice, index_path=index_path, split_part=split_part, store=store)
         if not len(source):
             raise _empty(source, samples, subset)
@@ -218,7 +223,11 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:
     """The error for a source of no samples; ``samples``: of its shards, excluded ones too."""
     path, split, where = source.path, split_words(source.split_part), source.path
-    if source.skipped:
+    if source.choice.filtered:
+        left = " and ".join(one.text for one in source.choice.filters)
+        what = f"the filter {left!r} leaves none of the {samples} samples in {split}"
+        fix = "allow more, or leave the data set out"
+    elif source.skipped:
         what = f"all {source.skipped} samples in {split} were skipped when they were measured"
         fix = "see what the task encoder skips, or read the data set without use_measured_skips"
     elif subset is not None:

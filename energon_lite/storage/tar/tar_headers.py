@@ -18,7 +18,7 @@ from energon_lite.storage.tar.member_columns import Member, MemberColumns
 from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
 from energon_lite.storage.tar.plain_headers import PlainHeaders
 
-__all__ = ["BLOCK", "Member", "TarHeaders"]
+__all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
 
 #: Tar files are made of blocks of this many bytes.
 BLOCK = 512
@@ -79,6 +79,10 @@ class TarHeaders:
 
     def __iter__(self) -> Iterator[Member]:
         return self._members(0)
+
+    def members_from(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position``, where a header has to stand, or behind it."""
+        return self._members(position)
 
     def _members(self, position: int) -> Iterator[Member]:
         """The members whose headers start at ``position`` or behind it."""
@@ -156,13 +160,7 @@ class TarHeaders:
     def _check(self, block: bytes, position: int) -> None:
         if len(block) < BLOCK:
             raise self._truncated(f"in the header at byte {position}")
-        field = block[148:156]
-        stored = _number(field)
-        # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
-        if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
-            return
-        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
-        if stored == signed:  # some old writers summed signed characters
+        if is_header(block):
             return
         if position == 0:
             for magic, (format_name, tool) in _COMPRESSED.items():
@@ -226,6 +224,19 @@ class TarHeaders:
 
     def _error(self, what: str, fix: str = _WRITE_AGAIN) -> ShardFormatError:
         return ShardFormatError(what, where=self._path, fix=fix)
+
+
+def is_header(block: bytes) -> bool:
+    """Whether a block of 512 bytes is a header of a tar file: its checksum is right."""
+    if len(block) < BLOCK:
+        return False
+    field = block[148:156]
+    stored = _number(field)
+    # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
+    if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
+        return True
+    # Some old writers summed signed characters.
+    return stored == sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
 
 
 def _padded(size: int) -> int:
