@@ -11,8 +11,8 @@ from damage import damaged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.errors import DatasetError, UsageError
-from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, head_checksum
+from energon_lite.errors import DatasetError, ShardChangedError, UsageError
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 
 
@@ -122,3 +122,39 @@ def test_a_folder_that_is_none(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"the folder cannot be used[\s\S]*file"):
         cache_in(tmp_path / place)
+
+
+class Counting(ShardStore):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        self.asked.append(offset)
+        return super().read(path, identity, offset, size)
+
+
+def test_what_is_foreseen_is_fetched_once(wanted: ShardRange) -> None:
+    store = Counting()
+    cache = RangeCache(ReadAhead(memory_bytes=8000), store)
+    ranges = [wanted._replace(offset=offset, size=1000) for offset in range(0, 9000, 1000)]
+    cache.foresee([ranges[0], *ranges])
+    cache.foresee(ranges)  # there is room for half of the memory
+    cache.load(ranges[:3])
+    assert sorted(store.asked)[:3] == [0, 1000, 2000] and len(store.asked) <= 4
+    cache.load(ranges)
+    assert [bytes(cache.get(one)) for one in ranges] == [right(one) for one in ranges]
+    assert sorted(set(store.asked)) == list(range(0, 9000, 1000))
+
+
+def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
+    cache = RangeCache(ReadAhead(), ShardStore())
+    beyond = wanted._replace(offset=10_000, size=1000)
+    cache.foresee([wanted, beyond])
+    cache.load([wanted, beyond])
+    assert bytes(cache.get(wanted)) == right(wanted)
+    for _ in range(2):
+        with pytest.raises(ShardChangedError):
+            cache.get(beyond)

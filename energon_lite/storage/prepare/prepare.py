@@ -16,27 +16,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.documents import parse_yaml
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
+from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import (
-    build_sqlite_index,
-    carry_over,
-    find_duplicate_keys,
-    tables_of_others,
-)
+from energon_lite.storage.index.sqlite_index import tables_of_others
+from energon_lite.storage.prepare.database import made_database
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
-from energon_lite.storage.prepare.odd_samples import duplicate_notes, odd_sample_notes
+from energon_lite.storage.prepare.odd_samples import odd_sample_notes
 from energon_lite.storage.prepare.prepare_url import remote_folder
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
@@ -106,7 +101,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
     if choice:
         warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
         written += _write_choice(root, choice, warnings)
-    with _database(database, scan, warnings, wanted=sqlite) as made:
+    with made_database(database, scan, warnings, wanted=sqlite) as made:
         written += made
         if choice:
             # The database gets its name right after this: with it, and without .info.json, Energon would take the
@@ -166,60 +161,6 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
     index, _ = open_index(file)
     nv_meta.write_shard_index(file, index.scan(0))
     return index
-
-
-@contextmanager
-def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
-    """Make ``index.sqlite``, if it is wanted and can be made; it gets its name when the block ends.
-
-    What others wrote into the one before (:data:`nv_meta.SQLITE_KEPT` if it had to go first) comes into it.
-    Gives the paths of what is made: one or none.
-    """
-    temporary, kept = temporary_path(path), nv_meta.meta_path(scan.root, nv_meta.SQLITE_KEPT)
-    earlier = path if tables_of_others(path) else kept
-    is_carried = False
-    try:
-        made = wanted and build_sqlite_index(temporary, scan.scans)
-        if wanted and not made:
-            warnings += _why_no_database(scan)
-        if made and os.path.exists(earlier):
-            is_carried = _carry_over(temporary, earlier, warnings)
-        elif os.path.exists(kept):
-            warnings.append(f"index.sqlite had tables of others in it; until there is a new one they are in {kept}")
-        yield [path] if made else []
-        if made:
-            if earlier == path and not is_carried:
-                os.replace(path, kept)
-            os.replace(temporary, path)
-        if is_carried:
-            remove_if_there(kept)
-    finally:
-        remove_if_there(temporary)
-
-
-def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
-    import sqlite3
-
-    try:
-        warnings += carry_over(path, earlier)
-        return True
-    except sqlite3.Error as error:
-        kept = nv_meta.SQLITE_KEPT
-        warnings.append(f"index.sqlite had tables of others that cannot be read ({error}); the file is kept as {kept}")
-        return False
-
-
-def _why_no_database(scan: DatasetScan) -> list[str]:
-    duplicate = next(find_duplicate_keys(scan.scans), None)
-    if duplicate is None:
-        return ["no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"]
-    key, one, other = duplicate
-    place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
-    return [
-        *duplicate_notes(scan.scans),
-        f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
-        "look-ups by key (auxiliary data, joins) need unique keys",
-    ]
 
 
 def _remove_leftovers(root: str, shards: Sequence[str]) -> None:

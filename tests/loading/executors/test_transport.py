@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import TextSample
-from energon_lite.loading.executors.transport import pack, receive, send
+from energon_lite.loading.executors.transport import WholeMessages, pack, receive, send
 
 
 def through_a_pipe(value: Any) -> Any:
@@ -104,3 +106,17 @@ def test_samples_and_big_messages_through_a_pipe() -> None:
     (again, tensor), _ = receive(ours)
     process.join()
     assert again == sample and torch.equal(tensor, big)
+
+
+def test_whole_messages_are_told_from_parts() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=True)
+    peek = WholeMessages(theirs)
+    assert not peek.is_one_here()
+    body = b"".join(bytes(part) for part in pack({"jobs": list(range(100))}))
+    lead = struct.pack("<2Q", len(body), 0)
+    for part, is_whole in ((lead[:7], False), (lead[7:], False), (body[:50], False), (body[50:], True)):
+        os.write(ours.fileno(), part)
+        assert peek.is_one_here() is is_whole
+    assert receive(theirs)[0] == {"jobs": list(range(100))} and not peek.is_one_here()
+    ours.close()
+    assert not peek.is_one_here()
