@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from energon_lite.config.class_names import joiner_name
+from energon_lite.config.join import Join, JoinSpec
 from energon_lite.config.metadataset_document import (
     MetadatasetDocument,
     Reference,
@@ -66,6 +68,7 @@ class LeafSpec:
         shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
         dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
+        join: the data sets whose samples are joined, of which this is the first; None: it is one by itself.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
     """
@@ -80,6 +83,7 @@ class LeafSpec:
     shuffle_over_epochs_multiplier: int | None = 1
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
+    join: JoinSpec | None = None
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
 
@@ -87,6 +91,20 @@ class LeafSpec:
     def share(self) -> Share:
         """Its share of the whole blend along the run."""
         return self.segments or constant(self.weight)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The paths of all data sets that its samples are read from."""
+        return (self.path,) if self.join is None else tuple(member.path for member in self.join.members)
+
+    def labelled(self, subflavors: Mapping[str, Any]) -> LeafSpec:
+        """The same with more labels, which win over its own."""
+        if not subflavors:
+            return self
+        join = self.join
+        if join is not None:
+            join = replace(join, members=tuple(member.labelled(subflavors) for member in join.members))
+        return replace(self, subflavors=self.subflavors | dict(subflavors), join=join)
 
 
 def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
@@ -207,25 +225,53 @@ class _Flattening:
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
-        path, split_part = _locate(reference), reference.split_part or above.trail[-1].split_part
+        split_part = reference.split_part or above.trail[-1].split_part
+        if reference.join is not None:
+            return [self._joined(reference, reference.join, split_part, here)]
+        path = _locate(reference)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
-        return [
-            LeafSpec(
-                path=path,
-                split_part=split_part,
-                weight=here.weight[0].first,
-                segments=here.weight if len(here.weight) > 1 else (),
-                repetitions=_leaf_repetitions(reference.node, here),
-                subset=here.subset,
-                subflavors=dict(here.subflavors),
-                shuffle_over_epochs_multiplier=here.multiplier,
-                dataset_config=reference.dataset_config or "dataset.yaml",
-                split_config=reference.split_config or "split.yaml",
-                origin=reference.node.origin,
-                trail=here.trail[1:],
+        return [self._leaf(path, split_part, reference, here)]
+
+    def _leaf(self, path: str, split_part: str, reference: Reference, here: _Above) -> LeafSpec:
+        return LeafSpec(
+            path=path,
+            split_part=split_part,
+            weight=here.weight[0].first,
+            segments=here.weight if len(here.weight) > 1 else (),
+            repetitions=_leaf_repetitions(reference.node, here),
+            subset=here.subset,
+            subflavors=dict(here.subflavors),
+            shuffle_over_epochs_multiplier=here.multiplier,
+            dataset_config=reference.dataset_config or "dataset.yaml",
+            split_config=reference.split_config or "split.yaml",
+            origin=reference.node.origin,
+            trail=here.trail[1:],
+        )
+
+    def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
+        """The leaf that a join is: its place in the tree is that of the first data set."""
+        members = []
+        for one in join.references:
+            path = _locate(one)
+            if is_metadataset(path):
+                what, fix = "a metadataset cannot be joined", "name the folder of a data set"
+                raise one.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
+            member = LeafSpec(
+                path,
+                one.split_part or split_part,
+                subset=one.subset,
+                subflavors={**one.labels, **here.subflavors},
+                dataset_config=one.dataset_config or "dataset.yaml",
+                split_config=one.split_config or "split.yaml",
+                origin=one.node.origin,
             )
-        ]
+            members.append(member)
+        nonmatch = tuple(one.nonmatch for one in join.references)
+        spec = JoinSpec(tuple(members), nonmatch, join.names, joiner_name(join.joiner), join.joiner)
+        first = members[0]
+        leaf = self._leaf(first.path, first.split_part, reference, here)
+        return replace(leaf, dataset_config=first.dataset_config, split_config=first.split_config, join=spec)
 
     def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
         node = reference.node

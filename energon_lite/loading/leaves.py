@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
@@ -23,11 +22,13 @@ from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import AnySource, OpenedSource, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
+from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
@@ -61,7 +62,7 @@ def find_leaves(
                 fix = missing_file_fix(folder, "check the path")
                 raise NotPreparedError(f"there is no such {what}", where=folder, fix=fix)
         specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
-    return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
+    return [spec.labelled(subflavors or {}) for spec in specs]
 
 
 def open_leaves(
@@ -92,11 +93,12 @@ def open_leaves(
     for spec, source, data in zip(specs, sources, data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(source, skips, encoder)
-        loader, cooker = _sample_loader(spec, source, encoder, trust_code)
-        _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
+        loader, cooker = _loader_and_cooker(spec, source, encoder, trust_code)
+        if spec.join is None or loader.sample_type is not None:  # nobody knows what a function returns
+            _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
-        name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
+        name = "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
         leaves.append(Leaf(name, source, loader, key, cooker))
         identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
@@ -108,8 +110,14 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
+    if spec.join is not None:
+        raise UsageError(
+            "joined samples are not measured: they belong to no folder",
+            where=spec.origin or spec.path,
+            fix="batch by tokens with length_column=None, or measure each folder by itself",
+        )
     source = WebdatasetSource.open(spec.path)
-    loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+    loader, cooker = _loader_and_cooker(spec, source, encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
 
@@ -120,6 +128,11 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    if spec.join is not None:
+        if skips is not None:
+            what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
+            raise UsageError(what, where=spec.origin or spec.path, fix=fix)
+        return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -143,6 +156,15 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     )
 
 
+def _member(spec: LeafSpec) -> WebdatasetSource:
+    """The samples of a data set that is joined to others."""
+    source = open_source(spec)
+    if not isinstance(source, WebdatasetSource):
+        what, fix = "a source of your own cannot be joined: nobody knows its keys", "join data sets of tar or JSONL files"
+        raise UsageError(what, where=spec.path, fix=fix)
+    return source
+
+
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
     made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
     if source.skipped:
@@ -158,9 +180,19 @@ def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
         )
 
 
-def _sample_loader(
+def _loader_and_cooker(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
-) -> tuple[SampleLoader, Cooker | None]:
+) -> tuple[SampleLoader | JoinedLoader, Cooker | None]:
+    if spec.join is not None and isinstance(source, JoinedSource):
+        pairs = zip(spec.join.members, source.members, strict=True)
+        members = [_sample_loader(one, mine, encoder, trust_code) for one, mine in pairs]
+        joiner = spec.join.load_joiner(trust_code=trust_code)
+        return JoinedLoader(members, joiner, spec.join.names, dict(spec.subflavors)), None
+    loader = _sample_loader(spec, source, encoder, trust_code)
+    return loader, _cooker(spec, loader, encoder)
+
+
+def _sample_loader(spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool) -> SampleLoader:
     config = dataset_config_of(spec, trust_code)
     folder = "" if isinstance(source, OpenedSource) else os.path.join(local_meta(spec.path), META_FOLDER)
     subflavors = config.subflavors | spec.subflavors
@@ -176,8 +208,13 @@ def _sample_loader(
     if loader.decoder is not None:
         wanted = source.part_names if loader.parts is None else source.part_names & loader.parts
         loader.decoder.check_parts(wanted, spec.path)
-    if config.kind != "crude" or not encoder.cookers:
-        return loader, None
+    return loader
+
+
+def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooker | None:
+    subflavors = dict(loader.subflavors)
+    if loader.sample_type is not None or not encoder.cookers:
+        return None
     cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
     if cooker is None:
         raise UsageError(
@@ -188,7 +225,7 @@ def _sample_loader(
             "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     check_needs(cooker, spec.path)
-    return loader, cooker
+    return cooker
 
 
 def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None:

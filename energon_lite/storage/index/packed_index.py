@@ -109,6 +109,15 @@ class PackedIndex:
         """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
         return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
 
+    def key_places(self, samples: Int64) -> Int64:
+        """Where the keys of samples begin and end in the array of keys: ``[n, 2]``."""
+        places: Int64 = self.samples.stretches(samples, 2)[:, :, 1]
+        return places
+
+    def key_bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """What is between two places of the array of keys."""
+        return self._keys[start:stop]
+
     def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
         """The key of a sample; and offset, size and name number of each of its parts, in one flat list."""
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, Shar
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
 from energon_lite.storage.read.run_reader import RunReader
-from energon_lite.storage.read.source import OpenedSource
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "SampleReader", "fetch_samples"]
@@ -57,7 +56,7 @@ class Columns(NamedTuple):
     keys: list[str]
     shards: list[str]
     names: tuple[str, ...]
-    parts: dict[str, list[bytes]]
+    parts: dict[str, list[Any]]
 
 
 class _Found(NamedTuple):
@@ -303,7 +302,21 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-def fetch_samples(samples: Iterable[tuple[SampleReader | OpenedSource, int]]) -> None:
+class _Ahead(Protocol):
+    """What knows the ranges of a sample, and how they are requested."""
+
+    @property
+    def settings(self) -> ReadAhead: ...
+
+    def ranges(self, index: int) -> list[ShardRange]: ...
+
+
+class _Reader(Protocol):
+    @property
+    def ahead(self) -> _Ahead | None: ...
+
+
+def fetch_samples(samples: Iterable[tuple[_Reader, int]]) -> None:
     """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
     same time. Does nothing for sources that are read directly. Never raises; the read itself does."""
     wanted: dict[ReadAhead, list[ShardRange]] = {}

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 
 __all__ = ["AnySource", "OpenSource", "OpenedSource", "Source", "register_source", "source_opener"]
@@ -147,4 +148,4 @@ class OpenedSource:
 
 
 #: What a leaf reads from.
-AnySource = WebdatasetSource | OpenedSource
+AnySource = WebdatasetSource | OpenedSource | JoinedSource
