@@ -22,7 +22,7 @@ from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
-from energon_lite.storage.index.key_match import SampleKeys, find_twice, match_keys
+from energon_lite.storage.index.key_match import SampleKeys, match_keys
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
@@ -119,7 +119,7 @@ def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> 
     first, kept = keys[0], np.ones(len(sources[0]), dtype=bool)
     columns = [np.arange(len(sources[0]))]
     for source, mine, how in list(zip(sources, keys, nonmatch, strict=True))[1:]:
-        if twice := find_twice(mine):
+        if twice := mine.twice():
             raise DatasetError(
                 f"a data set cannot be joined in which keys are there more than once, such as {twice[0]!r}",
                 where=str(source),
