@@ -9,7 +9,7 @@ path as they are; the two kinds of blend do not go together in one tree. Subsets
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from energon_lite.config.metadataset_document import (
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
 __all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
@@ -121,14 +121,18 @@ def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
 
 
 def load_metadataset(
-    path_or_dict: str | os.PathLike[str] | Mapping[str, Any], *, split_part: str
+    path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    split_part: str,
+    read_url: Callable[[str], bytes] | None = None,
 ) -> tuple[LeafSpec, ...]:
     """Read a metadataset, and all those it refers to, and flatten it into leaves.
 
     Args:
-        path_or_dict: a YAML file (Metadataset or MetadatasetV2), or its content as a dict; relative paths in a file
-            count from the file's folder, in a dict from the current one.
+        path_or_dict: a YAML file (Metadataset or MetadatasetV2), its URL, or its content as a dict; relative paths in a
+            file count from the file's folder, in a dict from the current one.
         split_part: which entry of ``splits`` to take; a ``split_part`` inside overrides it for what is below.
+        read_url: brings the bytes of a document behind a URL; None: such documents are refused.
 
     Returns:
         The leaves in document order. The same data set may come more than once.
@@ -140,15 +144,14 @@ def load_metadataset(
         >>> [(leaf.path, leaf.weight) for leaf in load_metadataset("blend.yaml", split_part="train")]
         [('/data/digits', 0.75), ('/data/prose', 0.25)]
     """
-    flattening = _Flattening()
+    flattening = _Flattening(read_url)
     if isinstance(path_or_dict, Mapping):
         document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
         return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
     given = local_path(os.fspath(path_or_dict))
-    path = os.path.abspath(given)
     if is_url(given):
-        fix = "copy the YAML file to a local folder"
-        raise ConfigError("metadatasets behind a URL are not supported yet", file=given, fix=fix)
+        return tuple(flattening.split(flattening.document(given), _Above(trail=(Step(given, split_part, "", ""),))))
+    path = os.path.abspath(given)
     if os.path.isdir(path):
         what = "this is a folder, not a metadataset"
         fix = "a single data set needs no metadataset: give its folder to get_train_dataset"
@@ -180,12 +183,17 @@ class _Above:
 class _Flattening:
     """One walk over a tree of documents; reads each file once, however often it is referred to."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_url: Callable[[str], bytes] | None):
+        self._read_url = read_url
         self._documents: dict[str, MetadatasetDocument] = {}
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
-            self._documents[path] = parse_metadataset(load_yaml(path))
+            if is_url(path) and self._read_url is None:
+                what, fix = "documents behind a URL are not read here", "copy the YAML file to a local folder"
+                raise ConfigError(what, file=path, fix=fix)
+            node = load_yaml(path, read=self._read_url if is_url(path) else None)
+            self._documents[path] = parse_metadataset(node)
         return self._documents[path]
 
     def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
@@ -340,8 +348,8 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
 
 
 def _locate(reference: Reference) -> str:
-    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, or,
-    in a dict, from the current one."""
+    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, which
+    may be behind a URL, or, in a dict, from the current one."""
     node = reference.path
     text = local_path(node.value)
     if "::" in text:
@@ -349,10 +357,9 @@ def _locate(reference: Reference) -> str:
         what = "chained URLs are not read: they can make fsspec do more than reading"
         raise node.error(what, fix, expected="the URL of a store")
     if is_url(text):
-        if is_metadataset(text):
-            what, fix = "metadatasets behind a URL are not supported yet", "copy the YAML file to a local folder"
-            raise node.error(what, fix, expected="a local .yaml file")
         return text
+    if is_url(node.file) and text == node.value:
+        return _beside(node)
     path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
     if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
         return path
@@ -364,3 +371,15 @@ def _locate(reference: Reference) -> str:
     fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
     found = f"no such file or folder: {path}"
     raise node.error("the path does not exist", fix, expected=expected, found=found)
+
+
+def _beside(node: Node) -> str:
+    """The URL of what a path means in a document behind a URL."""
+    expected = "a path relative to the document, or a URL"
+    if os.path.isabs(node.value):
+        fix = f"write 'file://{node.value}' if it is on local disks; else a relative path, or the URL"
+        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
+    try:
+        return join_url(node.file, node.value)
+    except ValueError:
+        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None

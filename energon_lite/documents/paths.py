@@ -6,7 +6,7 @@ import os
 
 from energon_lite.errors import nearest
 
-__all__ = ["is_url", "local_path", "missing_file_fix"]
+__all__ = ["is_url", "join_url", "local_path", "missing_file_fix"]
 
 _SHOWN = 5
 _FILE = "file://"
@@ -25,6 +25,29 @@ def local_path(path: str) -> str:
         ('/data/digits', 's3://bucket/digits')
     """
     return path.removeprefix(_FILE)
+
+
+def join_url(document: str, path: str) -> str:
+    """The URL that a relative path means in a document behind a URL.
+
+    Raises:
+        ValueError: the path leads out of the store.
+
+    Example:
+        >>> join_url("s3://bucket/blends/all.yaml", "../coco")
+        's3://bucket/coco'
+    """
+    scheme, _, place = document.partition("://")
+    folder = place.split("/")[:-1]
+    steps, kept = folder, min(1, len(folder))  # the bucket, or the host
+    for step in path.split("/"):
+        if step == "..":
+            if len(steps) <= kept:
+                raise ValueError(path)
+            steps = steps[:-1]
+        elif step not in ("", "."):
+            steps = [*steps, step]
+    return f"{scheme}://{'/'.join(steps)}"
 
 
 def missing_file_fix(path: str, otherwise: str) -> str:

@@ -19,6 +19,7 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
+from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
@@ -52,7 +53,7 @@ def find_leaves(
         NotPreparedError: there is no such folder or file.
     """
     if is_metadataset(path):
-        specs = list(load_metadataset(path, split_part=split_part))
+        specs = list(load_metadataset(path, split_part=split_part, read_url=read_file))
     else:
         folder = local_path(os.fspath(path))  # type: ignore[arg-type]
         if not is_url(folder):

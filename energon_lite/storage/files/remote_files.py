@@ -14,7 +14,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
-__all__ = ["copy_file", "is_remote", "list_files", "read_range"]
+__all__ = ["copy_file", "file_info", "is_remote", "list_files", "read_file", "read_range"]
 
 #: Seconds to wait before a failed request is sent again.
 _RETRIES = (0.2, 1.0, 3.0)
@@ -94,6 +94,30 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
         return {}
     prefix = where.lstrip("/") + "/"
     return {name.lstrip("/").removeprefix(prefix): info for name, info in found.items()}
+
+
+def file_info(url: str) -> dict[str, Any]:
+    """What the store says of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store does not answer, or its package is not installed.
+    """
+    fs, path = _file_system(url)
+    fs.invalidate_cache()
+    info: dict[str, Any] = _tried(lambda: fs.info(path), url, None)
+    return info
+
+
+def read_file(url: str) -> bytes:
+    """A small file as a whole; servers that know no ranges will do.
+
+    Raises:
+        FileNotFoundError, DatasetError: as :func:`file_info`.
+    """
+    fs, path = _file_system(url)
+    data: bytes = _tried(lambda: fs.cat_file(path), url, None)
+    return data
 
 
 def copy_file(url: str, name: str, target: str, size: int | None) -> None:

@@ -129,8 +129,11 @@ class WebdatasetSource:
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
-        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else open_index(root, counts)
-        check_files(folder_of_shards(root), names, index)
+        if is_remote(root) and is_jsonl(root):
+            index, index_path = open_index(root)  # which has asked the store for the file
+        else:
+            index, index_path = _remote_index(root, meta, counts) if is_remote(root) else open_index(root, counts)
+            check_files(folder_of_shards(root), names, index)
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
         choice = SampleChoice(index, root, names, excluded_positions(index, names, excluded_samples), span, skips)
