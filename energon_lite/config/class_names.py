@@ -174,7 +174,9 @@ def _named_joiner(node: Node) -> tuple[_NamedClass, bool]:
             raise entries["__function__"].key_error(what, fix, expected="one of them")
         module = node.mapping(required={"__function__", "__module__"})["__module__"]
         name = entries["__function__"]
-        return _NamedClass(name.string("the name of a function"), module.string("the name of a module"), name, module), True
+        return _NamedClass(
+            name.string("the name of a function"), module.string("the name of a module"), name, module
+        ), True
     named = _named_class(entries, "sample type")
     if named is None:
         what, fix = "the joiner names nothing", "write '__module__:' and '__class__:' (or '__function__:')"

@@ -87,9 +87,13 @@ def read_join(node: Node, reference: Callable[[Node], Reference]) -> Join:
     if not references:
         raise listed.error("the join is empty", "add '- path: ...'", expected="at least one data set")
     if references[0].nonmatch != "error":
-        raise nodes[0].value["nonmatch"].key_error(
-            "'nonmatch' at the first data set, which the others are joined to",
-            "remove it here, and write it at the data set that has no samples for some of these",
-            expected="nonmatch at the second data set, or a later one",
+        raise (
+            nodes[0]
+            .value["nonmatch"]
+            .key_error(
+                "'nonmatch' at the first data set, which the others are joined to",
+                "remove it here, and write it at the data set that has no samples for some of these",
+                expected="nonmatch at the second data set, or a later one",
+            )
         )
     return Join(references, named, entries["joiner"])

@@ -8,13 +8,13 @@ only if that split is used.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
+from energon_lite.config.dataset import meta_file_name
 from energon_lite.config.join import Join, Nonmatch, read_join
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
@@ -68,15 +68,6 @@ def _multiplier(node: Node) -> int:
     return value
 
 
-def _file_name(node: Node) -> str:
-    expected = "the name of a file in .nv-meta"
-    name = node.string(expected)
-    if os.path.isabs(name) or ".." in name.split("/"):
-        what = "the configuration is outside of the data set's .nv-meta folder"
-        raise node.error(what, "put the file there, and write its name", expected=expected)
-    return name
-
-
 # -- the document ---------------------------------------------------------------------------------------------------
 
 
@@ -105,8 +96,8 @@ class Reference:
     subflavors: dict[str, Any] | None = None
     subflavor: Annotated[str | None, "a label"] = None
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
-    dataset_config: Annotated[str | None, _file_name] = None
-    split_config: Annotated[str | None, _file_name] = None
+    dataset_config: Annotated[str | None, meta_file_name] = None
+    split_config: Annotated[str | None, meta_file_name] = None
     nonmatch: Nonmatch = "error"
     join: Join | None = None
     unsupported: ConfigError | None = None
@@ -292,5 +283,7 @@ def _joined(node: Node) -> Reference:
     reference = _reference(node, "join")
     if reference.shuffle_over_epochs_multiplier != 1:
         # Energon accepts it, and does nothing with it.
-        logger.warning("%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin)
+        logger.warning(
+            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
+        )
     return reference

@@ -6,9 +6,10 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from energon_lite.config.dataset import DatasetConfig, load_dataset_config
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -63,7 +64,20 @@ def find_leaves(
                 fix = missing_file_fix(folder, "check the path")
                 raise NotPreparedError(f"there is no such {what}", where=folder, fix=fix)
         specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
-    return [spec.labelled(subflavors or {}) for spec in specs]
+    return [_with_own_splits(spec).labelled(subflavors or {}) for spec in specs]
+
+
+def _with_own_splits(spec: LeafSpec) -> LeafSpec:
+    """With the splits that a data set's own document asks for."""
+    if spec.join is not None:
+        members = tuple(map(_with_own_splits, spec.join.members))
+        return replace(spec, join=replace(spec.join, members=members), split_part=members[0].split_part)
+    if is_jsonl(spec.path) or source_opener(spec.path) is not None:
+        return spec
+    config, part = load_own_splits(meta_path(local_meta(spec.path), spec.dataset_config))
+    if config is None and part is None:
+        return spec
+    return replace(spec, split_config=config or spec.split_config, split_part=part or spec.split_part)
 
 
 def open_leaves(
@@ -161,7 +175,10 @@ def _member(spec: LeafSpec) -> WebdatasetSource:
     """The samples of a data set that is joined to others."""
     source = open_source(spec)
     if not isinstance(source, WebdatasetSource):
-        what, fix = "a source of your own cannot be joined: nobody knows its keys", "join data sets of tar or JSONL files"
+        what, fix = (
+            "a source of your own cannot be joined: nobody knows its keys",
+            "join data sets of tar or JSONL files",
+        )
         raise UsageError(what, where=spec.path, fix=fix)
     return source
 

@@ -67,10 +67,6 @@ METADATASETS: dict[str, Row] = {
         "splits:\n  train:\n    path: texts.jsonl\n",
         3, 11, "splits.train.path", "a JSONL file (.jsonl)", "correct the path",
     ),
-    "path is a metadataset behind a URL": (
-        "splits:\n  train:\n    path: s3://bucket/blend.yaml\n",
-        3, 11, "splits.train.path", "behind a URL are not supported yet", "copy the YAML file to a local folder",
-    ),
     "path is empty": ("splits:\n  train:\n    path: ''\n", 3, 11, "splits.train.path", "expected the path", ""),
     "weight zero": (
         "splits:\n  train:\n    blend: [{path: digits, weight: 0}]\n",
@@ -188,13 +184,69 @@ METADATASETS: dict[str, Row] = {
         2, 11, "splits.other.blend", "doc.yaml:5: weights and repetitions do not go together",
         "same kind of blend",
     ),
-    "join": (
+    "join without a joiner": (
         V2 + "splits:\n  train:\n    join: [{path: digits}]\n",
-        5, 5, "splits.train.join", "'join' is not supported yet", "remove it",
+        5, 5, "splits.train.join", "'join' without 'joiner'", "__class__",
     ),
-    "join in a blend": (
-        V2 + "splits:\n  train:\n    blend:\n      - join: [{path: digits}]\n",
-        6, 9, "splits.train.blend[0].join", "'join' is not supported yet", "remove it",
+    "joiner in a blend that names nothing": (
+        V2 + "splits:\n  train:\n    blend:\n      - join: [{path: digits}]\n        joiner: {}\n",
+        7, 17, "splits.train.blend[0].joiner", "the joiner names nothing", "__function__",
+    ),
+    "joiner that is no sample type": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}]\n    joiner: {__class__: CaptionSample}\n",
+        6, 14, "splits.train.joiner.__class__", "unknown class 'CaptionSample'", "CaptioningSample",
+    ),
+    "joiner with two names": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}]\n    joiner: {__class__: A, __function__: b}\n",
+        6, 28, "splits.train.joiner.__function__", "'__class__' and '__function__'", "keep one",
+    ),
+    "joiner function without a module": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}]\n    joiner: {__function__: b}\n",
+        6, 13, "splits.train.joiner", "missing key '__module__'", "add '__module__:'",
+    ),
+    "join of nothing": (
+        V2 + "splits:\n  train:\n    join: []\n    joiner: {__class__: TextSample}\n",
+        5, 11, "splits.train.join", "the join is empty", "add '- path: ...'",
+    ),
+    "join of text": (
+        V2 + "splits:\n  train:\n    join: digits\n    joiner: {__class__: TextSample}\n",
+        5, 11, "splits.train.join", "expected a list of data sets", "write a list",
+    ),
+    "join inside of a join": (
+        V2 + "splits:\n  train:\n    join: [{join: []}]\n    joiner: {__class__: TextSample}\n",
+        5, 13, "splits.train.join[0].join", "a join inside of a join", "into one list",
+    ),
+    "join of a metadataset": (
+        V2 + "splits:\n  train:\n    join: [{path: good.yaml}]\n    joiner: {__class__: TextSample}\n",
+        5, 19, "splits.train.join[0].path", "a metadataset cannot be joined", "name the folder",
+    ),
+    "join beside a path": (
+        V2 + "splits:\n  train:\n    blend:\n    - {path: digits, join: [], joiner: {__class__: TextSample}}\n",
+        6, 8, "splits.train.blend[0].path", "'path' and 'join'", "keep one",
+    ),
+    "joiner without a join": (
+        V2 + "splits:\n  train:\n    path: digits\n    joiner: {__class__: TextSample}\n",
+        6, 5, "splits.train.joiner", "unknown key 'joiner'", "",
+    ),
+    "nonmatch outside of a join": (
+        V2 + "splits:\n  train:\n    path: digits\n    nonmatch: skip\n",
+        6, 5, "splits.train.nonmatch", "unknown key 'nonmatch'", "",
+    ),
+    "nonmatch of the first data set": (
+        V2 + "splits:\n  train:\n    join: [{path: digits, nonmatch: skip}]\n    joiner: {__class__: TextSample}\n",
+        5, 27, "splits.train.join[0].nonmatch", "'nonmatch' at the first data set", "remove it here",
+    ),
+    "another nonmatch": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}, {path: prose, nonmatch: skp}]\n    joiner: {__class__: TextSample}\n",
+        5, 52, "splits.train.join[1].nonmatch", "expected one of error, skip, none", "did you mean 'skip'",
+    ),
+    "weight of a joined data set": (
+        V2 + "splits:\n  train:\n    join: [{path: digits, weight: 2}]\n    joiner: {__class__: TextSample}\n",
+        5, 27, "splits.train.join[0].weight", "outside of a blend", "remove it",
+    ),
+    "dataset_config beside a join": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}]\n    joiner: {__class__: TextSample}\n    dataset_config: a.yaml\n",
+        7, 5, "splits.train.dataset_config", "belongs to one data set", "write it at the data sets",
     ),
     "subset is a list": (
         "splits:\n  train:\n    path: digits\n    subset: [0%, 50%]\n",
