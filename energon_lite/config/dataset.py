@@ -118,7 +118,7 @@ def load_own_splits(path: str | os.PathLike[str]) -> tuple[str | None, str | Non
         with open(path, "rb") as file:
             if b"split_" not in file.read():
                 return None, None
-    except OSError:
+    except (OSError, ValueError):
         return None, None  # said where the document is read
     entries = load_yaml(path).entries()
     config, part = entries.get("split_config"), entries.get("split_part")

@@ -44,7 +44,10 @@ METADATASETS: tuple[dict[str, Any], ...] = (
     | {
         "splits": {
             "train": {
-                "join": {"one": {"path": "text", "split_config": "split.yaml"}, "two": {"path": "text", "nonmatch": "none"}},
+                "join": {
+                    "one": {"path": "text", "split_config": "split.yaml"},
+                    "two": {"path": "text", "nonmatch": "none"},
+                },
                 "joiner": {"__class__": "TextSample"},
                 "subset": {"range": [0, "end"]},
                 "subflavors": {"kind": "joined"},
@@ -65,7 +68,10 @@ DATASET = {
     "parallel_shard_iters": 2,
 }
 CRUDE = {**V2, "__class__": "CrudeWebdataset", "part_filter": ["json"], "subflavors": {"own": 2}}
-SPLIT = {"split_parts": {"train": ["part-{0..1}.tar"], "val": ["part-1.tar"]}, "exclude": ["part-0.tar/k0", "part-7.tar"]}
+SPLIT = {
+    "split_parts": {"train": ["part-{0..1}.tar"], "val": ["part-1.tar"]},
+    "exclude": ["part-0.tar/k0", "part-7.tar"],
+}
 
 
 @pytest.fixture(scope="session")
