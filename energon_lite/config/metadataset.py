@@ -348,8 +348,8 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
 
 
 def _locate(reference: Reference) -> str:
-    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, which
-    may be behind a URL, or, in a dict, from the current one."""
+    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder,
+    which may be behind a URL, or, in a dict, from the current one."""
     node = reference.path
     text = local_path(node.value)
     if "::" in text:

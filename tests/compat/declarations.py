@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 #: Samples of a data set, and shards.
 SAMPLES, SHARDS = 24, 6
 #: Each leaves as many samples of 24, 16, 12 or 8, in both libraries, whatever it stands in.
@@ -86,7 +85,7 @@ def make_data(root: Path, tools: Any) -> Path:
         (meta / "other.yaml").write_text(json.dumps(other | exclude))
         exclude["exclude"].pop()  # Energon reads excluded shards in joins
         (meta / "joined.yaml").write_text(json.dumps(other | exclude))
-        whole = {"split_parts": dict.fromkeys(("train", "val"), ["part-{0..5}.tar"])}
+        whole = {"split_parts": {part: ["part-{0..5}.tar"] for part in ("train", "val")}}
         (meta / "whole.yaml").write_text(json.dumps(whole))
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(SAMPLES)))
     tools.energon_prepare(root / "lines.jsonl")
@@ -216,8 +215,10 @@ JOINERS = """
 import dataclasses
 
 def _plain(sample):
-    if sample is None or isinstance(sample, dict):
-        return None if sample is None else {k: v for k, v in sample.items() if not k.startswith("__")} | {"labels": sample["__subflavors__"]}
+    if sample is None:
+        return None
+    if isinstance(sample, dict):
+        return {k: v for k, v in sample.items() if k[:2] != "__"} | {"labels": sample["__subflavors__"]}
     found = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample) if not f.name.startswith("__")}
     return found | {"type": type(sample).__name__, "labels": sample.__subflavors__}
 
@@ -226,5 +227,6 @@ def together(*samples, **named):
     base = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
     base = {name: first[name] if isinstance(first, dict) else getattr(first, name) for name in base}
     base["__subflavors__"] = dict(base["__subflavors__"])
-    return base | {"listed": [_plain(one) for one in samples], "named": {name: _plain(one) for name, one in named.items()}}
+    by_name = {name: _plain(one) for name, one in named.items()}
+    return base | {"listed": [_plain(one) for one in samples], "named": by_name}
 """

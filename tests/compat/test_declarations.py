@@ -52,11 +52,20 @@ def data(tmp_path_factory: pytest.TempPathFactory, tools: Any, mended: None) -> 
 
 def energon_one_pass(path: Path, split: str, repeats: bool) -> list[Any]:
     """The samples of one pass, or of one epoch of a ``blend_epochized``, as Energon reads them."""
-    from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, edataclass, get_loader, stateless
+    from megatron.energon import (
+        Cooker,
+        Sample,
+        TaskEncoder,
+        WorkerConfig,
+        edataclass,
+        get_loader,
+        get_train_dataset,
+        get_val_dataset,
+        stateless,
+    )
     from megatron.energon import basic_sample_keys as base
-    from megatron.energon import get_train_dataset, get_val_dataset
-    from megatron.energon.metadataset.loader import prepare_metadataset
     from megatron.energon.epathlib import EPath
+    from megatron.energon.metadataset.loader import prepare_metadataset
 
     @edataclass
     class Cooked(Sample):  # type: ignore[misc]
@@ -136,7 +145,8 @@ def compare(data: tuple[Path, Any], seed: int) -> str:
 
 def _place(sample: dict[str, Any]) -> tuple[str, ...]:
     labels = sorted(map(str, sample["__subflavors__"].items()))
-    return sample["__key__"], str(sample["__sources__"]), str(labels), *sorted(sample)
+    joined = str(sample.get("listed")), str(sample.get("named"))
+    return sample["__key__"], str(sample["__sources__"]), str(labels), *joined, *sorted(sample)
 
 
 def same(tools: Any, one: Any, other: Any) -> bool:

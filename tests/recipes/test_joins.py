@@ -92,7 +92,7 @@ def test_what_has_no_match(room: Path) -> None:
     assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
     assert texts(join(room, nonmatch="none"))[:3] == ["a0+b0", "a1+-", "a2+b2"]
     with pytest.raises(
-        DatasetError, match="4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
+        DatasetError, match=r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
     ):
         texts(join(room, nonmatch="error"))
 
@@ -197,8 +197,8 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
         )
 
     with loader(0) as first, loader(2) as second:
-        batches = [batch for _, batch in zip(range(16), first)]
-        for mine, theirs in zip(batches, second):
+        batches = [batch for _, batch in zip(range(16), first, strict=False)]
+        for mine, theirs in zip(batches, second, strict=False):
             assert mine.__key__ == theirs.__key__ and mine.text == theirs.text
         epoch = Counter(text for batch in batches[:8] for text in batch.text)
         joined = {f"a{n}+b{n}": 2 for n in (0, 2, 4, 6)}
@@ -206,7 +206,7 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
         again = first.restore_sample(batches[3].__restore_key__)
         assert (again.text, again.__key__) == (batches[3].text, batches[3].__key__)
     with loader(0) as one:
-        for _ in zip(range(5), one):
+        for _ in zip(range(5), one, strict=False):
             pass
         state = one.save_state_rank()
         assert len(json.dumps(state)) < 4096

@@ -1,7 +1,7 @@
 """Which samples of two data sets have the same key, for millions of them in seconds.
 
-Of each key 128 bits are kept: two sums of its bytes, each times an odd number of its place. Keys are read once, in their
-order, and numbers are sorted. Two keys of one data set whose first sum is the same are looked at themselves.
+Of each key 128 bits are kept: two sums of its bytes, each times an odd number of its place. Keys are read once, in
+their order, and numbers are sorted. Two keys of one data set whose first sum is the same are looked at themselves.
 """
 
 from __future__ import annotations

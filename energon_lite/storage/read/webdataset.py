@@ -34,7 +34,7 @@ class RawSample(NamedTuple):
     """
 
     key: str
-    parts: dict[str, bytes]
+    parts: dict[str, Any]
     source: SourceInfo
 
 
