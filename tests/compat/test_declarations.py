@@ -178,6 +178,42 @@ def test_a_declaration(data: tuple[Path, Any], seed: int) -> None:
     compare(data, seed)
 
 
+def test_declarations_behind_a_url(data: tuple[Path, Any]) -> None:
+    """The same documents and data in a store give the same samples, in the same order."""
+    import fsspec
+
+    (root, tools), store = data, fsspec.filesystem("memory")
+    seeds = range(0, QUICK, 5)
+    documents = {seed: declaration(seed) for seed in seeds}
+    local = {}
+    for seed, document in documents.items():
+        (root / f"declared-{seed}.yaml").write_text(json.dumps(document))
+        local[seed] = _ours_or_error(root / f"declared-{seed}.yaml", document)
+    for path in root.rglob("*"):
+        if path.is_file():
+            store.pipe_file(f"/declared/{path.relative_to(root)}", path.read_bytes())
+    try:
+        for seed, document in documents.items():
+            found = _ours_or_error(f"memory://declared/declared-{seed}.yaml", document)
+            if isinstance(found, str) or isinstance(local[seed], str):
+                assert found == local[seed]
+                continue
+            assert len(found) == len(local[seed])
+            for one, other in zip(found, local[seed], strict=True):
+                assert same(tools, tools.plain(one), tools.plain(other)), document
+    finally:
+        store.store.clear()
+        store.pseudo_dirs[:] = [""]
+
+
+def _ours_or_error(path: Any, document: dict[str, Any]) -> Any:
+    (split,) = document["splits"]
+    try:
+        return our_one_pass(path, split, "blend_epochized" in document["splits"][split])
+    except EnergonLiteError as error:
+        return type(error).__name__
+
+
 @pytest.mark.nightly
 def test_many_declarations(data: tuple[Path, Any]) -> None:
     for seed in range(QUICK, ALL):
