@@ -158,7 +158,7 @@ def test_training_goes_on(put: Callable[..., None]) -> None:
 
     one, other = loader(), loader()
     first = [batch["json"]["n"] for _, batch in zip(range(4), one, strict=False)]
-    assert sorted(sum(([*batch] for batch in first[:3]), [])) == list(range(15, 30))
+    assert sorted(number for batch in first[:3] for number in batch) == list(range(15, 30))
     other.restore_state_rank(one.save_state_rank())
     assert next(iter(other))["json"]["n"] == next(iter(one))["json"]["n"]
 
