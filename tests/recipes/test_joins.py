@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.errors import DataIndexError
 from energon_lite.storage.index.index_cache import cache_folder
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -219,6 +221,25 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
     (room / "two/.nv-meta/split.yaml").write_text(json.dumps({"split_parts": {"train": ["s2.tar"]}}))
     with loader(0) as changed, pytest.raises(StateMismatchError):
         changed.restore_state_rank(state)
+
+
+def test_other_workers(room: Path, cache: Path) -> None:
+    """A source can be sent to another process, which sees that the table is the one it was made with; threads have
+    their own."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_val_dataset(join(room), split_part="train", worker_config=config, trust_code=True, batch_size=2)
+    with get_savable_loader(dataset, start_method="thread") as loader:
+        assert [text for batch in loader for text in batch.text] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    sent = pickle.dumps(dataset.leaves[0].source)
+    assert len(sent) < 8192
+    received = pickle.loads(sent)
+    assert (len(received), received.key(3), received.fingerprint) == (4, "k06", dataset.leaves[0].source.fingerprint)
+    (table,) = Path(cache, "joins").glob("*.join")
+    table.unlink()
+    with pytest.raises(DataIndexError, match="was removed, or made anew"):
+        pickle.loads(sent).key(0)
+    with pytest.raises(DataIndexError, match="no column 'length'"):
+        received.column("length")
 
 
 def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
