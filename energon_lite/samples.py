@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, dataclass_transform
@@ -134,10 +135,13 @@ class Sample(_Record):
                     fix="join a list of data sets instead of a mapping, or override from_joined",
                 )
             return cls(**(_joined_base(present) | named))
-        merged = {
-            f.name: getattr(s, f.name) for s in present for f in dataclasses.fields(s) if f.name not in BASE_FIELDS
-        }
+        merged = {name: getattr(one, name) for one in present for name in _own_fields(type(one))}
         return cls(**(_joined_base(present) | merged))
+
+
+@lru_cache
+def _own_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:

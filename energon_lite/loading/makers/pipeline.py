@@ -153,6 +153,8 @@ class Pipeline:
 
     def _batch_by_fields(self, job: Job) -> Any | None:
         """The batch as the default hooks make it; None: its samples have to be seen one by one."""
+        if any(self.samples.leaves[number].fields is None for number in {*columns_of(job.addresses)[0]}):
+            return None  # or all would be read twice
         try:
             rows, places = self.samples.read_together(job.addresses)
             self.samples.tell("decode", "*", f"{len(job.addresses)} samples")

@@ -86,9 +86,8 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
     if found is None:
         yield from map(reader.sample, indices)
         return
-    path = reader.source.path
-    for at, index in enumerate(indices):
-        key = found.keys[at]
-        files = tuple([f"{key}.{name}" for name in found.names])
-        info = SourceInfo(dataset_path=path, index=index, shard_name=found.shards[at], file_names=files)
-        yield RawSample(key, {name: column[at] for name, column in found.parts.items()}, info)
+    path, names, columns = reader.source.path, found.names, [*found.parts.values()]
+    for index, key, shard, *parts in zip(indices, found.keys, found.shards, *columns, strict=True):
+        files = tuple([f"{key}.{name}" for name in names])
+        info = SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=files)
+        yield RawSample(key, dict(zip(found.parts, parts, strict=True)), info)
