@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, dataclass_transform
@@ -139,9 +138,14 @@ class Sample(_Record):
         return cls(**(_joined_base(present) | merged))
 
 
-@lru_cache
+_fields_of: dict[type[Any], tuple[str, ...]] = {}
+
+
 def _own_fields(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
+    """The fields of a kind of sample that not every sample has."""
+    if cls not in _fields_of:
+        _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
+    return _fields_of[cls]
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
