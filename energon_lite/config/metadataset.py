@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import count
 from typing import Any, NamedTuple
 
 from energon_lite.config.class_names import joiner_name
@@ -23,13 +24,14 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
+from energon_lite.config.reference_path import is_metadataset, locate
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_url, join_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
-__all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
+__all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
 
 #: How a metadataset given as a dict is called in messages.
 DICT_NAME = "<dict>"
@@ -49,6 +51,22 @@ class Step(NamedTuple):
     split_part: str
     origin: str
     at: str
+
+
+class WeightUnit(NamedTuple):
+    """A blend on the way to a leaf whose weights are no shares of samples.
+
+    Attributes:
+        unit: of what they are shares.
+        blend: number of the blend, among all on the way to any leaf.
+        entry: number of the entry of it that leads to the leaf.
+        origin: where the blend is written.
+    """
+
+    unit: str
+    blend: int
+    entry: int
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,9 @@ class LeafSpec:
         join: the data sets whose samples are joined, of which this is the first; None: it is one by itself.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
+        filters: conditions that its samples have to meet, all of them.
+        units: blends on the way whose weights are no shares of samples, the outermost first. ``weight`` and
+            ``segments`` are as if they were.
     """
 
     path: str
@@ -86,6 +107,8 @@ class LeafSpec:
     join: JoinSpec | None = None
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
+    filters: tuple[str, ...] = ()
+    units: tuple[WeightUnit, ...] = ()
 
     @property
     def share(self) -> Share:
@@ -105,19 +128,6 @@ class LeafSpec:
         if join is not None:
             join = replace(join, members=tuple(member.labelled(subflavors) for member in join.members))
         return replace(self, subflavors=self.subflavors | dict(subflavors), join=join)
-
-
-def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
-    """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
-
-    Example:
-        >>> is_metadataset("blend.yaml"), is_metadataset("datasets/digits")
-        (True, False)
-    """
-    if isinstance(path, Mapping):
-        return True
-    name = os.fspath(path)
-    return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
 
 
 def load_metadataset(
@@ -178,6 +188,8 @@ class _Above:
     blend: Split | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     multiplier: int | None = 1
+    filters: tuple[str, ...] = ()
+    units: tuple[WeightUnit, ...] = ()
 
 
 class _Flattening:
@@ -186,6 +198,7 @@ class _Flattening:
     def __init__(self, read_url: Callable[[str], bytes] | None):
         self._read_url = read_url
         self._documents: dict[str, MetadatasetDocument] = {}
+        self._blends = count()
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
@@ -214,9 +227,13 @@ class _Flattening:
             _refuse_mixture(split.blend, split, above.blend)
             above = replace(above, blend=split)
         above = replace(above, subset=_part(above.subset, split.subset))
-        leaves: list[LeafSpec] = []
-        for reference, share in zip(split.references, split.shares, strict=True):
-            leaves.extend(self._reference(reference, share, above))
+        blend, leaves = next(self._blends), list[LeafSpec]()
+        for number, (reference, share) in enumerate(zip(split.references, split.shares, strict=True)):
+            here = above
+            if split.unit is not None:
+                unit = WeightUnit(split.unit, blend, number, reference.node.origin)
+                here = replace(above, units=(*above.units, unit))
+            leaves.extend(self._reference(reference, share, here))
         return leaves
 
     def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
@@ -229,6 +246,7 @@ class _Flattening:
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
+            filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
@@ -236,7 +254,7 @@ class _Flattening:
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
             return [self._joined(reference, reference.join, split_part, here)]
-        path = _locate(reference)
+        path = locate(reference)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [self._leaf(path, split_part, reference, here)]
@@ -255,13 +273,15 @@ class _Flattening:
             split_config=reference.split_config or "split.yaml",
             origin=reference.node.origin,
             trail=here.trail[1:],
+            filters=here.filters,
+            units=here.units,
         )
 
     def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
         """The leaf that a join is: its place in the tree is that of the first data set."""
         members = []
         for one in join.references:
-            path = _locate(one)
+            path = locate(one)
             if is_metadataset(path):
                 what, fix = "a metadataset cannot be joined", "name the folder of a data set"
                 raise one.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
@@ -273,12 +293,16 @@ class _Flattening:
                 dataset_config=one.dataset_config or "dataset.yaml",
                 split_config=one.split_config or "split.yaml",
                 origin=one.node.origin,
+                filters=(one.filter,) if one.filter else (),
             )
             members.append(member)
+        # What holds for the join holds for its first data set, whose samples they are.
+        members[0] = replace(members[0], filters=(*here.filters, *members[0].filters))
         nonmatch = tuple(one.nonmatch for one in join.references)
         spec = JoinSpec(tuple(members), nonmatch, join.names, joiner_name(join.joiner), join.joiner)
         first = members[0]
         leaf = self._leaf(first.path, first.split_part, reference, here)
+        leaf = replace(leaf, filters=())
         return replace(leaf, dataset_config=first.dataset_config, split_config=first.split_config, join=spec)
 
     def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
@@ -345,41 +369,3 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     if outer is None or inner is None:
         return None
     return -1 if -1 in (outer, inner) else outer * inner
-
-
-def _locate(reference: Reference) -> str:
-    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder,
-    which may be behind a URL, or, in a dict, from the current one."""
-    node = reference.path
-    text = local_path(node.value)
-    if "::" in text:
-        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
-        what = "chained URLs are not read: they can make fsspec do more than reading"
-        raise node.error(what, fix, expected="the URL of a store")
-    if is_url(text):
-        return text
-    if is_url(node.file) and text == node.value:
-        return _beside(node)
-    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
-    if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
-        return path
-    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
-    if os.path.isfile(path):
-        what = "this file is neither a data set nor a metadataset"
-        fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
-        raise node.error(what, fix, expected=expected, found=f"the file {path}")
-    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
-    found = f"no such file or folder: {path}"
-    raise node.error("the path does not exist", fix, expected=expected, found=found)
-
-
-def _beside(node: Node) -> str:
-    """The URL of what a path means in a document behind a URL."""
-    expected = "a path relative to the document, or a URL"
-    if os.path.isabs(node.value):
-        fix = f"write 'file://{node.value}' if it is on local disks; else a relative path, or the URL"
-        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
-    try:
-        return join_url(node.file, node.value)
-    except ValueError:
-        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None

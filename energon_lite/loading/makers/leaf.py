@@ -9,8 +9,8 @@ from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.storage.read.joined_reader import JoinedReader
 from energon_lite.storage.read.joined_source import JoinedSource
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
@@ -52,7 +52,9 @@ class Leaf:
     @cached_property
     def fields(self) -> LeafFields | None:
         """How parts become the fields of samples, where no code of the user's has a say in it."""
-        return LeafFields.plan(self.loader) if isinstance(self.loader, SampleLoader) else None
+        if not isinstance(self.loader, SampleLoader):
+            return None
+        return LeafFields.plan(self.loader, only_bytes=isinstance(self.source, OpenedSource))
 
     @cached_property
     def length(self) -> int:

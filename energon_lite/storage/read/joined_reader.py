@@ -74,11 +74,10 @@ class JoinedReader:
         settings: ReadAhead = self.source.read_ahead
         return settings
 
-    def ranges(self, index: int) -> list[ShardRange]:
-        """The ranges to be requested that a sample is in."""
-        row = self.source.rows([index])[0].tolist()
-        pairs = [(reader.ahead, at) for reader, at in zip(self.readers, row, strict=True) if at >= 0]
-        return [one for ahead, at in pairs if ahead is not None for one in ahead.ranges(at)]
+    def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
+        """What is requested of slow storage for these samples."""
+        columns = zip(self.readers, self.source.rows(indices).T, strict=True)
+        return [one for reader, numbers in columns for one in reader.ranges(numbers[numbers >= 0].tolist())]
 
 
 def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None) -> Iterator[RawSample]:
