@@ -320,7 +320,8 @@ class _Recipe:
         leaves, identities = open_leaves(
             specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type
         )
-        folders = [leaf.source for leaf in leaves if isinstance(leaf.source, WebdatasetSource)]
+        every = [one for leaf in leaves for one in getattr(leaf.source, "members", (leaf.source,))]
+        folders = [source for source in every if isinstance(source, WebdatasetSource)]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)
 

@@ -119,17 +119,49 @@ class Sample(_Record):
         return cls(**(base | fields))
 
     @classmethod
-    def from_joined(cls, *samples: Sample | None) -> Self:
-        """One sample out of several: base fields of the first, other fields from all, later ones winning."""
-        present = [sample for sample in samples if sample is not None]
-        if not samples or samples[0] is None:
+    def from_joined(cls, *samples: Sample | None, **named: Sample | None) -> Self:
+        """One sample out of several: base fields of the first, other fields from all, later ones winning. Of samples
+        that have names, each becomes the field of its name, as a whole.
+
+        Override it to put samples together in another way; YAML's ``join`` calls it (see the documentation of blends).
+        """
+        every = (*samples, *named.values())
+        present = [sample for sample in every if sample is not None]
+        if not every or every[0] is None:
             raise UsageError("the first of the joined samples must be there", fix="use nonmatch: skip or error")
-        merged = {
-            f.name: getattr(s, f.name) for s in present for f in dataclasses.fields(s) if f.name not in BASE_FIELDS
-        }
-        base = {name: getattr(present[0], name) for name in BASE_FIELDS}
-        base["__sources__"] = tuple(source for s in present for source in s.__sources__ or ())
-        return cls(**(base | merged))
+        odd = next((sample for sample in present if not is_dataclass(sample)), None)
+        if odd is not None:
+            raise UsageError(
+                f"{cls.__name__}.from_joined is given a {type(odd).__name__}, which has no fields",
+                fix="override from_joined, or name a joiner function, for crude samples",
+            )
+        if named:
+            unknown = named.keys() - {f.name for f in dataclasses.fields(cls)}
+            if samples or unknown:
+                raise UsageError(
+                    f"{cls.__name__} has no fields {', '.join(sorted(unknown))} for the samples of these names",
+                    fix="join a list of data sets instead of a mapping, or override from_joined",
+                )
+            return cls(**(_joined_base(present) | named))
+        merged = {name: getattr(one, name) for one in present for name in _own_fields(type(one))}
+        return cls(**(_joined_base(present) | merged))
+
+
+_fields_of: dict[type[Any], tuple[str, ...]] = {}
+
+
+def _own_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a kind of sample that not every sample has."""
+    if cls not in _fields_of:
+        _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
+    return _fields_of[cls]
+
+
+def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The base fields of the first sample, with the sources of all."""
+    base = {name: getattr(samples[0], name) for name in BASE_FIELDS}
+    base["__sources__"] = tuple(source for one in samples for source in one.__sources__ or ())
+    return base
 
 
 #: The fields that every Sample and every Batch has.

@@ -285,7 +285,7 @@ def _number(value: float) -> str:
 def _leaf_name(spec: LeafSpec, folder: str) -> str:
     part = "" if spec.subset is None else f", {spec.subset}"
     part += "".join(f", {condition}" for condition in spec.filters)
-    return f"{_short(spec.path, folder)} [{spec.split_part}{part}]"
+    return f"{' + '.join(_short(path, folder) for path in spec.folders)} [{spec.split_part}{part}]"
 
 
 def _short(path: str, folder: str) -> str:

@@ -8,7 +8,7 @@ Only a caller who says ``trust_code=True`` gets a sample type of another module 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,7 +16,7 @@ from energon_lite.documents import Node
 from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
-__all__ = ["CLASS_KEYS", "dataset_class", "metadataset_class", "sample_type"]
+__all__ = ["CLASS_KEYS", "dataset_class", "joiner", "joiner_name", "metadataset_class", "sample_type"]
 
 #: The two keys that name a class.
 CLASS_KEYS = frozenset({"__module__", "__class__"})
@@ -40,6 +40,7 @@ NOT_YET = (
 )
 
 _OUR_PACKAGES = ("megatron.energon", "energon_lite")
+_TRUST = "if you trust the document and the module, pass trust_code=True"
 
 
 class _NamedClass(NamedTuple):
@@ -119,19 +120,83 @@ def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
     named = cast(_NamedClass, _named_class(entries, "sample type"))
     if named.is_foreign and trust_code:
         return _imported_sample_type(named)
-    fix = "if you trust the document and the module, pass trust_code=True"
-    _check(named, "a sample type", sorted(SAMPLE_TYPES), fix)
+    _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
     return named.name
 
 
-def _imported_sample_type(named: _NamedClass) -> type[Sample]:
-    name = f"{named.module}.{named.name}"
+def joiner_name(node: Node) -> str:
+    """What a ``joiner`` names, in words; nothing is imported.
+
+    Raises:
+        ConfigError: it is no block with a class or a function, or there is no such sample type.
+    """
+    named, is_function = _named_joiner(node)
+    if not named.is_foreign and not is_function and named.name != Sample.__name__:
+        _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
+    return f"{'' if named.module is None else named.module + '.'}{named.name}"
+
+
+def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[..., Any]:
+    """The class or function that a ``joiner`` names: sample types of ours, and what the caller trusts.
+
+    Raises:
+        ConfigError: there is no such class or function.
+        TrustError: it would have to be imported, and ``trust_code`` is False.
+    """
+    named, is_function = _named_joiner(node)
+    if not is_function and not named.is_foreign:
+        if named.name == Sample.__name__:
+            return Sample
+        _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
+        return SAMPLE_TYPES[named.name]
+    if not trust_code:
+        raise named.node.error(
+            "the joiner is code that would have to be imported",
+            _TRUST,
+            expected="a sample type of megatron.energon or energon_lite",
+            found=joiner_name(node),
+            kind=TrustError,
+        )
+    if not is_function:
+        return _imported_sample_type(named)
+    found = _imported(named, "function")
+    if not callable(found):
+        raise named.node.error(f"{joiner_name(node)} is no function", "name one", expected="a function", found=None)
+    function: Callable[..., Any] = found
+    return function
+
+
+def _named_joiner(node: Node) -> tuple[_NamedClass, bool]:
+    """What a joiner names, and whether it is a function."""
+    entries = node.mapping(optional={"__class__", "__function__", "__module__"})
+    if "__function__" in entries:
+        if "__class__" in entries:
+            what, fix = "'__class__' and '__function__' in one joiner", "keep one of them"
+            raise entries["__function__"].key_error(what, fix, expected="one of them")
+        module = node.mapping(required={"__function__", "__module__"})["__module__"]
+        name = entries["__function__"]
+        return _NamedClass(
+            name.string("the name of a function"), module.string("the name of a module"), name, module
+        ), True
+    named = _named_class(entries, "sample type")
+    if named is None:
+        what, fix = "the joiner names nothing", "write '__module__:' and '__class__:' (or '__function__:')"
+        raise node.error(what, fix, expected="a sample type, or a function")
+    return named, False
+
+
+def _imported(named: _NamedClass, what: str) -> Any:
     try:
-        found: Any = getattr(importlib.import_module(named.module or ""), named.name)
-    except (ImportError, AttributeError) as error:
-        what = f"cannot import {named.name!r} from {named.module!r}: {error}"
+        return getattr(importlib.import_module(named.module or ""), named.name)
+    except (ImportError, AttributeError, ValueError) as error:
+        said = f"cannot import {named.name!r} from {named.module!r}: {error}"
         fix = "check the names, and that the module can be found (PYTHONPATH)"
-        raise named.node.error(what, fix, expected="a class that can be imported", found=repr(name)) from error
+        found = f"'{named.module}.{named.name}'"
+        raise named.node.error(said, fix, expected=f"a {what} that can be imported", found=found) from error
+
+
+def _imported_sample_type(named: _NamedClass) -> type[Sample]:
+    name, found = f"{named.module}.{named.name}", _imported(named, "class")
     if not (isinstance(found, type) and issubclass(found, Sample) and is_dataclass(found)):
         what = f"{name} is not a sample type"
         fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"

@@ -7,7 +7,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from energon_lite.config.class_names import CLASS_KEYS, dataset_class, sample_type
 from energon_lite.documents import Node, load_yaml, read
@@ -15,7 +15,7 @@ from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
 from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
 
-__all__ = ["DatasetConfig", "load_dataset_config", "missing_meta_file"]
+__all__ = ["DatasetConfig", "load_dataset_config", "load_own_splits", "meta_file_name", "missing_meta_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,37 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
     return DatasetConfig(kind, chosen, fields, code, part_filter, labels, origin=file, columns=columns)
 
 
+def meta_file_name(node: Node) -> str:
+    """The name of a file in ``.nv-meta``, which is in that folder, or below it."""
+    expected = "the name of a file in .nv-meta"
+    name = node.string(expected)
+    if os.path.isabs(name) or ".." in name.split("/"):
+        what = "the configuration is outside of the data set's .nv-meta folder"
+        raise node.error(what, "put the file there, and write its name", expected=expected)
+    return name
+
+
+def load_own_splits(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
+    """``split_config`` and ``split_part`` of a ``dataset.yaml``, which win over what is said where the data set is
+    referred to, as in Energon; None: it does not say. What else is in the document is not looked at.
+
+    Raises:
+        ConfigError: one of them is not right.
+    """
+    try:
+        with open(path, "rb") as file:
+            if b"split_" not in file.read():
+                return None, None
+    except (OSError, ValueError):
+        return None, None  # said where the document is read
+    entries = load_yaml(path).entries()
+    config, part = entries.get("split_config"), entries.get("split_part")
+    return (
+        None if config is None or config.is_null else meta_file_name(config),
+        None if part is None or part.is_null else part.string("the name of a split"),
+    )
+
+
 @dataclass(frozen=True)
 class _Document:
     """The keys of a ``dataset.yaml``."""
@@ -112,6 +143,8 @@ class _Document:
     sample_loader: Node | None = None
     part_filter: Node | None = None
     subflavors: dict[str, Any] | None = None
+    split_config: Annotated[str | None, meta_file_name] = None
+    split_part: Annotated[str | None, "the name of a split"] = None
     columns: Node | None = None
     tags: dict[str, Any] | None = None
 

@@ -9,12 +9,14 @@ path as they are; the two kinds of blend do not go together in one tree. Subsets
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
+from energon_lite.config.class_names import joiner_name
+from energon_lite.config.join import Join, JoinSpec
 from energon_lite.config.metadataset_document import (
     MetadatasetDocument,
     Reference,
@@ -22,10 +24,11 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
+from energon_lite.config.reference_path import is_metadataset, locate
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
 __all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
@@ -83,6 +86,7 @@ class LeafSpec:
         shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
         dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
+        join: the data sets whose samples are joined, of which this is the first; None: it is one by itself.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
         filters: conditions that its samples have to meet, all of them.
@@ -100,6 +104,7 @@ class LeafSpec:
     shuffle_over_epochs_multiplier: int | None = 1
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
+    join: JoinSpec | None = None
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
     filters: tuple[str, ...] = ()
@@ -110,29 +115,34 @@ class LeafSpec:
         """Its share of the whole blend along the run."""
         return self.segments or constant(self.weight)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The paths of all data sets that its samples are read from."""
+        return (self.path,) if self.join is None else tuple(member.path for member in self.join.members)
 
-def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
-    """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
-
-    Example:
-        >>> is_metadataset("blend.yaml"), is_metadataset("datasets/digits")
-        (True, False)
-    """
-    if isinstance(path, Mapping):
-        return True
-    name = os.fspath(path)
-    return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
+    def labelled(self, subflavors: Mapping[str, Any]) -> LeafSpec:
+        """The same with more labels, which win over its own."""
+        if not subflavors:
+            return self
+        join = self.join
+        if join is not None:
+            join = replace(join, members=tuple(member.labelled(subflavors) for member in join.members))
+        return replace(self, subflavors=self.subflavors | dict(subflavors), join=join)
 
 
 def load_metadataset(
-    path_or_dict: str | os.PathLike[str] | Mapping[str, Any], *, split_part: str
+    path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    split_part: str,
+    read_url: Callable[[str], bytes] | None = None,
 ) -> tuple[LeafSpec, ...]:
     """Read a metadataset, and all those it refers to, and flatten it into leaves.
 
     Args:
-        path_or_dict: a YAML file (Metadataset or MetadatasetV2), or its content as a dict; relative paths in a file
-            count from the file's folder, in a dict from the current one.
+        path_or_dict: a YAML file (Metadataset or MetadatasetV2), its URL, or its content as a dict; relative paths in a
+            file count from the file's folder, in a dict from the current one.
         split_part: which entry of ``splits`` to take; a ``split_part`` inside overrides it for what is below.
+        read_url: brings the bytes of a document behind a URL; None: such documents are refused.
 
     Returns:
         The leaves in document order. The same data set may come more than once.
@@ -144,15 +154,14 @@ def load_metadataset(
         >>> [(leaf.path, leaf.weight) for leaf in load_metadataset("blend.yaml", split_part="train")]
         [('/data/digits', 0.75), ('/data/prose', 0.25)]
     """
-    flattening = _Flattening()
+    flattening = _Flattening(read_url)
     if isinstance(path_or_dict, Mapping):
         document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
         return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
     given = local_path(os.fspath(path_or_dict))
-    path = os.path.abspath(given)
     if is_url(given):
-        fix = "copy the YAML file to a local folder"
-        raise ConfigError("metadatasets behind a URL are not supported yet", file=given, fix=fix)
+        return tuple(flattening.split(flattening.document(given), _Above(trail=(Step(given, split_part, "", ""),))))
+    path = os.path.abspath(given)
     if os.path.isdir(path):
         what = "this is a folder, not a metadataset"
         fix = "a single data set needs no metadataset: give its folder to get_train_dataset"
@@ -186,13 +195,18 @@ class _Above:
 class _Flattening:
     """One walk over a tree of documents; reads each file once, however often it is referred to."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_url: Callable[[str], bytes] | None):
+        self._read_url = read_url
         self._documents: dict[str, MetadatasetDocument] = {}
         self._blends = count()
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
-            self._documents[path] = parse_metadataset(load_yaml(path))
+            if is_url(path) and self._read_url is None:
+                what, fix = "documents behind a URL are not read here", "copy the YAML file to a local folder"
+                raise ConfigError(what, file=path, fix=fix)
+            node = load_yaml(path, read=self._read_url if is_url(path) else None)
+            self._documents[path] = parse_metadataset(node)
         return self._documents[path]
 
     def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
@@ -237,27 +251,59 @@ class _Flattening:
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
-        path, split_part = _locate(reference), reference.split_part or above.trail[-1].split_part
+        split_part = reference.split_part or above.trail[-1].split_part
+        if reference.join is not None:
+            return [self._joined(reference, reference.join, split_part, here)]
+        path = locate(reference)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
-        return [
-            LeafSpec(
-                path=path,
-                split_part=split_part,
-                weight=here.weight[0].first,
-                segments=here.weight if len(here.weight) > 1 else (),
-                repetitions=_leaf_repetitions(reference.node, here),
-                subset=here.subset,
-                subflavors=dict(here.subflavors),
-                shuffle_over_epochs_multiplier=here.multiplier,
-                dataset_config=reference.dataset_config or "dataset.yaml",
-                split_config=reference.split_config or "split.yaml",
-                origin=reference.node.origin,
-                trail=here.trail[1:],
-                filters=here.filters,
-                units=here.units,
+        return [self._leaf(path, split_part, reference, here)]
+
+    def _leaf(self, path: str, split_part: str, reference: Reference, here: _Above) -> LeafSpec:
+        return LeafSpec(
+            path=path,
+            split_part=split_part,
+            weight=here.weight[0].first,
+            segments=here.weight if len(here.weight) > 1 else (),
+            repetitions=_leaf_repetitions(reference.node, here),
+            subset=here.subset,
+            subflavors=dict(here.subflavors),
+            shuffle_over_epochs_multiplier=here.multiplier,
+            dataset_config=reference.dataset_config or "dataset.yaml",
+            split_config=reference.split_config or "split.yaml",
+            origin=reference.node.origin,
+            trail=here.trail[1:],
+            filters=here.filters,
+            units=here.units,
+        )
+
+    def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
+        """The leaf that a join is: its place in the tree is that of the first data set."""
+        members = []
+        for one in join.references:
+            path = locate(one)
+            if is_metadataset(path):
+                what, fix = "a metadataset cannot be joined", "name the folder of a data set"
+                raise one.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
+            member = LeafSpec(
+                path,
+                one.split_part or split_part,
+                subset=one.subset,
+                subflavors={**one.labels, **here.subflavors},
+                dataset_config=one.dataset_config or "dataset.yaml",
+                split_config=one.split_config or "split.yaml",
+                origin=one.node.origin,
+                filters=(one.filter,) if one.filter else (),
             )
-        ]
+            members.append(member)
+        # What holds for the join holds for its first data set, whose samples they are.
+        members[0] = replace(members[0], filters=(*here.filters, *members[0].filters))
+        nonmatch = tuple(one.nonmatch for one in join.references)
+        spec = JoinSpec(tuple(members), nonmatch, join.names, joiner_name(join.joiner), join.joiner)
+        first = members[0]
+        leaf = self._leaf(first.path, first.split_part, reference, here)
+        leaf = replace(leaf, filters=())
+        return replace(leaf, dataset_config=first.dataset_config, split_config=first.split_config, join=spec)
 
     def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
         node = reference.node
@@ -323,30 +369,3 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     if outer is None or inner is None:
         return None
     return -1 if -1 in (outer, inner) else outer * inner
-
-
-def _locate(reference: Reference) -> str:
-    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder, or,
-    in a dict, from the current one."""
-    node = reference.path
-    text = local_path(node.value)
-    if "::" in text:
-        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
-        what = "chained URLs are not read: they can make fsspec do more than reading"
-        raise node.error(what, fix, expected="the URL of a store")
-    if is_url(text):
-        if is_metadataset(text):
-            what, fix = "metadatasets behind a URL are not supported yet", "copy the YAML file to a local folder"
-            raise node.error(what, fix, expected="a local .yaml file")
-        return text
-    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
-    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
-        return path
-    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
-    if os.path.isfile(path):
-        what = "this file is neither a data set nor a metadataset"
-        fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
-        raise node.error(what, fix, expected=expected, found=f"the file {path}")
-    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
-    found = f"no such file or folder: {path}"
-    raise node.error("the path does not exist", fix, expected=expected, found=found)

@@ -7,17 +7,21 @@ only if that split is used.
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
+from energon_lite.config.dataset import meta_file_name
+from energon_lite.config.join import Join, Nonmatch, read_join
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 
@@ -66,15 +70,6 @@ def _multiplier(node: Node) -> int:
     return value
 
 
-def _file_name(node: Node) -> str:
-    expected = "the name of a file in .nv-meta"
-    name = node.string(expected)
-    if os.path.isabs(name) or ".." in name.split("/"):
-        what = "the configuration is outside of the data set's .nv-meta folder"
-        raise node.error(what, "put the file there, and write its name", expected=expected)
-    return name
-
-
 # -- the document ---------------------------------------------------------------------------------------------------
 
 
@@ -90,6 +85,8 @@ class Reference:
         subset: which part of what the path leads to.
         tags: Energon 8's name of the subflavors.
         subflavor: of the older Metadataset: one more label.
+        nonmatch: in a join: what becomes of samples of the first data set that this one has none for.
+        join: the data sets that are joined; then the path is that of the first one.
         filter: a comparison of columns, or the name of a filter index: only the samples that meet it.
         unsupported: the error to raise if this reference is used.
     """
@@ -105,8 +102,10 @@ class Reference:
     subflavor: Annotated[str | None, "a label"] = None
     filter: Annotated[str | None, "a comparison of columns such as tokens <= 4096, or a filter index"] = None
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
-    dataset_config: Annotated[str | None, _file_name] = None
-    split_config: Annotated[str | None, _file_name] = None
+    dataset_config: Annotated[str | None, meta_file_name] = None
+    split_config: Annotated[str | None, meta_file_name] = None
+    nonmatch: Nonmatch = "error"
+    join: Join | None = None
     unsupported: ConfigError | None = None
 
     @property
@@ -186,7 +185,7 @@ def _split(node: Node, version: str | None) -> Split:
         raise _no_kind(node)
     kind = kinds[0]
     if kind in ("path", "join"):
-        return Split((_reference(node, kind),))
+        return Split((_reference(node, "path"),))
     if kind != "blend":
         fix = "write 'blend' with weights, or remove it"
         node.refuse([_UNIT], "belongs to a blend by weight", fix, "no blend_weight_unit here")
@@ -231,8 +230,7 @@ def _no_kind(node: Node) -> ConfigError:
 
 
 def _not_yet(node: Node) -> ConfigError:
-    fix = "remove it; data sets can be blended, not joined" if node.key == "join" else "remove it"
-    return node.key_error(f"{node.key!r} is not supported yet", fix, expected="path, blend or blend_epochized")
+    return node.key_error(f"{node.key!r} is not supported yet", "remove it", expected="path, blend or blend_epochized")
 
 
 def _blend(node: Node, subset: Subset | None = None) -> Split:
@@ -253,10 +251,11 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
 _SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
 #: What a reference may not say, by the key that leads to it.
 _WITHOUT = {
-    "datasets": {"repetitions", "subset"},
-    "path": {"weight", "repetitions", "subflavor"},
-    "blend": {"repetitions", "subflavor"},
-    "blend_epochized": {"weight", "subflavor"},
+    "datasets": {"repetitions", "subset", "nonmatch", "join"},
+    "path": {"weight", "repetitions", "subflavor", "nonmatch", "join"},
+    "blend": {"repetitions", "subflavor", "nonmatch", "join"},
+    "blend_epochized": {"weight", "subflavor", "nonmatch", "join"},
+    "join": {"weight", "repetitions", "subflavor", "join"},
 }
 
 
@@ -268,18 +267,49 @@ def _reference(node: Node, kind: str) -> Reference:
         )
     if kind == "datasets":
         return read(node, Reference, without=_WITHOUT[kind], node=node, unsupported=None)
-    if kind != "path":
-        if "join" in keys:
-            return Reference(node, keys["join"], unsupported=_not_yet(keys["join"]))
+    if kind not in ("path", "join"):
         fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
         node.refuse(_SHARE_KEYS, "inside of a blend", fix, "a reference with the key path")
     for blend, key in _SHARE_KEYS.items():
-        if kind == "path":
+        if kind in ("path", "join"):
             fix = f"remove it, or write '{blend}:' and this as an entry of its list"
             node.refuse([key], "outside of a blend has no meaning", fix, f"a list under {blend!r}")
         elif blend != kind:
             own = _SHARE_KEYS[kind]
             node.refuse([key], f"belongs to {blend}", f"use {own!r}", own)
+    if "join" in keys:
+        return _join(node, kind)
     aux = keys.get("aux")
     unsupported = None if aux is None or aux.is_null else _not_yet(aux)
     return read(node, Reference, without=_WITHOUT[kind], ignored={"aux"}, node=node, unsupported=unsupported)
+
+
+def _join(node: Node, kind: str) -> Reference:
+    """Data sets that are joined; ``kind`` is what they stand in."""
+    keys = node.entries()
+    if "path" in keys:
+        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths stand in the list under 'join'"
+        raise keys["path"].key_error(what, fix, expected="one of them")
+    for name in ("dataset_config", "split_config"):
+        if name in keys and not keys[name].is_null:
+            fix = "write it at the data sets that are joined"
+            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
+    join = read_join(node, _joined)
+    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
+    given = {"node": node, "unsupported": None, "path": join.references[0].path, "join": join}
+    ignored = {"joiner", "join", "dataset_config", "split_config"}
+    return read(node, Reference, without=without, ignored=ignored, **given)
+
+
+def _joined(node: Node) -> Reference:
+    """One of the data sets of a join."""
+    if "join" in node.entries():
+        what, fix = "a join inside of a join", "write all data sets into one list"
+        raise node.value["join"].key_error(what, fix, expected="a reference with the key path")
+    reference = _reference(node, "join")
+    if reference.shuffle_over_epochs_multiplier != 1:
+        # Energon accepts it, and does nothing with it.
+        logger.warning(
+            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
+        )
+    return reference

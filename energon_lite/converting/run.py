@@ -24,7 +24,7 @@ from energon_lite.storage.files.atomic_file import remove_if_there, replacing, w
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.data_digest import data_digest
-from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.opened_source import SingleSource
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
@@ -60,7 +60,7 @@ class _Shards(Work[int, tuple[int, int]]):
     """The making of shards, by their number; results are samples and bytes."""
 
     def __init__(
-        self, root: str, settings: str, source: AnySource, writer: ShardWriter, rows: int, without: frozenset[str]
+        self, root: str, settings: str, source: SingleSource, writer: ShardWriter, rows: int, without: frozenset[str]
     ):
         super().__init__(os.path.join(root, WORK_FOLDER))
         self.root, self._settings, self._source, self._writer = root, settings, source, writer
@@ -170,7 +170,7 @@ def convert_dataset(
     return report
 
 
-def _chosen(source: AnySource, start: int, stop: int, without: frozenset[str]) -> Iterator[Sample]:
+def _chosen(source: SingleSource, start: int, stop: int, without: frozenset[str]) -> Iterator[Sample]:
     for key, parts in read_samples(source, start, stop):
         yield key, {name: value for name, value in parts.items() if name not in without}
 

@@ -13,7 +13,7 @@ from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, SPLIT_YAML
-from energon_lite.storage.read.opened_source import AnySource, OpenedSource
+from energon_lite.storage.read.opened_source import OpenedSource, SingleSource
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import source_opener
@@ -28,7 +28,7 @@ Sample = tuple[str, dict[str, Any]]
 _PORTION, _PORTION_BYTES = 512, 1 << 26
 
 
-def open_samples(path: str, split: str | None) -> AnySource:
+def open_samples(path: str, split: str | None) -> SingleSource:
     """A data set, or a split of it.
 
     Args:
@@ -54,7 +54,7 @@ def open_samples(path: str, split: str | None) -> AnySource:
     )
 
 
-def read_samples(source: AnySource, start: int, stop: int) -> Iterator[Sample]:
+def read_samples(source: SingleSource, start: int, stop: int) -> Iterator[Sample]:
     """The samples from ``start`` to ``stop``; of a JSONL file the fields of its objects are the parts.
 
     Raises:

@@ -7,7 +7,10 @@ from glob import iglob
 
 from energon_lite.errors import UsageError, nearest
 
-__all__ = ["add_data_endings", "is_data_path", "is_url", "local_path", "missing_file_fix", "static_folder"]
+__all__ = [
+    *("add_data_endings", "is_data_path", "is_url", "join_url"),
+    *("local_path", "missing_file_fix", "static_folder"),
+]
 
 _SHOWN = 5
 _FILE, _DSS = "file://", "dss://"
@@ -62,6 +65,29 @@ def local_path(path: str) -> str:
     if path.startswith(_DSS):
         path = _of_cached_data_set(path)
     return path.removeprefix(_FILE)
+
+
+def join_url(document: str, path: str) -> str:
+    """The URL that a relative path means in a document behind a URL.
+
+    Raises:
+        ValueError: the path leads out of the store.
+
+    Example:
+        >>> join_url("s3://bucket/blends/all.yaml", "../coco")
+        's3://bucket/coco'
+    """
+    scheme, _, place = document.partition("://")
+    folder = place.split("/")[:-1]
+    steps, kept = folder, min(1, len(folder))  # the bucket, or the host
+    for step in path.split("/"):
+        if step == "..":
+            if len(steps) <= kept:
+                raise ValueError(path)
+            steps = steps[:-1]
+        elif step not in ("", "."):
+            steps = [*steps, step]
+    return f"{scheme}://{'/'.join(steps)}"
 
 
 def _of_cached_data_set(url: str) -> str:

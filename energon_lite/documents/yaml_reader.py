@@ -22,8 +22,8 @@ from yaml.composer import Composer
 from yaml.resolver import BaseResolver
 
 from energon_lite.documents.node import MAX_DEPTH, Node, from_plain, join_path, parse_bool, shorten, too_deep
-from energon_lite.documents.paths import missing_file_fix
-from energon_lite.errors import ConfigError
+from energon_lite.documents.paths import is_url, missing_file_fix
+from energon_lite.errors import ConfigError, EnergonLiteError
 
 __all__ = ["load_yaml", "parse_yaml"]
 
@@ -33,12 +33,15 @@ MAX_REPEATED = 100_000
 _MAX_BYTES = 1 << 28
 
 
-def load_yaml(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> Node:
+def load_yaml(
+    path: str | os.PathLike[str], *, may_be_empty: bool = False, read: Callable[[str], bytes] | None = None
+) -> Node:
     """Read a YAML file (or a ``.json`` file, whose nodes have no lines).
 
     Args:
         path: the file.
         may_be_empty: an empty document is a mapping without entries, and no error.
+        read: how the bytes of the file come, where it is on no local disk; raises FileNotFoundError.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8, is not valid YAML, is empty, holds several documents,
@@ -49,7 +52,7 @@ def load_yaml(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> No
         3
     """
     file = os.fspath(path)
-    text = _read_text(file)
+    text = _read_text(file, _read_local if read is None else read)
     return _parse_json(text, file) if file.endswith(".json") else parse_yaml(text, file, may_be_empty=may_be_empty)
 
 
@@ -73,15 +76,22 @@ def parse_yaml(text: str, file: str, *, may_be_empty: bool = False) -> Node:
     raise ConfigError("the document is empty", file=file, line=1, column=1, fix="write the configuration into it")
 
 
-def _read_text(file: str) -> str:
+def _read_local(file: str) -> bytes:
+    if os.path.getsize(file) > _MAX_BYTES:
+        raise ConfigError(f"the document has more than {_MAX_BYTES} bytes", file=file, fix="is it the right file?")
+    return Path(file).read_bytes()
+
+
+def _read_text(file: str, read: Callable[[str], bytes]) -> str:
     try:
-        if os.path.getsize(file) > _MAX_BYTES:
-            raise ConfigError(f"the document has more than {_MAX_BYTES} bytes", file=file, fix="is it the right file?")
-        data = Path(file).read_bytes()
+        data = read(file)
+    except EnergonLiteError:
+        raise
     except OSError as error:
         fix = "check the path and its permissions"
-        fix = missing_file_fix(file, fix) if isinstance(error, FileNotFoundError) else fix
-        what = f"cannot read the document: {error.strerror or error}"
+        is_missing = isinstance(error, FileNotFoundError) and not is_url(file)
+        fix = missing_file_fix(file, fix) if is_missing else fix
+        what = f"cannot read the document: {error.strerror or type(error).__name__}"
         raise ConfigError(what, file=file, fix=fix) from error
     try:
         return data.decode("utf-8-sig")

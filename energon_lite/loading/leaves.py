@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
-from energon_lite.config.dataset import DatasetConfig, load_dataset_config
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
@@ -21,16 +21,19 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
+from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.data_digest import data_digest, data_digests
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
+from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
@@ -55,7 +58,7 @@ def find_leaves(
         NotPreparedError: there is no such folder or file.
     """
     if is_metadataset(path):
-        specs = list(load_metadataset(path, split_part=split_part))
+        specs = list(load_metadataset(path, split_part=split_part, read_url=read_file))
     else:
         folder = local_path(os.fspath(path))  # type: ignore[arg-type]
         if not is_url(folder):
@@ -65,7 +68,20 @@ def find_leaves(
                 fix = missing_file_fix(folder, "check the path")
                 raise NotPreparedError(f"there is no such {what}", where=folder, fix=fix)
         specs = [LeafSpec(folder, split_part, dataset_config=dataset_config, split_config=split_config)]
-    return [replace(spec, subflavors=spec.subflavors | dict(subflavors or {})) for spec in specs]
+    return [_with_own_splits(spec).labelled(subflavors or {}) for spec in specs]
+
+
+def _with_own_splits(spec: LeafSpec) -> LeafSpec:
+    """With the splits that a data set's own document asks for."""
+    if spec.join is not None:
+        members = tuple(map(_with_own_splits, spec.join.members))
+        return replace(spec, join=replace(spec.join, members=members), split_part=members[0].split_part)
+    if is_jsonl(spec.path) or source_opener(spec.path) is not None:
+        return spec
+    config, part = load_own_splits(meta_path(local_meta(spec.path), spec.dataset_config))
+    if config is None and part is None:
+        return spec
+    return replace(spec, split_config=config or spec.split_config, split_part=part or spec.split_part)
 
 
 def open_leaves(
@@ -96,11 +112,12 @@ def open_leaves(
     for spec, whole, data in zip(specs, sources, data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(whole, skips, encoder)
-        source, loader, cooker = _sample_loader(spec, whole, encoder, trust_code)
-        _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
+        source, loader, cooker = _loader_and_cooker(spec, whole, encoder, trust_code)
+        if spec.join is None or loader.sample_type is not None:  # nobody knows what a function returns
+            _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
-        name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
+        name = "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
         leaves.append(Leaf(name, source, loader, key, cooker))
         identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
@@ -112,6 +129,12 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
+    if spec.join is not None:
+        raise UsageError(
+            "joined samples are not measured: they belong to no folder",
+            where=spec.origin or spec.path,
+            fix="batch by tokens with length_column=None, or measure each folder by itself",
+        )
     if source is None and source_opener(spec.path) is not None:
         raise UsageError(
             "a data set of this format has no place for what is measured",
@@ -119,7 +142,7 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
             fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
             "convert",
         )
-    whole, loader, cooker = _sample_loader(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
+    whole, loader, cooker = _loader_and_cooker(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker)
 
@@ -130,6 +153,11 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    if spec.join is not None:
+        if skips is not None:
+            what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
+            raise UsageError(what, where=spec.origin or spec.path, fix=fix)
+        return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
     filters = _filters(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
@@ -157,6 +185,18 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     )
 
 
+def _member(spec: LeafSpec) -> WebdatasetSource:
+    """The samples of a data set that is joined to others."""
+    source = open_source(spec)
+    if not isinstance(source, WebdatasetSource):
+        what, fix = (
+            "a source of your own cannot be joined: nobody knows its keys",
+            "join data sets of tar or JSONL files",
+        )
+        raise UsageError(what, where=spec.path, fix=fix)
+    return source
+
+
 def _filters(spec: LeafSpec) -> list[SampleFilter]:
     try:
         return [SampleFilter(text) for text in spec.filters]
@@ -179,10 +219,22 @@ def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
         )
 
 
+def _loader_and_cooker(
+    spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
+) -> tuple[AnySource, SampleLoader | JoinedLoader, Cooker | None]:
+    """How samples are made of what a source reads; and the source, of which it reads what they need."""
+    if spec.join is not None and isinstance(source, JoinedSource):
+        pairs = zip(spec.join.members, source.members, strict=True)
+        members = [_sample_loader(one, mine, encoder, trust_code)[1] for one, mine in pairs]
+        joiner = spec.join.load_joiner(trust_code=trust_code)
+        return source, JoinedLoader(members, joiner, spec.join.names, dict(spec.subflavors)), None
+    source, loader = _sample_loader(spec, source, encoder, trust_code)
+    return source, loader, _cooker(spec, loader, encoder)
+
+
 def _sample_loader(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
-) -> tuple[AnySource, SampleLoader, Cooker | None]:
-    """How samples are made of what a source reads; and the source, of which it reads what they need."""
+) -> tuple[AnySource, SampleLoader]:
     config = dataset_config_of(spec, trust_code)
     folder = os.path.join(_meta_root(spec.path) or "", META_FOLDER)
     source, renaming = _renamed(source, config)
@@ -201,8 +253,13 @@ def _sample_loader(
         loader.decoder.check_parts(wanted, spec.path)
     if isinstance(source, OpenedSource):
         source = source.selected(loader.parts, renaming)
-    if config.kind != "crude" or not encoder.cookers:
-        return source, loader, None
+    return source, loader
+
+
+def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooker | None:
+    subflavors = dict(loader.subflavors)
+    if loader.sample_type is not None or not encoder.cookers:
+        return None
     cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
     if cooker is None:
         raise UsageError(
@@ -213,7 +270,7 @@ def _sample_loader(
             "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     check_needs(cooker, spec.path)
-    return source, loader, cooker
+    return cooker
 
 
 def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renaming | None]:

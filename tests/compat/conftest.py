@@ -197,7 +197,7 @@ def shards(tmp_path: Path) -> Path:
     return write_shards(tmp_path / "data")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tools() -> Any:
     """The functions of this file, for tests that are imported without packages."""
     import sys

@@ -10,6 +10,7 @@ import pytest
 
 from energon_lite.config import DatasetConfig, load_dataset_config
 from energon_lite.config.class_names import TYPED_DATASETS
+from energon_lite.config.dataset import load_own_splits
 from energon_lite.errors import ConfigError
 from energon_lite.samples import SAMPLE_TYPES, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample
@@ -219,3 +220,27 @@ def test_fields_without_defaults_are_the_required_ones(
         load_dataset_config(write("sample_type: ExtendedSample\nfield_map: {image: jpg, caption: txt}\n"))
     with pytest.raises(ConfigError, match="has no field 'length'"):
         load_dataset_config(write("sample_type: ExtendedSample\nfield_map: {length: txt}\n"))
+
+
+def test_splits_of_its_own(write: Callable[..., Path]) -> None:
+    assert load_own_splits(write(WRITTEN_BY_ENERGON)) == (None, None)
+    path = write(WRITTEN_BY_ENERGON + "split_config: years.yaml\nsplit_part: late\n")
+    assert load_own_splits(path) == ("years.yaml", "late")
+    assert load_dataset_config(path).sample_type == "CaptioningSample"
+    assert load_own_splits(write(WRITTEN_BY_ENERGON + "split_part: null\n")) == (None, None)
+    assert load_own_splits(path.parent / "none.yaml") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("split_config: ../split.yaml", "outside of the data set's .nv-meta folder"),
+        ("split_config: [a]", "expected the name of a file in .nv-meta"),
+        ("split_part: 7", "expected the name of a split"),
+    ],
+)
+def test_wrong_splits(write: Callable[..., Path], line: str, message: str) -> None:
+    path = write(f"{WRITTEN_BY_ENERGON}{line}\n")
+    for load in (load_own_splits, load_dataset_config):
+        with pytest.raises(ConfigError, match=message):
+            load(path)

@@ -67,10 +67,6 @@ METADATASETS: dict[str, Row] = {
         "splits:\n  train:\n    path: texts.jsonl\n",
         3, 11, "splits.train.path", "a JSONL file (.jsonl)", "correct the path",
     ),
-    "path is a metadataset behind a URL": (
-        "splits:\n  train:\n    path: s3://bucket/blend.yaml\n",
-        3, 11, "splits.train.path", "behind a URL are not supported yet", "copy the YAML file to a local folder",
-    ),
     "path is empty": ("splits:\n  train:\n    path: ''\n", 3, 11, "splits.train.path", "expected the path", ""),
     "weight zero": (
         "splits:\n  train:\n    blend: [{path: digits, weight: 0}]\n",
@@ -187,14 +183,6 @@ METADATASETS: dict[str, Row] = {
         "      - {path: doc.yaml, split_part: other}\n",
         2, 11, "splits.other.blend", "doc.yaml:5: weights and repetitions do not go together",
         "same kind of blend",
-    ),
-    "join": (
-        V2 + "splits:\n  train:\n    join: [{path: digits}]\n",
-        5, 5, "splits.train.join", "'join' is not supported yet", "remove it",
-    ),
-    "join in a blend": (
-        V2 + "splits:\n  train:\n    blend:\n      - join: [{path: digits}]\n",
-        6, 9, "splits.train.blend[0].join", "'join' is not supported yet", "remove it",
     ),
     "subset is a list": (
         "splits:\n  train:\n    path: digits\n    subset: [0%, 50%]\n",

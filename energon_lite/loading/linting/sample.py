@@ -12,10 +12,12 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hoo
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, SampleMaker
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["SampleExaminer"]
 
@@ -43,6 +45,7 @@ class SampleExaminer:
 
     def __post_init__(self) -> None:
         loader = self.leaf.loader
+        assert isinstance(loader, SampleLoader)  # joins are looked at data set by data set
         own = loader.decoder
         #: Each part is decoded once: for the sample too, if the decoder of the data set makes something of images.
         self._shares = own is not None and own.image_decode is not None
@@ -57,6 +60,7 @@ class SampleExaminer:
     def all_parts(self) -> SampleReader | OpenedSource:
         """Reads all parts of a sample, also those that it is not made of."""
         source = self.leaf.source
+        assert not isinstance(source, JoinedSource)
         return source if isinstance(source, OpenedSource) else SampleReader(source)
 
     def faults(self, index: int, raw: RawSample, context: HookContext) -> list[Fault]:

@@ -7,8 +7,11 @@ from functools import cached_property
 
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
+from energon_lite.storage.read.joined_reader import JoinedReader
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["Leaf"]
@@ -28,7 +31,7 @@ class Leaf:
 
     name: str
     source: AnySource
-    loader: SampleLoader
+    loader: SampleLoader | JoinedLoader
     key: int
     cooker: Cooker | None = None
 
@@ -38,13 +41,19 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> SampleReader | OpenedSource:
+    def reader(self) -> SampleReader | OpenedSource | JoinedReader:
         """Brings the bytes."""
+        if isinstance(self.source, JoinedSource) and isinstance(self.loader, JoinedLoader):
+            both = zip(self.source.members, self.loader.members, strict=True)
+            return JoinedReader(self.source, [SampleReader(source, loader.parts) for source, loader in both])
+        assert not isinstance(self.source, JoinedSource)
         return self.source if isinstance(self.source, OpenedSource) else SampleReader(self.source, self.parts)
 
     @cached_property
     def fields(self) -> LeafFields | None:
         """How parts become the fields of samples, where no code of the user's has a say in it."""
+        if not isinstance(self.loader, SampleLoader):
+            return None
         return LeafFields.plan(self.loader, only_bytes=isinstance(self.source, OpenedSource))
 
     @cached_property

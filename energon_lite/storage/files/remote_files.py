@@ -25,10 +25,12 @@ __all__ = [
     "Listing",
     "check_answer",
     "copy_file",
+    "file_info",
     "file_size",
     "file_system",
     "is_remote",
     "list_files",
+    "read_file",
     "read_range",
     "read_range_in_loop",
     "reads_in_loop",
@@ -163,6 +165,30 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
         return {}
     prefix = where.lstrip("/") + "/"
     return {name.lstrip("/").removeprefix(prefix): info for name, info in found.items()}
+
+
+def file_info(url: str) -> dict[str, Any]:
+    """What the store says of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store does not answer, or its package is not installed.
+    """
+    fs, path = file_system(url)
+    fs.invalidate_cache()
+    info: dict[str, Any] = tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START)
+    return info
+
+
+def read_file(url: str) -> bytes:
+    """A small file as a whole; servers that know no ranges will do.
+
+    Raises:
+        FileNotFoundError, DatasetError: as :func:`file_info`.
+    """
+    fs, path = file_system(url)
+    data: bytes = tried(lambda: fs.cat_file(path), url, None, _PATIENCE_AT_START)
+    return data
 
 
 def copy_file(url: str, name: str, target: str, size: int | None) -> None:

@@ -19,9 +19,11 @@ from typing import TypeVar
 
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
 from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index.jsonl import check_there, is_jsonl, scan_jsonl
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.remote_jsonl import remote_version, scan_remote_jsonl
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 __all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
@@ -43,6 +45,10 @@ def cache_folder() -> str:
 def index_places(root: str) -> tuple[str, str]:
     """Where the packed index of a data set may be: beside the data, and in the user's cache."""
     name = os.path.basename(os.path.normpath(root))
+    if is_remote(root):
+        place = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        cached = os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+        return cached, cached
     place = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return meta_path(root, PACKED_INDEX), os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 
@@ -60,6 +66,9 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
             should be.
         DatasetError: as :func:`~energon_lite.storage.index.jsonl.scan_jsonl`; or the index can be written nowhere.
     """
+    if is_jsonl(root) and is_remote(root):
+        version = remote_version(root)
+        return _find_or_make(root, lambda index: index.uuid == version, partial(_make_of_remote_file, root, version))
     if is_jsonl(root):
         check_there(root)
         return _find_or_make(root, partial(_is_of_file, root), partial(_make_of_file, root))
@@ -176,6 +185,13 @@ def _make_of_file(path: str) -> PackedIndex:
     for note in scan.notes:
         _log.warning("%s: %s", path, note)
     return PackedIndex.from_scans([scan])
+
+
+def _make_of_remote_file(url: str, version: str) -> PackedIndex:
+    scan = scan_remote_jsonl(url)
+    for note in scan.notes:
+        _log.warning("%s: %s", url, note)
+    return PackedIndex.from_scans([scan], uuid=version)
 
 
 def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:

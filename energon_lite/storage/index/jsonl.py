@@ -8,21 +8,30 @@ name in front: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, which 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from energon_lite.errors import DatasetError, NotPreparedError
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
-__all__ = ["PART", "check_there", "folder_of_shards", "is_jsonl", "scan_jsonl"]
+__all__ = [
+    *("BOM", "PART", "check_there", "folder_and_name", "folder_of_shards", "is_jsonl"),
+    *("line_keys", "scan_jsonl", "scan_lines"),
+]
 
 #: The name of the one part of each sample.
 PART = "json"
 _CHUNK = 16 << 20
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+
+
+class Stream(Protocol):
+    """What can be read from its beginning to its end."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def is_jsonl(path: str) -> bool:
@@ -32,7 +41,18 @@ def is_jsonl(path: str) -> bool:
 
 def folder_of_shards(root: str) -> str:
     """The folder that names of shards are relative to: the data set's own, or the one that a JSONL file is in."""
-    return os.path.dirname(root) if is_jsonl(root) else root
+    return folder_and_name(root)[0] if is_jsonl(root) else root
+
+
+def folder_and_name(path: str) -> tuple[str, str]:
+    """The two parts of a path or URL, from which :func:`os.path.join` makes it again.
+
+    Example:
+        >>> folder_and_name("s3://bucket/chats.jsonl"), folder_and_name("memory://chats.jsonl")
+        (('s3://bucket', 'chats.jsonl'), ('memory://', 'chats.jsonl'))
+    """
+    folder, name = os.path.split(path)
+    return (f"{folder}//" if folder.endswith(":") else folder), name
 
 
 def check_there(path: str) -> None:
@@ -58,39 +78,56 @@ def scan_jsonl(path: str) -> ShardScan:
         (200, '0', ('json',))
     """
     check_there(path)
-    nothing = np.zeros(0, dtype=np.int64)
-    starts, parts, odd, many_odd, lines = [nothing], [nothing.reshape(0, 3)], list[int](), 0, 0
     try:
         with open(path, "rb") as file, unchanged_file(file.fileno(), path) as found:
-            for offset, buffer, stops in _buffers(file):
-                first, texts, sizes, strange = _lines(buffer, stops, not offset)
-                kept = sizes > 0
-                starts.append(first[kept] + offset)
-                parts.append(np.stack([texts + offset, sizes, np.zeros_like(sizes)], axis=1)[kept])
-                odd += [lines + line + 1 for line in strange[:1]]
-                many_odd, lines = many_odd + len(strange), lines + len(stops)
+            return scan_lines(file, os.path.basename(path), found)
     except OSError as error:
         raise DatasetError(
             f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
+
+
+def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
+    """:func:`scan_jsonl` of an open file.
+
+    Args:
+        file: to be read from its beginning.
+        name: of the file, without its folder.
+        found: its size, head and time of its last change, as fields of :class:`ShardScan`.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    starts, parts, odd, many_odd, lines = [nothing], [nothing.reshape(0, 3)], list[int](), 0, 0
+    for offset, buffer, stops in _buffers(file):
+        first, texts, sizes, strange = _lines(buffer, stops, not offset)
+        kept = sizes > 0
+        starts.append(first[kept] + offset)
+        parts.append(np.stack([texts + offset, sizes, np.zeros_like(sizes)], axis=1)[kept])
+        odd += [lines + line + 1 for line in strange[:1]]
+        many_odd, lines = many_odd + len(strange), lines + len(stops)
     headers, rows = np.concatenate(starts), np.concatenate(parts)
     headers[:1] = 0  # as Energon has it
-    keys = [b"%d" % number for number in range(len(rows))]
+    key_offsets, keys = line_keys(len(rows))
     return ShardScan(
-        name=os.path.basename(path),
+        name=name,
         end=found["size"],
         headers=headers,
         first_part=np.arange(len(rows) + 1, dtype=np.int64),
         parts=rows,
         part_names=(PART,),
-        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        keys=b"".join(keys),
+        key_offsets=key_offsets,
+        keys=keys,
         notes=(f"{many_odd} line(s) are no JSON objects, such as line {odd[0]}",) if odd else (),
         **found,
     )
 
 
-def _buffers(file: BinaryIO) -> Iterator[tuple[int, bytes, Int64]]:
+def line_keys(count: int) -> tuple[Int64, bytes]:
+    """The keys of so many lines, which are their numbers: where each begins, and all of them."""
+    keys = [b"%d" % number for number in range(count)]
+    return np.cumsum([0, *map(len, keys)], dtype=np.int64), b"".join(keys)
+
+
+def _buffers(file: Stream) -> Iterator[tuple[int, bytes, Int64]]:
     """The file in buffers of whole lines: where each starts, it, and the place of each line's end in it."""
     rest, offset = b"", 0
     while chunk := file.read(max(_CHUNK, len(rest))):
@@ -115,8 +152,8 @@ def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, I
     usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
     for line in np.flatnonzero(~usual).tolist():
         start, text = int(starts[line]), buffer[starts[line] : stops[line]]
-        if is_first and not line and text.startswith(_BOM):
-            start, text = start + len(_BOM), text[len(_BOM) :]
+        if is_first and not line and text.startswith(BOM):
+            start, text = start + len(BOM), text[len(BOM) :]
         start += len(text) - len(text.lstrip())
         text = text.strip()
         texts[line], ends[line] = start, start + len(text)

@@ -47,6 +47,8 @@ INDEX_FILE = FileKind(
     "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
 )
 
+#: Samples among which at least one in so many is wanted are looked up all together.
+_DENSE = 4
 #: Of a sample and the next one.
 _TWO_ROWS = struct.Struct("<6q")
 
@@ -108,6 +110,19 @@ class PackedIndex:
     def keys_between(self, places: Int64) -> list[str]:
         """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
         return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
+
+    def key_places(self, samples: Int64) -> Int64:
+        """Where the keys of samples begin and end in the array of keys: ``[n, 2]``."""
+        first, last = (int(samples.min()), int(samples.max())) if len(samples) else (0, -1)
+        if last - first < _DENSE * len(samples):  # read as a whole
+            starts = self.samples[first : last + 2][:, 1]
+            return np.stack([starts[samples - first], starts[samples - first + 1]], axis=1)
+        places: Int64 = self.samples.stretches(samples, 2)[:, :, 1]
+        return places
+
+    def key_bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """What is between two places of the array of keys."""
+        return self._keys[start:stop]
 
     def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
         """The key of a sample; and offset, size and name number of each of its parts, in one flat list."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 
 __all__ = ["data_digest", "data_digests"]
@@ -39,6 +40,9 @@ def data_digest(source: AnySource) -> str:
     """
     if isinstance(source, OpenedSource):  # which says itself what tells it from others
         return hashlib.sha256(source.fingerprint.encode()).hexdigest()
+    if isinstance(source, JoinedSource):
+        every = [source.fingerprint, *map(data_digest, source.members)]
+        return hashlib.sha256("\n".join(every).encode()).hexdigest()
     choice, store = source.choice, ShardStore()  # which leaves no file open
     digest = hashlib.sha256(source.fingerprint.encode())
     firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})

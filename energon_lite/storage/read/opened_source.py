@@ -11,12 +11,13 @@ import numpy as np
 from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 
-__all__ = ["AnySource", "OpenedSource", "Renaming"]
+__all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource"]
 
 #: By the name of a part, how it is made of the columns of a source: which it needs, and a function of a sample's.
 Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
@@ -212,4 +213,6 @@ class OpenedSource:
 
 
 #: What a leaf reads from.
-AnySource = WebdatasetSource | OpenedSource
+AnySource = WebdatasetSource | OpenedSource | JoinedSource
+#: What is one data set, with parts of its own.
+SingleSource = WebdatasetSource | OpenedSource

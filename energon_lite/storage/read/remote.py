@@ -34,14 +34,8 @@ def local_meta(path: str) -> str:
         NotPreparedError: there is no prepared data set behind the URL.
         DatasetError: the store does not answer, or its package is not installed.
     """
-    if not is_remote(path):
+    if not is_remote(path) or is_jsonl(path):  # of a JSONL file there are none
         return path
-    if is_jsonl(path):
-        raise NotPreparedError(
-            "JSONL files are read from local disks only",
-            where=path,
-            fix="copy it, or write its samples into tar shards",
-        )
     name = hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
     folder = os.path.join(root, META_FOLDER)

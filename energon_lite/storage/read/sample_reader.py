@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -309,16 +309,30 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-def fetch_samples(samples: Iterable[tuple[SampleReader | OpenedSource, int]], *, wait: bool = True) -> None:
+class _Ahead(Protocol):
+    """What knows how the ranges of samples are requested."""
+
+    @property
+    def settings(self) -> ReadAhead: ...
+
+
+class _Reader(Protocol):
+    @property
+    def ahead(self) -> _Ahead | None: ...
+
+    def ranges(self, indices: Sequence[int]) -> list[ShardRange]: ...
+
+
+def fetch_samples(samples: Iterable[tuple[_Reader | OpenedSource, int]], *, wait: bool = True) -> None:
     """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
     same time. Does nothing for sources that are read directly. Never raises; the read itself does.
 
     Args:
         wait: until they are there; else they will be wanted later.
     """
-    of_reader: dict[int, tuple[SampleReader, list[int]]] = {}
+    of_reader: dict[int, tuple[_Reader, list[int]]] = {}
     for reader, index in samples:
-        if isinstance(reader, SampleReader) and reader.ahead is not None:
+        if not isinstance(reader, OpenedSource) and reader.ahead is not None:
             of_reader.setdefault(id(reader), (reader, []))[1].append(index)
     wanted: dict[ReadAhead, list[ShardRange]] = {}
     for reader, indices in of_reader.values():

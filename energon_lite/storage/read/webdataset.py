@@ -36,7 +36,7 @@ class RawSample(NamedTuple):
     """
 
     key: str
-    parts: dict[str, bytes]
+    parts: dict[str, Any]
     source: SourceInfo
 
 
@@ -134,7 +134,9 @@ class WebdatasetSource:
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
-        if is_remote(root):
+        if is_remote(root) and is_jsonl(root):
+            index, index_path = open_index(root)  # which has asked the store for the file
+        elif is_remote(root):
             there = list_files(root)
             index, index_path = remote_index(root, meta, counts, there)
             check_files(root, names, index, shard_sizes(there))

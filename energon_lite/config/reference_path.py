@@ -1,0 +1,64 @@
+"""What the path of a reference means: a data set, or another document, on local disks or behind a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from energon_lite.config.metadataset_document import Reference
+from energon_lite.documents import Node
+from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
+
+__all__ = ["is_metadataset", "locate"]
+
+
+def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
+    """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
+
+    Example:
+        >>> is_metadataset("blend.yaml"), is_metadataset("datasets/digits")
+        (True, False)
+    """
+    if isinstance(path, Mapping):
+        return True
+    name = os.fspath(path)
+    return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
+
+
+def locate(reference: Reference) -> str:
+    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder,
+    which may be behind a URL, or, in a dict, from the current one."""
+    node = reference.path
+    text = local_path(node.value)
+    if "::" in text:
+        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
+        what = "chained URLs are not read: they can make fsspec do more than reading"
+        raise node.error(what, fix, expected="the URL of a store")
+    if is_url(text):
+        return text
+    if is_url(node.file) and text == node.value:
+        return _beside(node)
+    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
+    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
+        return path
+    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
+    if os.path.isfile(path):
+        what = "this file is neither a data set nor a metadataset"
+        fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
+        raise node.error(what, fix, expected=expected, found=f"the file {path}")
+    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+    found = f"no such file or folder: {path}"
+    raise node.error("the path does not exist", fix, expected=expected, found=found)
+
+
+def _beside(node: Node) -> str:
+    """The URL of what a path means in a document behind a URL."""
+    expected = "a path relative to the document, or a URL"
+    if os.path.isabs(node.value):
+        fix = f"write 'file://{node.value}' if it is on local disks; else a relative path, or the URL"
+        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
+    try:
+        return join_url(node.file, node.value)
+    except ValueError:
+        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None

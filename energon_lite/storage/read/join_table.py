@@ -1,0 +1,144 @@
+"""Which samples of data sets belong together: a table that is made once, from their keys, and kept in the user's cache.
+
+A row is a sample of the first data set (the primary one), by its number among those that are read, with the number of
+the sample of each other one that has the same key, or -1. What is in the table is a function of the keys of the samples
+that are read; so it is found again by the digests of the indexes and of the choices of shards and samples. An edited
+``split.yaml``, another split, or data that were prepared anew have another table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from energon_lite.errors import DataIndexError, DatasetError
+from energon_lite.storage.files.array_file import FileKind, write_arrays
+from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.stored_array import Numbers, open_arrays
+from energon_lite.storage.index.index_cache import cache_folder, first_writable
+from energon_lite.storage.index.key_match import SampleKeys, match_keys
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar.tar_scan import Int64
+
+__all__ = ["JoinTable", "Nonmatch", "join_table"]
+
+_log = logging.getLogger(__name__)
+
+#: What becomes of a sample of the first data set that another one has no sample for.
+Nonmatch = Literal["error", "skip", "none"]
+
+_TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
+
+
+class JoinTable(NamedTuple):
+    """The rows of a join.
+
+    Attributes:
+        path: of the file.
+        rows: ``[n, data sets]``, int64; -1: none.
+        digest: of the rows.
+        left_out: samples of the first data set that others have none for, and that are skipped.
+    """
+
+    path: str
+    rows: Numbers
+    digest: str
+    left_out: int
+
+    @classmethod
+    def open(cls, path: str) -> JoinTable:
+        """Open the file of a table.
+
+        Raises:
+            DataIndexError: it is damaged, or of another kind.
+            FileNotFoundError: there is no such file.
+        """
+        arrays, meta = open_arrays(path, _TABLE)
+        try:
+            return cls(path, arrays["rows"], str(meta["digest"]), int(meta["left_out"]))
+        except (KeyError, TypeError, ValueError):
+            raise _TABLE.damaged(path, "its tables do not fit together") from None
+
+
+def join_table(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> JoinTable:
+    """The table of some data sets, from the cache or made now; of several processes one makes it.
+
+    Args:
+        sources: the samples that are read; the first is the primary one.
+        nonmatch: for each of them; of no meaning for the first.
+
+    Raises:
+        DatasetError: a key is there twice in a data set that is joined; or a sample has no match, where that is an
+            error.
+        DataIndexError: the table can be written nowhere.
+    """
+    path = _place(sources, nonmatch)
+    found = _existing(path)
+    make = partial(_make, sources, nonmatch)
+    return found or first_writable(sources[0].path, "the join table", [path], "write there", partial(_made_at, make))
+
+
+def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> str:
+    parts = [f"{source.index.digest} {source.fingerprint} {how}" for source, how in zip(sources, nonmatch, strict=True)]
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    first = os.path.basename(sources[0].path.rstrip("/")) or "data"
+    return os.path.join(cache_folder(), "joins", f"{first}-{name}.join")
+
+
+def _existing(path: str) -> JoinTable | None:
+    try:
+        return JoinTable.open(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except DataIndexError as error:
+        _log.warning("%s (it will be made again)", error)
+        return None
+
+
+def _made_at(make: Callable[[], tuple[Int64, int]], path: str) -> JoinTable:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with only_one(path):
+        found = _existing(path)  # another process may have made it while this one waited
+        if found is None:
+            rows, left_out = make()
+            digest = hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()
+            write_arrays(path, _TABLE, {"rows": rows}, {"digest": digest, "left_out": left_out})
+            found = JoinTable.open(path)
+        return found
+
+
+def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> tuple[Int64, int]:
+    """The rows, and how many samples of the first data set are skipped."""
+    keys = [SampleKeys(source.index, source.choice.locate_many(np.arange(len(source)))[1]) for source in sources]
+    first, kept = keys[0], np.ones(len(sources[0]), dtype=bool)
+    columns = [np.arange(len(sources[0]))]
+    for source, mine, how in list(zip(sources, keys, nonmatch, strict=True))[1:]:
+        if twice := mine.twice():
+            raise DatasetError(
+                f"a data set cannot be joined in which keys are there more than once, such as {twice[0]!r}",
+                where=str(source),
+                fix="give each sample a key of its own, or exclude all but one of them in .nv-meta/split.yaml",
+            )
+        found = match_keys(first, mine)
+        missing = np.flatnonzero(found < 0)
+        if len(missing) and how == "error":
+            raise _no_match(sources[0], source, first.key(int(missing[0])), len(missing))
+        if how == "skip":
+            kept[missing] = False
+        columns.append(found)
+    rows = np.stack(columns, axis=1)[kept]
+    return rows.astype("<i8"), int(len(kept) - kept.sum())
+
+
+def _no_match(primary: WebdatasetSource, other: WebdatasetSource, key: str, missing: int) -> DatasetError:
+    return DatasetError(
+        f"{missing} of {len(primary)} samples of {primary.path} have no sample of the same key here, such as {key!r}",
+        where=str(other),
+        fix="write 'nonmatch: skip' to leave such samples out, or 'nonmatch: none' to join them with None",
+    )

@@ -1,0 +1,232 @@
+"""Declarations as a user might write them, made of a number; and the data sets that they refer to."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Samples of a data set, and shards.
+SAMPLES, SHARDS = 24, 6
+#: Each leaves as many samples of 24, 16, 12 or 8, in both libraries, whatever it stands in.
+_RANGES = (["0%", "50%"], ["25%", "75%"], ["50%", "100%"], ["0%", "75%"])
+_MODULE = {"__module__": "megatron.energon"}
+
+
+def _png(number: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + bytes([number, 2 * number, row] * 2) for row in range(2))
+    head = struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def _text(number: int) -> dict[str, bytes]:
+    return {"txt": f"text {number}".encode(), "json": json.dumps({"n": number, "words": [f"w{number}"]}).encode()}
+
+
+#: By name: keys, parts, and what dataset.yaml says.
+_SETS: dict[str, tuple[list[int], Callable[[int], dict[str, bytes]], dict[str, Any]]] = {
+    "text": (
+        list(range(SAMPLES)),
+        _text,
+        {"sample_type": _MODULE | {"__class__": "TextSample"}, "field_map": {"text": "txt"}, "subflavors": {"own": 1}},
+    ),
+    "image": (
+        [5 * n % SAMPLES for n in range(SAMPLES)],
+        lambda n: {"png": _png(n)},
+        {"sample_type": _MODULE | {"__class__": "ImageSample"}, "field_map": {"image": "png,jpg"}},
+    ),
+    "label": (
+        list(range(0, 2 * SAMPLES, 2)),
+        lambda n: {"png": _png(n), "cls": str(n).encode()},
+        {
+            "sample_type": _MODULE | {"__class__": "ImageClassificationSample"},
+            "field_map": {"image": "png", "label": "cls"},
+        },
+    ),
+    "crude": (
+        list(range(SAMPLES))[::-1],
+        _text,
+        _MODULE | {"__class__": "CrudeWebdataset", "part_filter": ["json"], "subflavors": {"own": 2}},
+    ),
+    "older": (
+        list(range(SAMPLES)),
+        _text,
+        _MODULE | {"__class__": "TextWebdataset", "field_map": {"text": "json[words][0]"}},
+    ),
+}
+
+
+def make_data(root: Path, tools: Any) -> Path:
+    """The data sets, prepared by Energon, and metadatasets beside them."""
+    for name, (keys, parts, document) in _SETS.items():
+        for shard in range(SHARDS):
+            path = root / name / f"part-{shard}.tar"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(path, "w") as tar:
+                for key in keys[shard * SAMPLES // SHARDS : (shard + 1) * SAMPLES // SHARDS]:
+                    for part, data in parts(key).items():
+                        tools.add(tar, f"k{key:03d}.{part}", data)
+        tools.energon_prepare(root / name, "--split-ratio", "4,2,0", "--skip-dataset-yaml")
+        meta = root / name / ".nv-meta"
+        (meta / "dataset.yaml").write_text(json.dumps(document))
+        (meta / "bound.yaml").write_text(json.dumps(document | {"split_part": "some", "split_config": "other.yaml"}))
+        first = keys[0]
+        backwards = [f"part-{n}.tar" for n in (5, 4, 2, 1)]
+        other = {"split_parts": {"some": ["part-{3..5}.tar", "part-0.tar"], "train": backwards}}
+        exclude = {"exclude": [f"part-5.tar/k{keys[-1]:03d}", f"part-0.tar/k{first:03d}", "part-4.tar"]}
+        (meta / "other.yaml").write_text(json.dumps(other | exclude))
+        exclude["exclude"].pop()  # Energon reads excluded shards in joins
+        (meta / "joined.yaml").write_text(json.dumps(other | exclude))
+        whole = {"split_parts": {part: ["part-{0..5}.tar"] for part in ("train", "val")}}
+        (meta / "whole.yaml").write_text(json.dumps(whole))
+    (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(SAMPLES)))
+    tools.energon_prepare(root / "lines.jsonl")
+    old = {
+        "splits": {
+            part: {"datasets": [{"path": "text", "weight": 2.0}, {"path": "crude", "subflavors": {"who": "x"}}]}
+            for part in ("train", "val")
+        }
+    }
+    (root / "old.yaml").write_text(json.dumps(old))
+    inner = {
+        "train": {"path": "crude", "subflavors": {"inner": 1, "who": "inner"}},
+        "val": {"path": "crude", "split_part": "train"},
+    }
+    (root / "inner.yaml").write_text(json.dumps(_v2(inner)))
+    return root
+
+
+def _v2(splits: dict[str, Any]) -> dict[str, Any]:
+    return _MODULE | {"__class__": "MetadatasetV2", "splits": splits}
+
+
+def declaration(seed: int, splits: tuple[str, ...] = ("train", "val")) -> dict[str, Any]:
+    """A metadataset with one split, whose name and content come from the seed."""
+    return _Writer(random.Random(seed)).document(splits[seed % len(splits)], seed)
+
+
+class _Writer:
+    """Writes declarations.
+
+    Args:
+        dice: all choices come from it.
+    """
+
+    def __init__(self, dice: random.Random):
+        self.dice = dice
+        self.epochized = False
+
+    def document(self, split: str, seed: int) -> dict[str, Any]:
+        self.epochized = seed % 4 == 2
+        kind = ("path", "blend", "blend_epochized", "join")[seed % 4]
+        if kind == "path":
+            return _v2({split: self.reference()})
+        if kind == "join":
+            return _v2({split: self.join()})
+        share = "weight" if kind == "blend" else "repetitions"
+        entries = []
+        for number in range(self.dice.choice([1, 2, 3])):
+            entry = self.join() if number == 0 or self.chance(0.4) else self.reference(nested=kind == "blend")
+            if self.chance(0.7):
+                entry[share] = (
+                    self.dice.choice([1, 2, 3]) if kind == "blend_epochized" else self.dice.choice([0.5, 1, 2.25])
+                )
+            entries.append(entry)
+        node: dict[str, Any] = {kind: entries}
+        if self.chance(0.3) and not any(self.is_absolute(entry) for entry in entries):
+            node["subset"] = {"range": self.dice.choice(_RANGES)}
+        return _v2({split: node})
+
+    def chance(self, share: float) -> bool:
+        return self.dice.random() < share
+
+    def is_absolute(self, entry: dict[str, Any]) -> bool:
+        return "subset" in entry and not isinstance(entry["subset"]["range"][0], str)
+
+    def reference(self, nested: bool = True) -> dict[str, Any]:
+        """A data set, or another document."""
+        path = self.dice.choice([*_SETS, "lines.jsonl", "inner.yaml", *(["old.yaml"] if nested else [])])
+        entry: dict[str, Any] = {"path": path}
+        if self.chance(0.3) and not path.endswith("yaml"):
+            entry["split_part"] = "train"
+        if path in _SETS and self.chance(0.5):
+            entry |= self.dice.choice(
+                [{"split_config": "other.yaml", "split_part": "train"}, {"dataset_config": "bound.yaml"}]
+            )
+        self.common(entry, absolute=not path.endswith("yaml"))
+        return entry
+
+    def join(self) -> dict[str, Any]:
+        """Data sets that are joined."""
+        names = self.dice.choice(
+            [
+                ("text", "image"),
+                ("image", "text"),
+                ("text", "label"),
+                ("crude", "image", "text"),
+                ("label", "crude"),
+                ("older", "text"),
+            ]
+        )
+        members = [self.member(name, number) for number, name in enumerate(names)]
+        by_name = self.chance(0.5)
+        joiner = {"__module__": "joiners_of_tests", "__function__": "together"}
+        if names == ("image", "text") and not by_name and members[1]["nonmatch"] != "none" and self.chance(0.8):
+            joiner = _MODULE | {"__class__": "OCRSample"}
+        entry: dict[str, Any] = {
+            "join": dict(zip(names, members, strict=True)) if by_name else members,
+            "joiner": joiner,
+        }
+        if self.chance(0.2):
+            entry["split_part"] = "train"
+        self.common(entry, absolute=False)
+        return entry
+
+    def member(self, name: str, number: int) -> dict[str, Any]:
+        entry: dict[str, Any] = {"path": name}
+        if number:
+            entry["nonmatch"] = self.dice.choice(["skip", "none", "none", "error"])
+            entry |= {"split_config": "whole.yaml"}  # Energon fails where a match is in another split
+        elif self.chance(0.3):
+            entry |= {"split_config": "joined.yaml", "split_part": "train"}
+        if self.chance(0.3):
+            entry["subflavors"] = {"who": name, "member": number}
+        return entry
+
+    def common(self, entry: dict[str, Any], absolute: bool) -> None:
+        """What each kind of entry may say."""
+        if self.chance(0.3):
+            entry["subset"] = {"range": self.dice.choice([*_RANGES, [1, 7], [0, "end"]] if absolute else _RANGES)}
+        if self.chance(0.4):
+            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"}
+        if self.chance(0.2):  # with 2, a sample may come twice in one epoch, and not in the other
+            entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else 2
+
+
+JOINERS = """
+import dataclasses
+
+def _plain(sample):
+    if sample is None:
+        return None
+    if isinstance(sample, dict):
+        return {k: v for k, v in sample.items() if k[:2] != "__"} | {"labels": sample["__subflavors__"]}
+    found = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample) if not f.name.startswith("__")}
+    return found | {"type": type(sample).__name__, "labels": sample.__subflavors__}
+
+def together(*samples, **named):
+    first = samples[0] if samples else next(iter(named.values()))
+    base = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
+    base = {name: first[name] if isinstance(first, dict) else getattr(first, name) for name in base}
+    base["__subflavors__"] = dict(base["__subflavors__"])
+    by_name = {name: _plain(one) for name, one in named.items()}
+    return base | {"listed": [_plain(one) for one in samples], "named": by_name}
+"""

@@ -1,0 +1,287 @@
+"""Joined data sets: one address and one key for each sample, whatever is excluded, skipped, or cut away."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    ConfigError,
+    DatasetError,
+    EmptyDatasetError,
+    StateMismatchError,
+    TextSample,
+    TrustError,
+    UsageError,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.errors import DataIndexError
+from energon_lite.storage.index.index_cache import cache_folder
+
+ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+JOINER = {"__module__": "joiner_of_these_tests", "__function__": "pair"}
+CODE = """
+from energon_lite import Sample, TextSample, edataclass
+
+def pair(one, two):
+    return TextSample.derive_from(one, text=f"{one.text}+{'-' if two is None else two.text}")
+
+@edataclass
+class Pair(Sample):
+    one: TextSample
+    two: TextSample | None
+
+@edataclass
+class Counted(Sample):
+    text: str
+    count: int
+    @classmethod
+    def from_joined(cls, *samples):
+        return cls.derive_from(samples[0], text=samples[0].text, count=len(samples))
+
+def nothing(*samples):
+    return 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/joiner_of_these_tests.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    yield tmp_path / "cache"
+    sys.modules.pop("joiner_of_these_tests", None)
+
+
+def shards(numbers: list[int], prefix: str, per: int = 4) -> dict[str, list[Any]]:
+    samples = [(f"k{number:02d}", {"txt": f"{prefix}{number}".encode()}) for number in numbers]
+    return {f"s{at // per}.tar": samples[at : at + per] for at in range(0, len(samples), per)}
+
+
+@pytest.fixture
+def room(tmp_path: Path, write_dataset: Any) -> Path:
+    """``one`` has the keys 0 to 11, three shards; ``two`` has 20, 18, ..., 0, three shards."""
+    write_dataset(
+        tmp_path / "one", shards(list(range(12)), "a"), splits={"train": ["s0.tar", "s1.tar"], "val": ["s2.tar"]}
+    )
+    write_dataset(tmp_path / "two", shards(list(range(20, -1, -2)), "b"))
+    return tmp_path
+
+
+def join(room: Path, split: str = "train", nonmatch: str = "skip", **more: Any) -> dict[str, Any]:
+    members = [{"path": str(room / "one")}, {"path": str(room / "two"), "nonmatch": nonmatch}]
+    return {"splits": {split: {"join": members, "joiner": JOINER} | more}}
+
+
+def texts(document: Any, split: str = "train", **options: Any) -> list[str]:
+    dataset = get_val_dataset(document, split_part=split, worker_config=ALONE, trust_code=True, **options)
+    return [sample.text for sample in get_loader(dataset)]
+
+
+def test_what_has_no_match(room: Path) -> None:
+    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    assert texts(join(room, nonmatch="none"))[:3] == ["a0+b0", "a1+-", "a2+b2"]
+    with pytest.raises(
+        DatasetError, match=r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
+    ):
+        texts(join(room, nonmatch="error"))
+
+
+def test_splits_are_not_confused(room: Path) -> None:
+    """Energon has one index for all splits of the same data sets."""
+    both = {"splits": join(room)["splits"] | join(room, "val")["splits"]}
+    assert texts(both) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    assert texts(both, "val") == ["a8+b8", "a10+b10"]
+    assert texts(join(room, split_part="val")) == ["a8+b8", "a10+b10"]
+    inner = join(room)
+    inner["splits"]["train"]["join"][0]["split_part"] = "val"
+    assert texts(inner) == ["a8+b8", "a10+b10"]
+
+
+def test_an_edited_split_is_noticed(room: Path) -> None:
+    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    split = room / "one/.nv-meta/split.yaml"
+    split.write_text(json.dumps({"split_parts": {"train": ["s2.tar", "s0.tar"]}, "exclude": ["s0.tar/k02"]}))
+    assert texts(join(room)) == ["a8+b8", "a10+b10", "a0+b0"]
+    split.write_text(json.dumps({"split_parts": {"train": ["s2.tar", "s0.tar"]}, "exclude": ["s2.tar"]}))
+    assert texts(join(room)) == ["a0+b0", "a2+b2"]
+    other = room / "two/.nv-meta/split.yaml"
+    other.write_text(json.dumps({"split_parts": {"train": ["s0.tar", "s1.tar", "s2.tar"]}, "exclude": ["s2.tar/k02"]}))
+    assert texts(join(room)) == ["a0+b0"]
+    assert texts(join(room, nonmatch="none")) == ["a0+b0", "a1+-", "a2+-", "a3+-"]
+
+
+def test_subsets(room: Path) -> None:
+    """They are parts of what is joined: after what is skipped."""
+    assert texts(join(room, subset={"range": ["50%", "100%"]})) == ["a4+b4", "a6+b6"]
+    assert texts(join(room, subset={"range": [1, 3]})) == ["a2+b2", "a4+b4"]
+    blend = {"splits": {"train": {"blend": [join(room)["splits"]["train"]], "subset": {"range": ["0%", "25%"]}}}}
+    assert texts(blend) == ["a0+b0"]
+    inner = join(room)
+    inner["splits"]["train"]["join"][0]["subset"] = {"range": ["0%", "50%"]}
+    assert texts(inner) == ["a0+b0", "a2+b2"]
+    with pytest.raises(EmptyDatasetError, match="no sample is left of the join"):
+        inner["splits"]["train"]["join"][1]["split_part"] = "val"
+        inner["splits"]["train"]["join"][1]["subset"] = {"range": [0, 1]}
+        texts(inner)
+    with pytest.raises(ConfigError, match="beyond the end"):
+        texts(join(room, subset={"range": [1, 5]}))
+
+
+def test_names_types_and_labels(room: Path) -> None:
+    members = {
+        "one": {"path": str(room / "one"), "subflavors": {"who": "one", "own": 1}},
+        "two": {"path": str(room / "two"), "nonmatch": "none", "subflavors": {"who": "two"}},
+    }
+    joiner = {"__module__": "joiner_of_these_tests", "__class__": "Pair"}
+    document = {"splits": {"train": {"join": members, "joiner": joiner, "subflavors": {"join": True, "who": "all"}}}}
+    dataset = get_val_dataset(
+        document, split_part="train", worker_config=ALONE, trust_code=True, subflavors={"called": 2}, batch_size=None
+    )
+    first, second, *_ = [*get_loader(dataset)]
+    assert (first.__key__, first.one.text, first.two.text) == ("k00", "a0", "b0") and second.two is None
+    assert first.__subflavors__ == first.one.__subflavors__ == {"who": "all", "own": 1, "join": True, "called": 2}
+    assert first.two.__subflavors__ == {"who": "all", "join": True, "called": 2}
+    assert [source.shard_name for source in first.__sources__] == ["s0.tar", "s2.tar"]
+    listed = join(room)
+    listed["splits"]["train"]["joiner"] = {"__module__": "megatron.energon.flavors", "__class__": "TextSample"}
+    dataset = get_val_dataset(
+        listed, split_part="train", worker_config=ALONE, sample_type=TextSample
+    )  # no trust needed
+    assert [sample.text for sample in get_loader(dataset)] == ["b0", "b2", "b4", "b6"]
+    listed["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__class__": "Counted"}
+    dataset = get_val_dataset(listed, split_part="train", worker_config=ALONE, trust_code=True)
+    assert [sample.count for sample in get_loader(dataset)] == [2, 2, 2, 2]
+
+
+def test_trust(room: Path) -> None:
+    with pytest.raises(TrustError, match="the joiner is code that would have to be imported"):
+        get_val_dataset(join(room), split_part="train", worker_config=ALONE)
+    document = join(room)
+    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": "nothng"}
+    with pytest.raises(ConfigError, match="cannot import 'nothng'"):
+        texts(document)
+
+
+def test_each_once_and_again(room: Path, same: Any) -> None:
+    """Epochs, states, and single samples, on any number of workers."""
+    document = {
+        "splits": {
+            "train": {
+                "blend_epochized": [join(room)["splits"]["train"] | {"repetitions": 2}, {"path": str(room / "one")}]
+            }
+        }
+    }
+
+    def loader(workers: int) -> Any:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        return get_savable_loader(
+            get_train_dataset(
+                document,
+                worker_config=config,
+                batch_size=2,
+                trust_code=True,
+                shuffle_buffer_size=4,
+                max_samples_per_sequence=2,
+            )
+        )
+
+    with loader(0) as first, loader(2) as second:
+        batches = [batch for _, batch in zip(range(16), first, strict=False)]
+        for mine, theirs in zip(batches, second, strict=False):
+            assert mine.__key__ == theirs.__key__ and mine.text == theirs.text
+        epoch = Counter(text for batch in batches[:8] for text in batch.text)
+        joined = {f"a{n}+b{n}": 2 for n in (0, 2, 4, 6)}
+        assert epoch == Counter(joined | {f"a{n}": 1 for n in range(8)})
+        again = first.restore_sample(batches[3].__restore_key__)
+        assert (again.text, again.__key__) == (batches[3].text, batches[3].__key__)
+    with loader(0) as one:
+        for _ in zip(range(5), one, strict=False):
+            pass
+        state = one.save_state_rank()
+        assert len(json.dumps(state)) < 4096
+        following = next(iter(one))
+    with loader(0) as other:
+        other.restore_state_rank(state)
+        assert next(iter(other)).text == following.text
+        addresses = other.samples_at(3)
+        assert [address.key for address in addresses] == batches[3].__key__
+    (room / "two/.nv-meta/split.yaml").write_text(json.dumps({"split_parts": {"train": ["s2.tar"]}}))
+    with loader(0) as changed, pytest.raises(StateMismatchError):
+        changed.restore_state_rank(state)
+
+
+def test_other_workers(room: Path, cache: Path) -> None:
+    """A source can be sent to another process, which sees that the table is the one it was made with; threads have
+    their own."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_val_dataset(join(room), split_part="train", worker_config=config, trust_code=True, batch_size=2)
+    with get_savable_loader(dataset, start_method="thread") as loader:
+        assert [text for batch in loader for text in batch.text] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    sent = pickle.dumps(dataset.leaves[0].source)
+    assert len(sent) < 8192
+    received = pickle.loads(sent)
+    assert (len(received), received.key(3), received.fingerprint) == (4, "k06", dataset.leaves[0].source.fingerprint)
+    (table,) = Path(cache, "joins").glob("*.join")
+    table.unlink()
+    with pytest.raises(DataIndexError, match="was removed, or made anew"):
+        pickle.loads(sent).key(0)
+    with pytest.raises(DataIndexError, match="no column 'length'"):
+        received.column("length")
+
+
+def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert texts(join(room))
+    (table,) = Path(cache_folder(), "joins").glob("*.join")
+    made = table.stat().st_mtime_ns
+    assert texts(join(room, subset={"range": ["0%", "50%"]})) and table.stat().st_mtime_ns == made
+    table.write_bytes(table.read_bytes()[:-3])
+    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"] and table.stat().st_mtime_ns != made
+
+
+def test_what_cannot_be_joined(room: Path, write_dataset: Any) -> None:
+    samples = {"a.tar": [("k00", {"txt": b"x"})], "b.tar": [("k00", {"txt": b"y"})]}
+    write_dataset(room / "two", samples)
+    with pytest.raises(DatasetError, match="keys are there more than once, such as 'k00'"):
+        texts(join(room))
+    with pytest.raises(UsageError, match="joined data sets have no measured skips"):
+        texts(join(room), use_measured_skips=True)
+
+
+def test_a_joiner_that_returns_no_sample(room: Path) -> None:
+    document = join(room)
+    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": "nothing"}
+    dataset = get_val_dataset(document, split_part="train", worker_config=ALONE, trust_code=True)
+    assert not any(get_loader(dataset))  # in validation a sample that fails is counted, and its place stays empty
+
+
+def test_samples_that_are_not_alike(room: Path, write_dataset: Any) -> None:
+    """Where samples cannot be read together, they are read one by one, of that data set only."""
+    two = shards(list(range(12)), "b")
+    two["s1.tar"][1][1]["json"] = b"{}"
+    write_dataset(room / "two", two)
+    assert texts(join(room), batch_size=None)[:2] == ["a0+b0", "a1+b1"] and len(texts(join(room))) == 8
+
+
+def test_lines(room: Path) -> None:
+    """JSONL files, too, whose keys are numbers of lines."""
+    (room / "x.jsonl").write_text('{"n": 0}\n{"n": 1}\n')
+    (room / "y.jsonl").write_text('{"m": 5}\n')
+    members = [{"path": str(room / "x.jsonl")}, {"path": str(room / "y.jsonl"), "nonmatch": "none"}]
+    (room / "code/line_joiner.py").write_text("def both(a, b=None): a['other'] = b and b['json']; return a\n")
+    joiner = {"__module__": "line_joiner", "__function__": "both"}
+    document = {"splits": {"train": {"join": members, "joiner": joiner}}}
+    dataset = get_val_dataset(document, split_part="train", worker_config=ALONE, trust_code=True)
+    assert [sample["other"] for sample in get_loader(dataset)] == [{"m": 5}, None]
