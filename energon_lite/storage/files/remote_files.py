@@ -14,7 +14,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
-__all__ = ["copy_file", "is_remote", "list_files", "read_range"]
+__all__ = ["copy_file", "is_remote", "list_files", "read_file", "read_range"]
 
 #: Seconds to wait before a failed request is sent again.
 _RETRIES = (0.2, 1.0, 3.0)
@@ -54,6 +54,18 @@ def read_range(url: str, offset: int, size: int) -> bytes:
         return data
 
     answer: bytes = _tried(request, url, None)
+    return answer
+
+
+def read_file(url: str) -> bytes:
+    """All bytes of a remote file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store failed several times.
+    """
+    fs, path = _file_system(url)
+    answer: bytes = _tried(lambda: fs.cat_file(path), url, None)
     return answer
 
 

@@ -105,6 +105,10 @@ class PackedIndex:
         """The key whose bytes lie between two places of the array of keys."""
         return str(self._keys.raw(start, stop), "utf-8", "surrogateescape")
 
+    def key_bytes(self, start: int, stop: int) -> bytes:
+        """The bytes between two places of the array of keys."""
+        return self._keys.raw(start, stop)
+
     def keys_between(self, places: Int64) -> list[str]:
         """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
         return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
