@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from energon_lite.config.aux_reference import AuxReference, read_aux
 from energon_lite.config.metadataset_document import (
     MetadatasetDocument,
     Reference,
@@ -66,6 +67,7 @@ class LeafSpec:
         shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
         dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
+        aux: what its cooker takes files from, by name.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
     """
@@ -80,6 +82,7 @@ class LeafSpec:
     shuffle_over_epochs_multiplier: int | None = 1
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
+    aux: dict[str, AuxReference] = field(default_factory=dict)
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
 
@@ -222,6 +225,7 @@ class _Flattening:
                 shuffle_over_epochs_multiplier=here.multiplier,
                 dataset_config=reference.dataset_config or "dataset.yaml",
                 split_config=reference.split_config or "split.yaml",
+                aux={} if reference.aux is None else read_aux(reference.aux),
                 origin=reference.node.origin,
                 trail=here.trail[1:],
             )
@@ -234,6 +238,9 @@ class _Flattening:
                 what = "goes with a data set's folder, but this path is a metadataset"
                 fix = "remove it here, and write it where the metadataset refers to the folder"
                 node.refuse([name], what, fix, f"no {name}")
+        if reference.aux is not None:
+            what = "is for the cooker of one data set, but this path is a metadataset"
+            node.refuse(["aux"], what, "write it where the metadataset refers to the data set", "no aux")
         if reference.subset is not None and reference.subset.first is not None:
             raise numbers_above_leaf(node.value["subset"], "a metadataset")
         step = Step(path, split_part, node.origin, node.path)

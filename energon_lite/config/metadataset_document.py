@@ -73,6 +73,12 @@ def _file_name(node: Node) -> str:
     return name
 
 
+def _aux(node: Node) -> Node:
+    for entry in node.entries().values():
+        entry.string("a data set's folder or URL, or filesystem://folder")
+    return node
+
+
 # -- the document ---------------------------------------------------------------------------------------------------
 
 
@@ -87,6 +93,7 @@ class Reference:
         repetitions: as written, or 1; exact.
         subset: which part of what the path leads to.
         subflavor: of the older Metadataset: one more label.
+        aux: the node of what its cooker takes files from; its paths are not looked at yet.
         unsupported: the error to raise if this reference is used.
     """
 
@@ -101,6 +108,7 @@ class Reference:
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
     dataset_config: Annotated[str | None, _file_name] = None
     split_config: Annotated[str | None, _file_name] = None
+    aux: Annotated[Node | None, _aux] = None
     unsupported: ConfigError | None = None
 
     @property
@@ -231,7 +239,7 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
 _SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
 #: What a reference may not say, by the key that leads to it.
 _WITHOUT = {
-    "datasets": {"repetitions", "subset"},
+    "datasets": {"repetitions", "subset", "aux"},
     "path": {"weight", "repetitions", "subflavor"},
     "blend": {"repetitions", "subflavor"},
     "blend_epochized": {"weight", "subflavor"},
@@ -254,6 +262,4 @@ def _reference(node: Node, kind: str) -> Reference:
         elif blend != kind:
             own = _SHARE_KEYS[kind]
             node.refuse([key], f"belongs to {blend}", f"use {own!r}", own)
-    aux = keys.get("aux")
-    unsupported = None if aux is None or aux.is_null else _not_yet(aux)
-    return read(node, Reference, without=_WITHOUT[kind], ignored={"aux"}, node=node, unsupported=unsupported)
+    return read(node, Reference, without=_WITHOUT[kind], node=node, unsupported=None)

@@ -17,10 +17,18 @@ def stateless(fn: F) -> F: ...
 
 
 @overload
-def stateless(*, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Callable[[F], F]: ...
+def stateless(
+    *, restore_seeds: bool = True, failure_tolerance: int | None = None, restore_task_encoder_seeds: bool = True
+) -> Callable[[F], F]: ...
 
 
-def stateless(fn: F | None = None, *, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Any:
+def stateless(
+    fn: F | None = None,
+    *,
+    restore_seeds: bool = True,
+    failure_tolerance: int | None = None,
+    restore_task_encoder_seeds: bool = True,
+) -> Any:
     """Mark a hook as a pure function of its arguments and of its randomness. A hook without the mark is taken for one.
 
     Args:
@@ -29,6 +37,7 @@ def stateless(fn: F | None = None, *, restore_seeds: bool = True, failure_tolera
             not draw from them, and saves the time.
         failure_tolerance: so many failures of this hook in a row end the iteration; they do not count for the
             encoder's ``failure_tolerance`` then. 0: no limit; None: only that of the encoder.
+        restore_task_encoder_seeds: as in Energon 8; ``self.rng`` is the hook's own in any case.
 
     Raises:
         UsageError: the tolerance is negative.

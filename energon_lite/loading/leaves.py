@@ -15,7 +15,7 @@ from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder
-from energon_lite.hooks.cooking import check_needs
+from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
@@ -93,11 +93,12 @@ def open_leaves(
         if skips is not None:
             _tell_skips(source, skips, encoder)
         loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+        aux = stores_of(spec, source, cooker, encoder)
         _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
         name = f"{os.path.basename(spec.path.rstrip('/')) or spec.path}[{spec.split_part}]"
-        leaves.append(Leaf(name, source, loader, key, cooker))
+        leaves.append(Leaf(name, source, loader, key, cooker, aux))
         identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
 
@@ -110,8 +111,9 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
     """
     source = WebdatasetSource.open(spec.path)
     loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+    aux = stores_of(spec, source, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
+    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker, aux)
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
@@ -187,7 +189,6 @@ def _sample_loader(
             fix="give it those that its cooker looks for (in the YAML, by subflavors=..., or by measure --subflavors), "
             "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
-    check_needs(cooker, spec.path)
     return loader, cooker
 
 

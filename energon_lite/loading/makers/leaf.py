@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = ["Leaf"]
 
@@ -24,6 +27,7 @@ class Leaf:
         loader: how they become a sample.
         key: 64 bits that tell it from all other leaves; the randomness of its samples comes from it.
         cooker: how a crude sample becomes a sample, if it has to.
+        aux: stores that the cooker is given, by name.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Leaf:
     loader: SampleLoader
     key: int
     cooker: Cooker | None = None
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> frozenset[str] | None:

@@ -225,7 +225,8 @@ class FileStoreCachePool(CachePool):
         return True
 
     def _wait_for_room(self, entry: CacheEntry) -> str | None:
-        """Reserve it, in the folder that is returned; None: nobody refers to the entry any more, somebody wants it now, or there is never room."""
+        """Reserve it, in the folder that is returned; None: nobody refers to the
+        entry any more, somebody wants it now, or there is never room."""
         looks = 0
         while not self._is_closed and entry.data_size <= self.max_cache_size:
             with self._condition:
@@ -254,7 +255,9 @@ class FileStoreCachePool(CachePool):
             self._folder.give_back(len(raw), folder)
             if not self._told:
                 self._told = True
-                _log.warning("the cache in %s cannot be written, values are read again: %s", self.parent_cache_dir, error)
+                _log.warning(
+                    "the cache in %s cannot be written, values are read again: %s", self.parent_cache_dir, error
+                )
             return None
 
     def _read(self, entry: CacheEntry) -> tuple[Any, SourceInfo]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_lite.errors import UsageError
 from energon_lite.samples import SourceInfo, add_source_info
 from energon_lite.storage.stores.lazy import Lazy, MockLazy, direct
 
@@ -99,7 +100,11 @@ class CacheFileLazy(Lazy[T]):
     def get(self, sample: Any = None) -> T:
         if self._data is _NOTHING:
             assert self.cache_path is not None
-            self._data = pickle.loads(self.cache_path.read_bytes())  # our own, from a folder of ours
+            try:
+                raw = self.cache_path.read_bytes()
+            except FileNotFoundError:
+                raise UsageError(f"{self.fname!r} was put aside in a cache pool that is closed") from None
+            self._data = pickle.loads(raw)  # our own, from a folder of ours
             self._drop()
         return self._data
 
