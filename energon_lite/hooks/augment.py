@@ -47,20 +47,20 @@ class AugmentTaskEncoder(
         """The other one, by Energon's name."""
         return self.task_encoder
 
-    @property  # type: ignore[override]
-    def decoder(self) -> SampleDecoder | None:
+    @property
+    def decoder(self) -> SampleDecoder | None:  # type: ignore[override]
         return self.task_encoder.decoder
 
-    @property  # type: ignore[misc]
-    def cookers(self) -> Sequence[Cooker]:
+    @property
+    def cookers(self) -> Sequence[Cooker]:  # type: ignore[override]
         return self.task_encoder.cookers
 
-    @property  # type: ignore[override]
-    def failure_tolerance(self) -> int:
+    @property
+    def failure_tolerance(self) -> int:  # type: ignore[override]
         return self.task_encoder.failure_tolerance
 
-    @property  # type: ignore[override]
-    def padding(self) -> Padding:
+    @property
+    def padding(self) -> Padding:  # type: ignore[override]
         return self.task_encoder.padding
 
     def cook_crude_sample(

@@ -171,7 +171,7 @@ def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Pa
 def test_what_is_not_supported_in_another_split_does_not_matter(write: Callable[..., Path]) -> None:
     path = write(
         "splits:\n  train: {path: digits}\n  val: {join: [{path: prose}, {path: digits}]}\n"
-        "  test: {blend: [{path: prose, aux: {a: digits}}]}\n"
+        "  test: {blend: [{join: [{path: prose}, {path: digits}]}]}\n"
     )
     assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 1.0)]
     for split_part in ("val", "test"):

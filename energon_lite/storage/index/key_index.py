@@ -1,8 +1,8 @@
 """Samples by their keys: hashes of all keys of a data set, sorted, in a file that all processes share.
 
 It is made once, when a sample is first asked for by its key, and kept in the user's cache under the digest of the
-packed index, so that copies of a data set share it; 16 bytes a sample. A key is found by where its hash must be, about, among
-equally distributed ones; what is found there is compared with the key itself, so that equal hashes do no harm.
+packed index, so that copies of a data set share it; 16 bytes a sample. A key is found by where its hash must be, about,
+among equally distributed ones; what is found there is compared with the key itself, so equal hashes do no harm.
 """
 
 from __future__ import annotations
