@@ -226,10 +226,10 @@ def test_settings_that_cannot_be(tmp_path: Path, wrong: dict[str, Any]) -> None:
 
 
 PROGRAM = """
-import sys, threading
+import sys
 from energon_lite import FileStoreCachePool
 from tests.storage.stores.numbered_store import NumberedStore
-pool = FileStoreCachePool(parent_cache_dir=sys.argv[1], num_workers=2, max_cache_count=1)
+pool = FileStoreCachePool(parent_cache_dir=sys.argv[1], num_workers=1, max_cache_count=1)
 lazies = [pool.get_lazy(NumberedStore(), f"{n}-10") for n in range(9)]
 lazies[0].entry.send_to_cache_future.result(10)
 assert len(list(pool.cache_dir.iterdir())) == 1
@@ -238,11 +238,7 @@ assert len(list(pool.cache_dir.iterdir())) == 1
 
 def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        check=True,
-        timeout=60,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
-    )
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    subprocess.run(program, check=True, timeout=100, cwd=root, env=environment)
     assert list(tmp_path.iterdir()) == []
