@@ -282,7 +282,8 @@ class SampleMaker:
             if is_out_of_resources(error):
                 raise out_of_resources(error, stage, leaf, key) from error
             if self.error_handler is not None:
-                self.error_handler(error, subject, _sources_of(subject))
+                sources = _sources_of(subject)
+                self.error_handler(error, subject, None if sources is None else list(sources))
             raise Rejected(failure_of(error, stage, leaf, key)) from error
 
     def _check(self, value: Any, stage: str, arguments: Sequence[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from energon_lite.errors import DatasetError, MissingEntryError
@@ -42,6 +43,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         self._media = MediaTable(self._source.path)
         self._keys: KeyIndex | None = None
         self._lock = threading.Lock()
+        _known[_name_of(type(self), self._source)] = self
 
     def __reduce__(self) -> Any:
         return _again, (type(self), self._source, self._media)
@@ -124,8 +126,20 @@ class JsonlFileStore(WebdatasetFileStore):
         return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
 
 
+_Name = tuple[type["WebdatasetFileStore"], str, str]
+_known: weakref.WeakValueDictionary[_Name, WebdatasetFileStore] = weakref.WeakValueDictionary()
+
+
+def _name_of(kind: type[WebdatasetFileStore], source: WebdatasetSource) -> _Name:
+    return kind, source.path, source.fingerprint
+
+
 def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: MediaTable) -> WebdatasetFileStore:
-    """A copy in another process, which opens the index when it is first asked."""
-    store = kind.__new__(kind)
+    """A copy in another process, which opens the index when it is first asked; or the one that is there already: lazy
+    values bring their stores along wherever they are sent."""
+    store = _known.get(_name_of(kind, source))
+    if store is not None:
+        return store
+    store = _known[_name_of(kind, source)] = kind.__new__(kind)
     store._source, store._media, store._keys, store._lock = source, media, None, threading.Lock()
     return store
