@@ -32,7 +32,7 @@ T = TypeVar("T")
 #: Seconds between two looks whether other processes have given room back, and looks between two clean-ups.
 _LOOK, _LOOKS = 0.1, 20
 #: Seconds that threads have to end what they are at, when a pool is closed.
-_LEAVE = 5.0
+_LEAVE = 1.0
 
 
 class FileStoreCachePool(CachePool):
