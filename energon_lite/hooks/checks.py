@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.hooks.base import TaskEncoder
-from energon_lite.hooks.cooking import Cooker, places, takes
+from energon_lite.hooks.cooking import Cooker, places, required, takes
 from energon_lite.hooks.hooks import is_generator, is_overridden
 
 __all__ = ["check_hooks", "check_stores"]
@@ -72,15 +72,13 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
         where: the data set, for messages.
 
     Raises:
-        UsageError: it does not take one of them; or ``cook_crude_sample`` does not pass them on.
+        UsageError: it does not take one of them, or wants others; or ``cook_crude_sample`` does not pass them on.
     """
     needs = {"cache": cooker.need_cache, "primary": cooker.need_primary}
     names = sorted({*aux, *(name for name, needed in needs.items() if needed)})
-    if not names:
-        return
     cls, name = type(encoder).__name__, getattr(cooker.cook, "__name__", str(cooker.cook))
     cook = encoder.cook_crude_sample
-    if (places(cook) or 3) < 3 and not takes(cook, "aux"):
+    if names and (places(cook) or 3) < 3 and not takes(cook, "aux"):
         raise UsageError(
             f"{cls}.cook_crude_sample takes (sample, cooker), but {name} is to be given {', '.join(names)}",
             where=where,
@@ -88,6 +86,14 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
         )
     if is_overridden(encoder, "cook_crude_sample"):
         return  # it may give the cooker what it likes
+    wanted = [one for one in required(cooker.cook)[1:] if one not in names]
+    if wanted:
+        raise UsageError(
+            f"the cooker {name} wants {', '.join(map(repr, wanted))}, which it is not given",
+            where=where,
+            fix="name them under aux in the metadataset; cache and primary are given to a function that is marked "
+            "@cooker(need_cache=True, need_primary=True)",
+        )
     missing = [one for one in names if not takes(cooker.cook, one)]
     if missing:
         raise UsageError(

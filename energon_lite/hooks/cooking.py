@@ -12,7 +12,7 @@ from energon_lite.hooks.stateless import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores.file_store import PrimaryFileStore
 
-__all__ = ["Cooker", "basic_sample_keys", "cook_function", "cooker", "given_stores", "places", "takes"]
+__all__ = ["Cooker", "basic_sample_keys", "cook_function", "cooker", "given_stores", "places", "required", "takes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,6 +103,16 @@ def places(function: Callable[..., Any]) -> int | None:
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return None
     return sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+
+
+def required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a function has to be given."""
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        one.name
+        for one in _parameters(function)
+        if one.default is inspect.Parameter.empty and one.kind not in any_number
+    ]
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -24,10 +24,10 @@ def library(name: str) -> Any:
     if name != "energon":
         return found
     stores = importlib.import_module("megatron.energon.cache.file_store")
+    errors = importlib.import_module("megatron.energon.errors")
     names = {one: getattr(found, one) for one in found.__all__}
-    return SimpleNamespace(
-        **names, WebdatasetFileStore=stores.WebdatasetFileStore, JsonlFileStore=stores.JsonlFileStore
-    )
+    names |= {one: getattr(stores, one) for one in ("WebdatasetFileStore", "JsonlFileStore")}
+    return SimpleNamespace(**names, FatalSampleError=errors.FatalSampleError)
 
 
 def encoder_of(lib: Any) -> Any:
@@ -213,3 +213,62 @@ def test_a_lazy_value_asked_for_twice(blend: Path, tmp_path: Path) -> None:
         found.append((lazy.get(), lazy.get()))
         pool.close()
     assert found[1] == (b"note 1", b"note 1") and found[0][1] != b"note 1"
+
+
+@pytest.mark.parametrize(
+    ("hook", "tolerance", "every"),
+    [
+        ("encode_sample", 1, 0),
+        ("encode_sample", 3, 3),
+        ("encode_sample", 3, 4),
+        ("batch", 5, 0),
+    ],
+)
+def test_failures_are_tolerated_as_often(blend: Path, hook: str, tolerance: int, every: int) -> None:
+    found = []
+    for name in ("energon", "energon_lite"):
+        lib = library(name)
+        calls: list[int] = []
+        handled: list[tuple[str, str]] = []
+        found.append(run_failing(lib, blend.parent / "own", hook, tolerance, every, calls, handled))
+        found[-1] += (len(calls), handled)
+    assert found[0] == found[1] and found[0][0] == (every != 3)
+
+
+def run_failing(
+    lib: Any, path: Path, hook: str, tolerance: int, every: int, calls: list[int], handled: list[Any]
+) -> tuple[Any, ...]:
+    """Whether the run was ended by a hook that succeeds every so many calls only."""
+
+    @lib.stateless
+    @lib.cooker
+    def cook(sample: dict[str, Any]) -> Any:
+        return lib.TextSample(**lib.basic_sample_keys(sample), text=sample["txt"])
+
+    @lib.stateless(failure_tolerance=tolerance)
+    def fails(self: Any, given: Any) -> Any:
+        calls.append(1)
+        if not every or len(calls) % every:
+            raise ValueError("bad")
+        return given
+
+    def handler(error: Exception, given: Any, sources: Any) -> None:
+        handled.append((type(error).__name__, type(given).__name__, type(sources).__name__))
+
+    fails.__name__ = hook
+    encoder = type("Encoder", (lib.DefaultTaskEncoder,), {"cookers": [lib.Cooker(cook)], hook: fails})()
+    dataset = lib.get_train_dataset(
+        str(path),
+        split_part="val",
+        batch_size=2,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=handler),
+        task_encoder=encoder,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    try:
+        for _ in zip(range(4), lib.get_savable_loader(dataset), strict=False):
+            pass
+    except lib.FatalSampleError:
+        return (True,)
+    return (False,)

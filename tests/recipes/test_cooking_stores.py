@@ -255,6 +255,18 @@ def test_stores_that_a_cooker_does_not_take(root: Path) -> None:
     assert "def cook_notes(sample, notes, texts)" in str(error.value)
 
 
+def test_stores_that_a_cooker_wants(root: Path) -> None:
+    for aux, more in (({}, "'notes', 'texts'"), ({"notes": "filesystem://notes"}, "'texts'")):
+        with pytest.raises(UsageError, match=f"cook_all wants {more}, which it is not given"):
+            dataset(root, Texts(), aux)
+
+    class Unmarked(TaskEncoder):
+        cookers = [Cooker(lambda sample, cache, more=None: sample)]
+
+    with pytest.raises(UsageError, match="wants 'cache'"):
+        dataset(root, Unmarked(), {})
+
+
 def test_aux_without_a_cooker(root: Path) -> None:
     with pytest.raises(ConfigError, match="aux is for cookers") as error:
         dataset(root, TaskEncoder())
