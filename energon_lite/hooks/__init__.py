@@ -17,6 +17,7 @@ from energon_lite.hooks.hooks import (
     returns_its_argument,
     seeded_hooks,
 )
+from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.hooks.stateless import stateless
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "HookContext",
     "Hooks",
     "LendingScope",
+    "PackedSamplesOutput",
     "TaskEncoder",
     "basic_sample_keys",
     "check_hooks",

@@ -8,6 +8,7 @@ from typing import Any, Generic
 from energon_lite.batching.collate import Padding
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, cook_function
+from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.file_store import FileStore
 
@@ -75,7 +76,7 @@ class AugmentTaskEncoder(
     def preencode_sample(self, sample: Any) -> Any:
         return self.task_encoder.preencode_sample(sample)
 
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
         return self.task_encoder.select_samples_to_pack(samples)
 
     def postencode_sample(self, sample: Any) -> Any:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast, overload
 
+from energon_lite.errors import UsageError
 from energon_lite.hooks.stateless import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores.file_store import PrimaryFileStore
@@ -25,10 +26,18 @@ class Cooker:
         cook: ``(crude sample, **stores) -> sample``. It gets the ``aux`` of its data set by name; and, if it was marked
             so by :func:`cooker`, ``primary`` and ``cache``.
         has_subflavors: only for data sets whose subflavors contain all of these entries; None: for all.
+        has_tags: the same by Energon 8's name.
     """
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None
+    has_tags: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.has_tags is not None:
+            if self.has_subflavors not in (None, self.has_tags):
+                raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
+            object.__setattr__(self, "has_subflavors", self.has_tags)
 
     @property
     def need_primary(self) -> bool:

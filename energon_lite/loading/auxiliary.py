@@ -10,7 +10,7 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import ConfigError, EnergonLiteError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.read.source import AnySource, OpenedSource
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 from energon_lite.storage.stores.system_store import ByteRangeStore, SystemFileStore
 from energon_lite.storage.stores.webdataset_store import JsonlFileStore, WebdatasetFileStore
