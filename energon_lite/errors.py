@@ -175,44 +175,12 @@ class EmptyDatasetError(DatasetError):
     """Nothing (or too little) to read: an empty split, fewer samples than ranks."""
 
 
-class SampleError(EnergonLiteError, ValueError):
-    """One sample cannot be made. In a loader it is counted and its place is refilled (or left empty)."""
-
-
-class DecodeError(SampleError):
-    """A part of a sample cannot be decoded."""
-
-
-class FieldAccessError(SampleError):
-    """A ``field_map`` names a part or a key that the sample does not have."""
-
-
-class SkipSample(Exception):
-    """Raise this in a hook to leave the sample out. It is counted, with the reason, never silent.
-
-    Example:
-        >>> def encode_sample(self, sample):
-        ...     if len(sample.caption) > 1000:
-        ...         raise SkipSample("caption too long")
-        ...     return sample
-    """
-
-
-class FatalSampleError(EnergonLiteError):
-    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration.
+class SampleException(EnergonLiteError, ValueError):
+    """Something is wrong with a sample. Raised by a hook, it counts as the failure of this one.
 
     Args:
         what, where, fix: as for :class:`EnergonLiteError`.
-        details: the traceback of the failure that it is about; shown behind them.
     """
-
-    def __init__(
-        self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None, details: str = ""
-    ):
-        super().__init__(what, where=where, fix=fix)
-        self.details = details
-        if details:
-            self.args = (f"{self}\n{details.rstrip()}",)
 
     @classmethod
     def from_sample(cls, sample: Any, message: str = "") -> Self:
@@ -241,6 +209,52 @@ class FatalSampleError(EnergonLiteError):
         return cls(f"sample {sample_key} failed")
 
 
+class SampleError(SampleException):
+    """One sample cannot be made. In a loader it is counted and its place is refilled (or left empty)."""
+
+
+class DecodeError(SampleError):
+    """A part of a sample cannot be decoded."""
+
+
+class FieldAccessError(SampleError):
+    """A ``field_map`` names a part or a key that the sample does not have."""
+
+
+class MissingEntryError(SampleError, KeyError, FileNotFoundError):
+    """A store has no file of the name that a sample asks for."""
+
+    __str__ = Exception.__str__
+
+
+class SkipSample(Exception):
+    """Raise this in a hook to leave the sample out. It is counted, with the reason, never silent.
+
+    Example:
+        >>> def encode_sample(self, sample):
+        ...     if len(sample.caption) > 1000:
+        ...         raise SkipSample("caption too long")
+        ...     return sample
+    """
+
+
+class FatalSampleError(SampleException):
+    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration.
+
+    Args:
+        what, where, fix: as for :class:`EnergonLiteError`.
+        details: the traceback of the failure that it is about; shown behind them.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None, details: str = ""
+    ):
+        super().__init__(what, where=where, fix=fix)
+        self.details = details
+        if details:
+            self.args = (f"{self}\n{details.rstrip()}",)
+
+
 #: Samples that a message names, at most.
 _NAMED = 4
 
@@ -258,6 +272,10 @@ class FatalStorageError(DatasetError, FatalSampleError):
 class DataIndexError(DatasetError, FatalSampleError):
     """An index or a column is damaged, or of a version this library cannot read. Found out while samples are read, it
     ends the iteration: what such a file says about any sample is not to be trusted."""
+
+
+class WrongHookError(UsageError, FatalSampleError):
+    """A hook asks for what it cannot have, for any sample; it ends the iteration."""
 
 
 class StateError(EnergonLiteError, ValueError):

@@ -39,7 +39,9 @@ from energon_lite.errors import DatasetError as DatasetError
 from energon_lite.errors import EmptyDatasetError as EmptyDatasetError
 from energon_lite.errors import EnergonLiteError as EnergonLiteError
 from energon_lite.errors import FatalSampleError as FatalSampleError
+from energon_lite.errors import MissingEntryError as MissingEntryError
 from energon_lite.errors import SampleError as SampleError
+from energon_lite.errors import SampleException as SampleException
 from energon_lite.errors import SkipSample as SkipSample
 from energon_lite.errors import StateError as StateError
 from energon_lite.errors import StateMismatchError as StateMismatchError
@@ -49,6 +51,7 @@ from energon_lite.errors import UnknownLengthError as UnknownLengthError
 from energon_lite.errors import UsageError as UsageError
 from energon_lite.errors import WorkerError as WorkerError
 from energon_lite.extras.packed_list import PackedList as PackedList
+from energon_lite.hooks import AugmentTaskEncoder as AugmentTaskEncoder
 from energon_lite.hooks import Cooker as Cooker
 from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder
 from energon_lite.hooks import PackedSamplesOutput as PackedSamplesOutput
@@ -88,6 +91,7 @@ from energon_lite.samples import TextSample as TextSample
 from energon_lite.samples import VidQASample as VidQASample
 from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
+from energon_lite.samples import add_source_info as add_source_info
 from energon_lite.samples import edataclass as edataclass
 from energon_lite.storage.index.filter_index import build_filter_index as build_filter_index
 from energon_lite.storage.index.filter_index import (
@@ -97,6 +101,21 @@ from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
 from energon_lite.storage.read.source import Source as Source
 from energon_lite.storage.read.source import register_source as register_source
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
+from energon_lite.storage.stores.cache_pool import CachePool as CachePool
+from energon_lite.storage.stores.cache_pool import NoCachePool as NoCachePool
+from energon_lite.storage.stores.file_cache_pool import FileStoreCachePool as FileStoreCachePool
+from energon_lite.storage.stores.file_store import DecodeFileStore as DecodeFileStore
+from energon_lite.storage.stores.file_store import FileStore as FileStore
+from energon_lite.storage.stores.file_store import FileStoreDecoder as FileStoreDecoder
+from energon_lite.storage.stores.file_store import PrimaryFileStore as PrimaryFileStore
+from energon_lite.storage.stores.kept_lazy import FileCacheLazy as FileCacheLazy
+from energon_lite.storage.stores.lazy import DirectLazy as DirectLazy
+from energon_lite.storage.stores.lazy import Lazy as Lazy
+from energon_lite.storage.stores.lazy import MockLazy as MockLazy
+from energon_lite.storage.stores.system_store import ByteRangeStore as ByteRangeStore
+from energon_lite.storage.stores.system_store import SystemFileStore as SystemFileStore
+from energon_lite.storage.stores.webdataset_store import JsonlFileStore as JsonlFileStore
+from energon_lite.storage.stores.webdataset_store import WebdatasetFileStore as WebdatasetFileStore
 from energon_lite.tokenizing.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
 from energon_lite.worker_config import WorkerConfig as WorkerConfig
 

@@ -58,6 +58,20 @@ class SourceInfo:
     file_names: tuple[str, ...]
 
 
+def add_source_info(sample: Any, *sources: SourceInfo) -> Any:
+    """Add to where a sample's bytes were read: to its ``__sources__``, if it has a place for them.
+
+    Example:
+        >>> add_source_info(sample, source) is sample
+        True
+    """
+    if isinstance(sample, dict):
+        sample["__sources__"] = (*(sample.get("__sources__") or ()), *sources)
+    elif hasattr(sample, "__sources__"):
+        sample.__sources__ = (*(sample.__sources__ or ()), *sources)
+    return sample
+
+
 class _Record:
     """What Sample and Batch have in common: copying fields, and moving to pinned memory."""
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
+from energon_lite.config.aux_reference import AuxReference, read_aux
 from energon_lite.config.class_names import joiner_name
 from energon_lite.config.join import Join, JoinSpec
 from energon_lite.config.metadataset_document import (
@@ -87,6 +88,7 @@ class LeafSpec:
         dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
         join: the data sets whose samples are joined, of which this is the first; None: it is one by itself.
+        aux: what its cooker takes files from, by name.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
         filters: conditions that its samples have to meet, all of them.
@@ -105,6 +107,7 @@ class LeafSpec:
     dataset_config: str = "dataset.yaml"
     split_config: str = "split.yaml"
     join: JoinSpec | None = None
+    aux: dict[str, AuxReference] = field(default_factory=dict)
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
     filters: tuple[str, ...] = ()
@@ -237,8 +240,6 @@ class _Flattening:
         return leaves
 
     def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
-        if reference.unsupported is not None:
-            raise reference.unsupported
         here = replace(
             above,
             weight=_product(reference.node, above, share),
@@ -271,6 +272,7 @@ class _Flattening:
             shuffle_over_epochs_multiplier=here.multiplier,
             dataset_config=reference.dataset_config or "dataset.yaml",
             split_config=reference.split_config or "split.yaml",
+            aux={} if reference.aux is None else read_aux(reference.aux),
             origin=reference.node.origin,
             trail=here.trail[1:],
             filters=here.filters,
@@ -312,6 +314,9 @@ class _Flattening:
                 what = "goes with a data set's folder, but this path is a metadataset"
                 fix = "remove it here, and write it where the metadataset refers to the folder"
                 node.refuse([name], what, fix, f"no {name}")
+        if reference.aux is not None:
+            what = "is for the cooker of one data set, but this path is a metadataset"
+            node.refuse(["aux"], what, "write it where the metadataset refers to the data set", "no aux")
         if reference.subset is not None and reference.subset.first is not None:
             raise numbers_above_leaf(node.value["subset"], "a metadataset")
         step = Step(path, split_part, node.origin, node.path)

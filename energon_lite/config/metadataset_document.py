@@ -70,12 +70,18 @@ def _multiplier(node: Node) -> int:
     return value
 
 
+def _aux(node: Node) -> Node:
+    for entry in node.entries().values():
+        entry.string("a data set's folder or URL, or filesystem://folder")
+    return node
+
+
 # -- the document ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One ``path:`` with its options; all fields but ``node`` and ``unsupported`` are keys of the document.
+    """One ``path:`` with its options; all fields but ``node`` are keys of the document.
 
     Args:
         node: the mapping, for messages.
@@ -87,8 +93,8 @@ class Reference:
         subflavor: of the older Metadataset: one more label.
         nonmatch: in a join: what becomes of samples of the first data set that this one has none for.
         join: the data sets that are joined; then the path is that of the first one.
+        aux: the node of what its cooker takes files from; its paths are not looked at yet.
         filter: a comparison of columns, or the name of a filter index: only the samples that meet it.
-        unsupported: the error to raise if this reference is used.
     """
 
     node: Node
@@ -106,7 +112,7 @@ class Reference:
     split_config: Annotated[str | None, meta_file_name] = None
     nonmatch: Nonmatch = "error"
     join: Join | None = None
-    unsupported: ConfigError | None = None
+    aux: Annotated[Node | None, _aux] = None
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -229,10 +235,6 @@ def _no_kind(node: Node) -> ConfigError:
     return node.error("the split says no data set", fix, expected=_EXPECTED_KIND)
 
 
-def _not_yet(node: Node) -> ConfigError:
-    return node.key_error(f"{node.key!r} is not supported yet", "remove it", expected="path, blend or blend_epochized")
-
-
 def _blend(node: Node, subset: Subset | None = None) -> Split:
     references = [_reference(entry, str(node.key)) for entry in node.sequence("data sets, each with a path")]
     if not references:
@@ -251,11 +253,11 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
 _SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
 #: What a reference may not say, by the key that leads to it.
 _WITHOUT = {
-    "datasets": {"repetitions", "subset", "nonmatch", "join"},
+    "datasets": {"repetitions", "subset", "nonmatch", "join", "aux"},
     "path": {"weight", "repetitions", "subflavor", "nonmatch", "join"},
     "blend": {"repetitions", "subflavor", "nonmatch", "join"},
     "blend_epochized": {"weight", "subflavor", "nonmatch", "join"},
-    "join": {"weight", "repetitions", "subflavor", "join"},
+    "join": {"weight", "repetitions", "subflavor", "join", "aux"},
 }
 
 
@@ -266,7 +268,7 @@ def _reference(node: Node, kind: str) -> Reference:
             "'tags' beside 'subflavors', which are the same", "keep one of them", expected="one"
         )
     if kind == "datasets":
-        return read(node, Reference, without=_WITHOUT[kind], node=node, unsupported=None)
+        return read(node, Reference, without=_WITHOUT[kind], node=node)
     if kind not in ("path", "join"):
         fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
         node.refuse(_SHARE_KEYS, "inside of a blend", fix, "a reference with the key path")
@@ -279,9 +281,7 @@ def _reference(node: Node, kind: str) -> Reference:
             node.refuse([key], f"belongs to {blend}", f"use {own!r}", own)
     if "join" in keys:
         return _join(node, kind)
-    aux = keys.get("aux")
-    unsupported = None if aux is None or aux.is_null else _not_yet(aux)
-    return read(node, Reference, without=_WITHOUT[kind], ignored={"aux"}, node=node, unsupported=unsupported)
+    return read(node, Reference, without=_WITHOUT[kind], node=node)
 
 
 def _join(node: Node, kind: str) -> Reference:
@@ -295,8 +295,8 @@ def _join(node: Node, kind: str) -> Reference:
             fix = "write it at the data sets that are joined"
             raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
     join = read_join(node, _joined)
-    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
-    given = {"node": node, "unsupported": None, "path": join.references[0].path, "join": join}
+    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch", "aux"}
+    given = {"node": node, "path": join.references[0].path, "join": join}
     ignored = {"joiner", "join", "dataset_config", "split_config"}
     return read(node, Reference, without=without, ignored=ignored, **given)
 

@@ -1,9 +1,10 @@
 """The user's side of the pipeline: what is done to each sample, and how samples become a batch."""
 
+from energon_lite.hooks.augment import AugmentTaskEncoder
 from energon_lite.hooks.base import TaskEncoder
-from energon_lite.hooks.checks import check_hooks
+from energon_lite.hooks.checks import check_hooks, check_stores
 from energon_lite.hooks.context import HookContext, hook_context, running_context
-from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cooker
+from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
 from energon_lite.hooks.default import DefaultTaskEncoder
 from energon_lite.hooks.global_generators import LendingScope, lending
 from energon_lite.hooks.hooks import (
@@ -21,6 +22,7 @@ from energon_lite.hooks.stateless import stateless
 
 __all__ = [
     "HOOK_ORDER",
+    "AugmentTaskEncoder",
     "Cooker",
     "DefaultTaskEncoder",
     "HookContext",
@@ -30,6 +32,8 @@ __all__ = [
     "TaskEncoder",
     "basic_sample_keys",
     "check_hooks",
+    "check_stores",
+    "cook_function",
     "cooker",
     "failure_tolerances",
     "hook_context",

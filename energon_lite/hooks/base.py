@@ -20,19 +20,21 @@ results there are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
 from energon_lite.batching.collate import Padding, batch_from_samples, empty_like, generic_batch
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, WrongHookError
 from energon_lite.hooks.context import current_context
-from energon_lite.hooks.cooking import Cooker
+from energon_lite.hooks.cooking import Cooker, given_stores
 from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.hooks.randomness import HookGenerator
 from energon_lite.hooks.stateless import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = ["BatchT", "EncodedT", "RawBatchT", "SampleT", "TaskEncoder", "fields_of", "fill"]
 
@@ -73,9 +75,18 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
             cls.failure_tolerance = vars(cls)["__default_failure_tolerance__"] or 0
 
     @stateless
-    def cook_crude_sample(self, sample: Any, cooker: Cooker) -> SampleT:
-        """Make a sample out of a crude one; the default calls the cooker's function."""
-        return cast(SampleT, cooker.cook(sample))
+    def cook_crude_sample(
+        self, sample: Any, cooker: Cooker, aux: Mapping[str, FileStore[Any]] | None = None
+    ) -> SampleT:
+        """Make a sample out of a crude one; the default calls the cooker's function with what it needs.
+
+        Args:
+            sample: the crude one.
+            cooker: the first one that is meant for its data set.
+            aux: the stores of its data set, by name. With them is ``primary``, the data set itself, if the cooker needs
+                it. One of yours may leave this argument out where nothing has any.
+        """
+        return cast(SampleT, cooker.cook(sample, **given_stores(cooker, sample, aux, lambda: self.cache)))
 
     @stateless
     def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
@@ -160,22 +171,35 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         """
         index = current_context("current_sample_index").sample_index
         if index is None:
-            raise UsageError("current_sample_index was asked for in a batch hook", fix="use current_batch_index there")
+            raise WrongHookError(
+                "current_sample_index was asked for in a batch hook", fix="use current_batch_index there"
+            )
         return index
 
     @property
     def current_batch_index(self) -> int:
         """Number of the micro-batch that is being made, counted over all ranks of the pass.
 
-        Where hooks decide how many samples there are: a number that no other micro-batch of the pass has.
+        In hooks of samples, too, where the plan knows which batch a sample is made for. A sample that depends on it can
+        be made again with its batch only. Where hooks decide how many samples there are, it is a number that no other
+        micro-batch of the pass has, and hooks of batches only have one.
+
+        Raises:
+            WrongHookError: nobody knows it; it ends the iteration.
         """
         index = current_context("current_batch_index").batch_index
         if index is None:
-            raise UsageError(
-                "current_batch_index was asked for in a sample hook",
-                fix="a sample does not depend on its batch; use rng",
+            raise WrongHookError(
+                "current_batch_index was asked for in a hook of a sample of which it is not known which batch it goes "
+                "into: hooks decide that, or the sample is made again by itself",
+                fix="ask for it in batch or encode_batch; or use rng, which does not depend on the batch",
             )
         return index
+
+    @property
+    def cache(self) -> CachePool:
+        """The cache pool that the loader was given; without one, a pool that keeps nothing."""
+        return current_context("cache").cache
 
     def _batch(self, samples: list[Any], result_type: type | None) -> Any:
         """Collate field by field into ``result_type``, or into the samples' own type."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Iterable
 
 from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.hooks.base import TaskEncoder
+from energon_lite.hooks.cooking import Cooker, places, required, takes
 from energon_lite.hooks.hooks import is_generator, is_overridden
 
-__all__ = ["check_hooks"]
+__all__ = ["check_hooks", "check_stores"]
 
 #: Methods of Energon that build its pipeline.
 _BUILDERS = (
@@ -46,20 +47,59 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
 def _check_names(encoder: TaskEncoder) -> None:
     cls = type(encoder)
     for name in _BUILDERS:
-        if hasattr(cls, name):
+        if hasattr(encoder, name):
             raise UsageError(
                 f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
                 fix="do it in encode_sample, batch or encode_batch",
             )
-    if len(inspect.signature(cls.cook_crude_sample).parameters) != 3:
+    if places(encoder.cook_crude_sample) not in (1, 2, 3, None):
         raise UsageError(
-            f"{cls.__name__}.cook_crude_sample is called with (sample, cooker)",
-            fix="take these two; auxiliary data is not supported yet",
+            f"{cls.__name__}.cook_crude_sample is called with (sample, cooker, aux)",
+            fix="take these three, or the first two where no data set has aux",
         )
     if is_overridden(encoder, "preencode_sample") and is_overridden(encoder, "encode_sample"):
         raise UsageError(
             f"{cls.__name__} has both encode_sample and preencode_sample: both are the first hook of a sample",
             fix="rename encode_sample to postencode_sample, or leave one of them out",
+        )
+
+
+def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where: str) -> None:
+    """See that a cooker can be given the stores of its data set.
+
+    Args:
+        aux: their names.
+        where: the data set, for messages.
+
+    Raises:
+        UsageError: it does not take one of them, or wants others; or ``cook_crude_sample`` does not pass them on.
+    """
+    needs = {"cache": cooker.need_cache, "primary": cooker.need_primary}
+    names = sorted({*aux, *(name for name, needed in needs.items() if needed)})
+    cls, name = type(encoder).__name__, getattr(cooker.cook, "__name__", str(cooker.cook))
+    cook = encoder.cook_crude_sample
+    if names and (places(cook) or 3) < 3 and not takes(cook, "aux"):
+        raise UsageError(
+            f"{cls}.cook_crude_sample takes (sample, cooker), but {name} is to be given {', '.join(names)}",
+            where=where,
+            fix="take (sample, cooker, aux), and pass all three on",
+        )
+    if is_overridden(encoder, "cook_crude_sample"):
+        return  # it may give the cooker what it likes
+    wanted = [one for one in required(cooker.cook)[1:] if one not in names]
+    if wanted:
+        raise UsageError(
+            f"the cooker {name} wants {', '.join(map(repr, wanted))}, which it is not given",
+            where=where,
+            fix="name them under aux in the metadataset; cache and primary are given to a function that is marked "
+            "@cooker(need_cache=True, need_primary=True)",
+        )
+    missing = [one for one in names if not takes(cooker.cook, one)]
+    if missing:
+        raise UsageError(
+            f"the cooker {name} does not take {', '.join(map(repr, missing))}",
+            where=where,
+            fix=f"write `def {name}(sample, {', '.join(names)})`; or remove from aux what it does not need",
         )
 
 

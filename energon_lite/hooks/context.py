@@ -13,11 +13,15 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks.global_generators import LendingScope, borrow
 from energon_lite.hooks.randomness import HookGenerator
 from energon_lite.order.hashing import hash_ints, hash_next
+from energon_lite.storage.stores.cache_pool import CachePool, NoCachePool
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
 
 #: What the origins of many samples begin with is hashed once.
 _hash_of_beginning = lru_cache(maxsize=256)(hash_ints)
+
+
+_NO_CACHE = NoCachePool()
 
 
 class HookContext:
@@ -30,11 +34,19 @@ class HookContext:
             the index. Their hash seeds all of the hook's randomness; it is made when first asked for.
         sample_index: number of the sample in its leaf's stream (epoch * length + index), in sample hooks.
         batch_index: number of the micro-batch in its pass, counted over all ranks.
+        cache: the loader's cache pool; None: one that keeps nothing.
     """
 
-    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "batch_index", "sample_index")
+    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "batch_index", "cache", "sample_index")
 
-    def __init__(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None):
+    def __init__(
+        self,
+        *origin: int,
+        sample_index: int | None = None,
+        batch_index: int | None = None,
+        cache: CachePool | None = None,
+    ):
+        self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from energon_lite.hooks.augment import AugmentTaskEncoder
 from energon_lite.hooks.base import TaskEncoder
 from energon_lite.hooks.default import DefaultTaskEncoder
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
@@ -15,6 +16,7 @@ __all__ = [
     "HOOK_ORDER",
     "Hooks",
     "failure_tolerances",
+    "hook_of",
     "hooks_of",
     "is_generator",
     "is_overridden",
@@ -102,9 +104,17 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
     )
 
 
+def hook_of(encoder: TaskEncoder, name: str) -> Any:
+    """The function that is a hook, of the class that has it: of the encoder, or of one that it augments."""
+    own = getattr(type(encoder), name, None)
+    if isinstance(encoder, AugmentTaskEncoder) and own is getattr(AugmentTaskEncoder, name, None):
+        return hook_of(encoder.task_encoder, name)
+    return own
+
+
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:
     """Whether a hook is the user's own."""
-    own = getattr(type(encoder), name, None)
+    own = hook_of(encoder, name)
     return own not in (getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None))
 
 
@@ -137,11 +147,11 @@ def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:
 def _own_functions(encoder: TaskEncoder) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in HOOK_ORDER:
         if is_overridden(encoder, name):
-            yield name, getattr(encoder, name)
+            yield name, hook_of(encoder, name)
     for cooker in encoder.cookers:
         yield "cook_crude_sample", cooker.cook
 
 
 def is_generator(encoder: TaskEncoder, name: str) -> bool:
     """Whether a hook is written with ``yield``."""
-    return inspect.isgeneratorfunction(inspect.unwrap(getattr(type(encoder), name)))
+    return inspect.isgeneratorfunction(inspect.unwrap(hook_of(encoder, name)))

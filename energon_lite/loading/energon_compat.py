@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 #: They tune machinery which does not exist here.
 _WITHOUT_EFFECT = frozenset(
     {
-        "cache_pool",
         "checkpoint_every_min_n_samples",
         "checkpoint_every_sec",
         "gc_collect_every_n_steps",

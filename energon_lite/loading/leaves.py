@@ -16,7 +16,7 @@ from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, listed, nearest
 from energon_lite.hooks import Cooker, TaskEncoder
-from energon_lite.hooks.cooking import check_needs
+from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
@@ -113,12 +113,13 @@ def open_leaves(
         if skips is not None:
             _tell_skips(whole, skips, encoder)
         source, loader, cooker = _loader_and_cooker(spec, whole, encoder, trust_code)
+        aux = stores_of(spec, source, cooker, encoder)
         if spec.join is None or loader.sample_type is not None:  # nobody knows what a function returns
             _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
         name = "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
-        leaves.append(Leaf(name, source, loader, key, cooker))
+        leaves.append(Leaf(name, source, loader, key, cooker, aux))
         identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
 
@@ -143,8 +144,9 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
             "convert",
         )
     whole, loader, cooker = _loader_and_cooker(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
+    aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker)
+    return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker, aux)
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
@@ -269,7 +271,6 @@ def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooke
             fix="give it those that its cooker looks for (in the YAML, by subflavors=..., or by measure --subflavors), "
             "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
-    check_needs(cooker, spec.path)
     return cooker
 
 

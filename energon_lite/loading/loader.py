@@ -31,6 +31,7 @@ from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
+from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import Replica
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class DataLoader:
             (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
         log_every: log a line about speed, waiting and losses every so many batches; 0: never.
+        cache_pool: what cookers with ``need_cache=True`` get, and other hooks find as ``self.cache``; such as a
+            :class:`~energon_lite.FileStoreCachePool`. What it keeps on the disk goes when the loader is closed.
         trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
             stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
@@ -89,6 +92,7 @@ class DataLoader:
         log_every: int = 0,
         quarantine: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
+        cache_pool: CachePool | None = None,
     ):
         if type(dataset) not in _ITERATORS:
             raise UsageError(
@@ -110,6 +114,7 @@ class DataLoader:
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline = dataset.pipeline()
+        self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -327,6 +332,8 @@ class DataLoader:
         self._dataset_iterator.close()
         if self._workers.close():
             self._report.log_summary()
+        if self._cache_pool is not None:
+            self._cache_pool.release()
 
     def shutdown(self) -> None:
         """:meth:`close`, by Energon 8's name for it."""
@@ -352,6 +359,14 @@ class DataLoader:
         if path is None or not self._writes:
             return None
         return Quarantine(path, self.dataset.leaves, self.worker_config.rank)
+
+
+def _checked_pool(pool: CachePool | None) -> CachePool | None:
+    if pool is None or isinstance(pool, CachePool):
+        return pool
+    raise UsageError(
+        f"cache_pool is a {type(pool).__name__}", fix="give a FileStoreCachePool, or derive yours from CachePool"
+    )
 
 
 def _checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:

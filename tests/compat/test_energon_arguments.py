@@ -16,13 +16,11 @@ from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
 import energon_lite
 from energon_lite import (
-    Cooker,
     SampleDecoder,
     SampleError,
     TaskEncoder,
     UsageError,
     WorkerConfig,
-    basic_sample_keys,
     cooker,
     get_savable_loader,
     get_train_dataset,
@@ -163,24 +161,3 @@ def test_a_form_of_films_that_nobody_knows() -> None:
     with pytest.raises(UsageError, match="av_decode 'AVDecode' is unknown") as error:
         SampleDecoder(av_decode="AVDecode")
     assert "'AVDecoder'" in str(error.value.fix)
-
-
-@pytest.mark.parametrize("name", ["need_cache", "need_primary"])
-def test_a_cooker_that_needs_more_than_its_sample(crude: Path, name: str) -> None:
-    @cooker(**{name: True})
-    def cook(sample: dict[str, Any], **more: Any) -> Any:
-        return {**basic_sample_keys(sample), "text": sample["txt"]}
-
-    @cooker(need_cache=False)
-    def plain(sample: dict[str, Any]) -> Any:
-        return {**basic_sample_keys(sample), "text": sample["txt"]}
-
-    class Encoder(TaskEncoder):
-        cookers = [Cooker(cook, has_subflavors={"kind": "cached"}), Cooker(plain)]
-
-    get_train_dataset(crude, batch_size=2, worker_config=ALONE, task_encoder=Encoder())
-    with pytest.raises(UsageError, match=f"cook.*{name}=True") as error:
-        get_train_dataset(
-            crude, batch_size=2, worker_config=ALONE, task_encoder=Encoder(), subflavors={"kind": "cached"}
-        )
-    assert error.value.fix

@@ -168,13 +168,6 @@ def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Pa
     assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
 
 
-def test_what_is_not_supported_in_another_split_does_not_matter(write: Callable[..., Path]) -> None:
-    path = write("splits:\n  train: {path: digits}\n  test: {blend: [{path: prose, aux: {a: digits}}]}\n")
-    assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 1.0)]
-    with pytest.raises(ConfigError, match="not supported yet"):
-        load_metadataset(path, split_part="test")
-
-
 # ------------------------------------------------------------------------------------- repetitions, subsets, the trail
 
 

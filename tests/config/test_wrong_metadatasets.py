@@ -268,9 +268,21 @@ METADATASETS: dict[str, Row] = {
         "splits:\n  train:\n    datasets: [{path: digits, subset: {range: [0%, 5%]}}]\n",
         3, 31, "splits.train.datasets[0].subset", "unknown key 'subset'", "",
     ),
-    "aux": (
-        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: prose}\n",
-        7, 9, "splits.train.blend[0].aux", "'aux' is not supported yet", "remove it",
+    "aux of nothing": (
+        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: pros}\n",
+        7, 23, "splits.train.blend[0].aux.images", "the path does not exist", "'",
+    ),
+    "aux that is no path": (
+        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: 7}\n",
+        7, 23, "splits.train.blend[0].aux.images", "expected a data set's folder or URL", "quotes",
+    ),
+    "chained aux": (
+        V2 + "splits:\n  train:\n    blend:\n      - path: digits\n        aux: {images: 'simplecache::s3://b/a'}\n",
+        7, 23, "splits.train.blend[0].aux.images", "chained URLs are not read", "one store",
+    ),
+    "aux in version 1": (
+        "splits:\n  train:\n    datasets: [{path: digits, aux: {images: prose}}]\n",
+        3, 31, "splits.train.datasets[0].aux", "unknown key 'aux'", "",
     ),
     "datasets in version 2": (
         V2 + "splits:\n  train:\n    datasets: [{path: digits}]\n",

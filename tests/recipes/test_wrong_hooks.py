@@ -36,9 +36,9 @@ PACKING = {"packing_buffer_size": 4}
 WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
     "build": (_hooked(build_batch=_returns), {}, "build_batch would not be called"),
     "aux": (
-        _hooked(cook_crude_sample=lambda self, sample, cooker, aux: sample),
+        _hooked(cook_crude_sample=lambda self, sample, cooker, aux, more: sample),
         {},
-        r"called with \(sample, cooker\)",
+        r"called with \(sample, cooker, aux\)",
     ),
     "two first hooks": (
         _hooked(encode_sample=_returns, preencode_sample=_returns),

@@ -94,6 +94,8 @@ def serve(
     except Exception:
         logger.exception("a worker ends, by an error that is none of a job")
         code = 1
+    if pipeline.samples.cache_pool is not None:
+        pipeline.samples.cache_pool.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.

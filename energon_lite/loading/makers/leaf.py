@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
@@ -13,6 +15,7 @@ from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = ["Leaf"]
 
@@ -27,6 +30,7 @@ class Leaf:
         loader: how they become a sample.
         key: 64 bits that tell it from all other leaves; the randomness of its samples comes from it.
         cooker: how a crude sample becomes a sample, if it has to.
+        aux: stores that the cooker is given, by name.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Leaf:
     loader: SampleLoader | JoinedLoader
     key: int
     cooker: Cooker | None = None
+    aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> frozenset[str] | None:

@@ -98,7 +98,7 @@ class Pipeline:
         result = Result(None)
         for observer in self.samples.observers:
             observer.begin()
-        with HookContext() as context:
+        with HookContext(cache=self.samples.cache_pool) as context:
             addresses = list(iter(job.addresses))
             places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
         if self.samples.observers:
@@ -107,7 +107,7 @@ class Pipeline:
 
     def restore(self, address: Address, attempt: int) -> Any:
         """The sample at an address, for the user: what is wrong with it is raised as a SampleError."""
-        with HookContext() as context:
+        with HookContext(cache=self.samples.cache_pool) as context:
             made = self.samples.one(address, context, attempt)
         if type(made) is not Rejected:
             return made
@@ -129,7 +129,7 @@ class Pipeline:
         row: InARow | None = None
         attempt = 0
         while True:
-            samples, places = self._samples(addresses, attempt, result.outcomes, context)
+            samples, places = self._samples(addresses, attempt, result.outcomes, context, job.number)
             if not samples:
                 return self._empty(result, job, context)
             if not self.batched:
@@ -171,13 +171,14 @@ class Pipeline:
         return InARow(self.samples.encoder.failure_tolerance, self._tolerances)
 
     def _samples(
-        self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext
+        self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext, number: int
     ) -> tuple[list[Any], Sequence[Address]]:
         """The samples at addresses, those that fail replaced (or left out), and the addresses that they come from.
 
         Args:
             attempt: of the batch as a whole; each has replacements of its own.
             outcomes: get what happened.
+            number: of the micro-batch.
         """
         together = None if attempt else self.samples.make_together(addresses)
         if together is not None:
@@ -185,22 +186,23 @@ class Pipeline:
             return together, addresses
         samples, places = list[Any](), list[Address]()
         first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
-        for address, made in zip(addresses, self.samples.make(addresses, context, first), strict=True):
-            number = first
+        batch_index = number if self.batched else None
+        for address, made in zip(addresses, self.samples.make(addresses, context, first, batch_index), strict=True):
+            tried = first
             row: InARow | None = None
             while type(made) is Rejected:
-                outcomes.append(made.failure.at(self.samples.replacement(address, number)))
+                outcomes.append(made.failure.at(self.samples.replacement(address, tried)))
                 if not self.refill:
                     break
-                number += 1
+                tried += 1
                 row = row or self._in_a_row()
                 if (end := row.add(made.failure)) is not None:
                     raise end from made.__cause__
-                made = self.samples.one(address, context, number)
+                made = self.samples.one(address, context, tried, batch_index)
             else:
                 samples.append(made)
                 outcomes.append(address[0])
-                places.append(self.samples.replacement(address, number) if number else address)
+                places.append(self.samples.replacement(address, tried) if tried else address)
         return samples, places
 
     def _batch(self, samples: list[Any], job: Job, context: HookContext) -> Any:
@@ -231,7 +233,7 @@ class Pipeline:
             found: list[Any] = []
             for index in range(leaf.length):
                 tried += 1
-                made = self.samples.one((number, index, 0), context)
+                made = self.samples.one((number, index, 0), context, batch_index=0)  # of one that there is
                 if type(made) is Rejected:
                     failure = made.failure
                 else:

@@ -18,6 +18,7 @@ from energon_lite.hooks import (
     HookContext,
     Hooks,
     TaskEncoder,
+    cook_function,
     is_overridden,
     own_hooks,
     returns_its_argument,
@@ -41,6 +42,7 @@ from energon_lite.loading.makers.planned_sample import as_planned
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.sample_reader import fetch_samples
+from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
@@ -63,6 +65,7 @@ class SampleMaker:
 
     Attributes:
         observers: told of each step. Without any, nothing is told, and costs nothing.
+        cache_pool: what hooks find as ``self.cache``; None: one that keeps nothing.
         reads_ahead: some of the leaves are on slow storage; see :meth:`foresee`.
     """
 
@@ -78,6 +81,8 @@ class SampleMaker:
         self.leaves, self.encoder, self.hooks, self.seed = tuple(leaves), encoder, hooks, seed
         self.error_handler = error_handler
         self.observers: tuple[Observer, ...] = ()
+        self.cache_pool: CachePool | None = None
+        self._cook = cook_function(encoder)
         self._own, self.seeded_hooks = own_hooks(encoder), seeded_hooks(encoder)
         self._sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
@@ -87,16 +92,19 @@ class SampleMaker:
 
     # -- samples --------------------------------------------------------------------------------------------------
 
-    def make(self, addresses: Sequence[Address], context: HookContext, attempt: int = 0) -> Iterator[Any]:
+    def make(
+        self, addresses: Sequence[Address], context: HookContext, attempt: int = 0, batch_index: int | None = None
+    ) -> Iterator[Any]:
         """Each of the samples, made when it is asked for, or the :class:`Rejected` that says why there is none.
 
         Args:
             addresses: ``(leaf, index, epoch)``; with ``(start, length, is cut)`` behind it, a piece of the sample.
             context: of the hooks; it is entered whenever a sample is asked for.
             attempt: 0: the samples themselves; k: the k-th replacement for each.
+            batch_index: of the micro-batch that they are made for, if it is known.
         """
         for address, rows, at in self.read(addresses, attempt):
-            yield self.made(rows, at, address, ("sample", *address[:3], attempt), context)
+            yield self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
 
     def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
         """The samples, where no hook sees them before those of batches do; None: they have to be made one by one."""
@@ -116,9 +124,9 @@ class SampleMaker:
             return None  # whatever it is, it is found again, and told of its sample
         return made[0] if len(made) == 1 else in_order(made, places)
 
-    def one(self, address: Address, context: HookContext, attempt: int = 0) -> Any:
+    def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """The sample at an address, or the :class:`Rejected` that says why there is none."""
-        return next(self.make((address,), context, attempt))
+        return next(self.make((address,), context, attempt, batch_index))
 
     def replacement(self, address: Address, attempt: int) -> Address:
         """Where the ``attempt``-th replacement for a sample is; 0: the sample itself."""
@@ -177,10 +185,19 @@ class SampleMaker:
             rows[number] = Rows(self.leaves[number], those)
         return rows, places
 
-    def made(self, rows: Rows, at: int, address: Address, key: tuple[Any, ...], context: HookContext) -> Any:
+    def made(
+        self,
+        rows: Rows,
+        at: int,
+        address: Address,
+        key: tuple[Any, ...],
+        context: HookContext,
+        batch_index: int | None = None,
+    ) -> Any:
         """The sample at a place of ``rows``, or the :class:`Rejected` that says why there is none."""
         leaf, index, epoch = rows.leaf, rows.indices[at], address[2]
-        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=epoch * leaf.length + index)
+        number = epoch * leaf.length + index
+        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
         try:
             sample = None if self.observers else rows.sample(at, key)
             if sample is None or rows.columns is None:
@@ -219,8 +236,8 @@ class SampleMaker:
             raw = self.guarded("read", leaf.name, f"sample {rows.indices[at]}", None, rows.raw, at)
         sample = self.guarded("decode", leaf.name, raw.key, raw.source, leaf.loader.load, raw, restore_key)
         if leaf.cooker is not None:
-            cook = self.encoder.cook_crude_sample
-            sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, cook, sample, leaf.cooker)
+            given = self._cook, sample, leaf.cooker, leaf.aux
+            sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
 
     # -- those who look on ----------------------------------------------------------------------------------------
@@ -272,7 +289,8 @@ class SampleMaker:
             if is_out_of_resources(error):
                 raise out_of_resources(error, stage, leaf, key) from error
             if self.error_handler is not None:
-                self.error_handler(error, subject, _sources_of(subject))
+                sources = _sources_of(subject)
+                self.error_handler(error, subject, None if sources is None else list(sources))
             raise Rejected(failure_of(error, stage, leaf, key)) from error
 
     def _check(self, value: Any, stage: str, arguments: Sequence[Any]) -> None:

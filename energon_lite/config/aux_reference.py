@@ -1,0 +1,62 @@
+"""What ``aux`` of a reference names: data sets and folders out of which a cooker takes files by name."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+
+from energon_lite.documents import Node
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+
+__all__ = ["AuxReference", "read_aux"]
+
+_SCHEME = re.compile(r"(?P<kind>filesystem|byterange)(?:\+(?P<scheme>[A-Za-z0-9.-]+))?://(?P<path>.*)", re.DOTALL)
+_EXPECTED = "a data set's folder or URL, or filesystem://folder"
+
+
+@dataclass(frozen=True)
+class AuxReference:
+    """One entry of ``aux``.
+
+    Args:
+        kind: ``dataset``: a prepared one; ``filesystem``: the files below a folder; ``byterange``: pieces of these.
+        path: absolute, or a URL.
+        origin: ``file:line``, for messages.
+    """
+
+    kind: str
+    path: str
+    origin: str = ""
+
+
+def read_aux(node: Node) -> dict[str, AuxReference]:
+    """The entries of ``aux`` by name, in their order.
+
+    Raises:
+        ConfigError: one of them is no path, or not there.
+    """
+    return {name: _read(entry) for name, entry in node.entries().items()}
+
+
+def _read(node: Node) -> AuxReference:
+    text = node.string(_EXPECTED)
+    found = _SCHEME.fullmatch(text)
+    kind = "dataset" if found is None else found["kind"]
+    if found is not None:
+        text = found["path"] if found["scheme"] is None else f"{found['scheme']}://{found['path']}"
+    text = local_path(text)
+    if "\0" in text or "::" in text:
+        what = "chained URLs are not read: they can make fsspec do more than reading"
+        raise node.error(what, "write the URL of one store", expected=_EXPECTED)
+    folder = os.path.dirname(local_path(node.file))
+    if not is_url(text) and is_url(node.file):
+        text = posixpath.join(posixpath.dirname(node.file), text)
+    if is_url(text):
+        return AuxReference(kind, text, node.origin)
+    path = os.path.abspath(os.path.join(folder, text))
+    if not (os.path.isdir(path) or (kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path))):
+        fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+        raise node.error("the path does not exist", fix, expected=_EXPECTED, found=f"no such folder: {path}")
+    return AuxReference(kind, path, node.origin)

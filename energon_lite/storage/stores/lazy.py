@@ -1,0 +1,93 @@
+"""Lazy values: something to be had from a store later on, when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from energon_lite.samples import SourceInfo, add_source_info
+from energon_lite.storage.stores.file_store import FileStore
+
+if TYPE_CHECKING:
+    from energon_lite.storage.stores.cache_pool import CachePool
+
+__all__ = ["DirectLazy", "Lazy", "MockLazy"]
+
+T = TypeVar("T")
+
+
+class Lazy(Generic[T]):
+    """A value of a store that is read when :meth:`get` is called first. Equal to others of the same store and name.
+
+    Args:
+        ds: the store.
+        fname: the name of the file in it.
+        pool: what it comes from.
+    """
+
+    def __init__(self, *, ds: Any, fname: str, pool: CachePool | None = None):
+        self.ds, self.fname, self.pool = ds, fname, pool
+
+    def get(self, sample: Any = None) -> T:
+        """The value; each time the same object.
+
+        Args:
+            sample: the sample that it is for; where it was read is added to its ``__sources__``.
+        """
+        raise NotImplementedError
+
+    def __hash__(self) -> int:
+        return hash((id(self.ds), self.fname))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lazy) and self.ds is other.ds and self.fname == other.fname
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fname!r} of {self.ds})"
+
+
+class DirectLazy(Lazy[T]):
+    """A value that is read when it is asked for first, and not before."""
+
+    _data: tuple[T, SourceInfo] | None = None
+
+    def get(self, sample: Any = None) -> T:
+        if self._data is None:
+            self._data = self.ds[self.fname]
+        value, source = self._data
+        add_source_info(sample, source)
+        return value
+
+    def __reduce__(self) -> Any:
+        return direct, (self.ds, self.fname)
+
+
+class MockLazy(Lazy[T]):
+    """A value that a function makes; for tests, or for what is in memory already.
+
+    Args:
+        fname: a name.
+        get_fn: gets the name, each time that the value is asked for.
+
+    Example:
+        >>> MockLazy("0001.jpg", lambda name: name.upper()).get()
+        '0001.JPG'
+    """
+
+    def __init__(self, fname: str, get_fn: Callable[[str], T]):
+        super().__init__(ds=None, fname=fname)
+        self.get_fn = get_fn
+
+    def get(self, sample: Any = None) -> T:
+        return self.get_fn(self.fname)
+
+    def __hash__(self) -> int:
+        return hash((self.fname, self.get_fn))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MockLazy) and (self.fname, self.get_fn) == (other.fname, other.get_fn)
+
+
+def direct(store: FileStore[Any], name: str) -> DirectLazy[Any]:
+    """A lazy value where there is no cache: in another process."""
+    return DirectLazy(ds=store, fname=name)

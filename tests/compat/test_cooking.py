@@ -1,0 +1,274 @@
+"""Cookers with stores, their own data set and a cache, written once, and run by both libraries."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.energon")
+
+COUNT = 6
+V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+
+
+def library(name: str) -> Any:
+    """The names that a user imports."""
+    found = importlib.import_module("megatron.energon" if name == "energon" else "energon_lite")
+    if name != "energon":
+        return found
+    stores = importlib.import_module("megatron.energon.cache.file_store")
+    errors = importlib.import_module("megatron.energon.errors")
+    names = {one: getattr(found, one) for one in found.__all__}
+    names |= {one: getattr(stores, one) for one in ("WebdatasetFileStore", "JsonlFileStore")}
+    return SimpleNamespace(**names, FatalSampleError=errors.FatalSampleError)
+
+
+def encoder_of(lib: Any) -> Any:
+    """A task encoder whose cooker takes everything there is; lazy values are asked for behind packing."""
+
+    @lib.edataclass
+    class Lazy(lib.Sample):  # type: ignore[misc]
+        text: str
+        picture: Any
+        next_text: Any
+        aside: Any
+
+    @lib.stateless
+    @lib.cooker(need_cache=True, need_primary=True)
+    def cook(sample: dict[str, Any], primary: Any, pictures: Any, notes: Any, cache: Any) -> Any:
+        number = sample["json"]["n"]
+        note = notes.get(f"{number}.txt", sample)
+        return Lazy(
+            **lib.basic_sample_keys(sample),
+            text=f"{primary.get('.txt')}|{note}|{pictures.get(f'deep/{number}.cls', sample)}",
+            picture=cache.get_lazy(pictures, f"deep/{number}.png"),
+            next_text=cache.get_lazy(primary, f"{(number + 1) % COUNT:03d}.txt"),
+            aside=cache.to_cache(sample["json"], sample["__key__"]),
+        )
+
+    class Encoder(lib.DefaultTaskEncoder):  # type: ignore[misc]
+        cookers = [lib.Cooker(cook, has_subflavors={"kind": "all"})]
+
+        @lib.stateless
+        def postencode_sample(self, sample: Any) -> Any:
+            sample.picture = sample.picture.get(sample)
+            sample.aside = sample.aside.get(sample)
+            return sample
+
+        def select_samples_to_pack(self, samples: Sequence[Any]) -> list[Any]:
+            return [[sample] for sample in samples]
+
+        @lib.stateless
+        def pack_selected_samples(self, samples: Sequence[Any]) -> Any:
+            (sample,) = samples
+            sample.next_text = sample.next_text.get(sample)
+            return sample
+
+    return Encoder()
+
+
+@pytest.fixture
+def blend(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import tarfile
+
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    data = {
+        "own": lambda n: {f"{n:03d}.json": json.dumps({"n": n}).encode(), f"{n:03d}.txt": f"text {n}".encode()},
+        "pictures": lambda n: {f"deep/{n}.png": tools.image_bytes(n, "png"), f"deep/{n}.cls": b"%d" % n},
+    }
+    for name, parts_of in data.items():
+        (tmp_path / name).mkdir()
+        for shard in range(2):
+            with tarfile.open(tmp_path / name / f"{shard}.tar", "w") as tar:
+                for number in range(shard * COUNT // 2, (shard + 1) * COUNT // 2):
+                    for member, content in parts_of(number).items():
+                        tools.add(tar, member, content)
+        tools.energon_prepare(tmp_path / name, "--split-ratio", "0,1,0")
+        tools.write_meta(
+            tmp_path / name, "dataset.yaml", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+        )
+    (tmp_path / "notes").mkdir()
+    for number in range(COUNT):
+        (tmp_path / f"notes/{number}.txt").write_text(f"note {number}")
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(COUNT)))
+    tools.lite_prepare(tmp_path / "lines.jsonl")
+    aux = {"pictures": "./pictures", "notes": "filesystem://./notes"}
+    reference = {"path": "own", "split_part": "val", "aux": aux, "subflavors": {"kind": "all"}}
+    path = tmp_path / "blend.yaml"
+    path.write_text(yaml.safe_dump(V2 | {"splits": {"val": reference}}))
+    return path
+
+
+@pytest.mark.parametrize("packing", [None, 4])
+@pytest.mark.parametrize("pool", ["none", "raw", "pickle"])
+def test_cooked_samples_are_the_same(blend: Path, tools: Any, packing: int | None, pool: Any) -> None:
+    assert_same, ours, theirs = tools.assert_same, [], []
+    for name, found in (("energon", theirs), ("energon_lite", ours)):
+        lib = library(name)
+        encoder = encoder_of(lib)
+        if packing is None:
+            encoder = one_by_one(lib)
+        dataset = lib.get_val_dataset(
+            str(blend),
+            split_part="val",
+            worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=None,
+            packing_buffer_size=packing,
+            task_encoder=encoder,
+        )
+        cache = lib.NoCachePool()
+        if pool != "none":
+            cache = lib.FileStoreCachePool(parent_cache_dir=blend.parent / "local" / name, num_workers=2, method=pool)
+        found += [tools.plain(sample) for sample in lib.get_savable_loader(dataset, cache_pool=cache)]
+        cache.close()
+    assert len(ours) == COUNT
+    ours.sort(key=lambda sample: str(sample["__key__"]))  # chunks of samples to be packed come one by one
+    assert_same(ours, theirs)
+    assert [len(sample["__sources__"]) for sample in ours] == [4] * COUNT
+
+
+def one_by_one(lib: Any) -> Any:
+    """The same without packing: the lazy values are asked for behind the encoding."""
+    packed = encoder_of(lib)
+
+    class Encoder(lib.DefaultTaskEncoder):  # type: ignore[misc]
+        cookers = packed.cookers
+
+        @lib.stateless
+        def postencode_sample(self, sample: Any) -> Any:
+            return packed.pack_selected_samples([packed.postencode_sample(sample)])
+
+    return Encoder()
+
+
+STORES: dict[str, tuple[Callable[[Any, Path], Any], list[str]]] = {
+    "data set": (lambda lib, root: lib.WebdatasetFileStore(path_of(lib, root / "own")), ["000.txt", "005.json"]),
+    "folders in keys": (
+        lambda lib, root: lib.WebdatasetFileStore(path_of(lib, root / "pictures")),
+        ["deep/3.png", "deep/5.cls"],
+    ),
+    "folder": (lambda lib, root: lib.SystemFileStore(path_of(lib, root / "notes")), ["0.txt", "3.txt"]),
+    "lines": (lambda lib, root: lib.JsonlFileStore(path_of(lib, root / "lines.jsonl")), ["0.json", "5.json"]),
+}
+
+
+def path_of(lib: Any, path: Path) -> Any:
+    if hasattr(lib, "__path__"):
+        return path
+    return importlib.import_module("megatron.energon.epathlib").EPath(path)
+
+
+@pytest.mark.parametrize("case", STORES)
+def test_stores_give_the_same(blend: Path, tools: Any, case: str) -> None:
+    make, keys = STORES[case]
+    found = []
+    for name in ("energon", "energon_lite"):
+        lib = library(name)
+        raw = make(lib, blend.parent)
+        decoded = lib.DecodeFileStore(raw, decoder=lib.SampleDecoder())
+        primary = lib.PrimaryFileStore(decoded, keys[0].rpartition(".")[0])
+        sample: dict[str, Any] = {}
+        values = [store.get(key, sample) for store in (raw, decoded, primary) for key in keys]
+        values += [primary.get("." + keys[0].rpartition(".")[2], sample)]
+        sources = [(one.index, one.shard_name, one.file_names, str(one.dataset_path)) for one in sample["__sources__"]]
+        found.append((values, sources, str(raw.get_path())))
+        for missing in ("no.txt", "77.json"):
+            with pytest.raises((KeyError, FileNotFoundError, ValueError, IndexError, UnboundLocalError)):
+                raw.get(missing)
+    (theirs, *more), (ours, *own) = found
+    assert own == more
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.rstrip() == other.rstrip() if isinstance(one, bytes) else tools.equal(one, other)
+
+
+def test_parts_of_several_samples_in_a_cache_are_not_mixed_up(blend: Path, tmp_path: Path) -> None:
+    """Energon's cache takes the path and ".txt" for the name, which the parts of all samples have."""
+    wrong = []
+    for name in ("energon", "energon_lite"):
+        lib = library(name)
+        store = lib.WebdatasetFileStore(path_of(lib, blend.parent / "own"))
+        pool = lib.FileStoreCachePool(parent_cache_dir=tmp_path / name, num_workers=1, method="pickle")
+        lazies = [pool.get_lazy(lib.PrimaryFileStore(store, key), ".txt") for key in ("000", "001")]
+        lazies[0].entry.send_to_cache_future.result(10)
+        values = [lazy.get() for lazy in lazies]
+        pool.close()
+        wrong.append(values != [b"text 0", b"text 1"])
+    assert wrong == [True, False]
+
+
+def test_a_lazy_value_asked_for_twice(blend: Path, tmp_path: Path) -> None:
+    """In Energon the second time gives a pair."""
+    found = []
+    for name in ("energon", "energon_lite"):
+        lib = library(name)
+        pool = lib.FileStoreCachePool(parent_cache_dir=tmp_path / name)
+        lazy = pool.get_lazy(lib.SystemFileStore(path_of(lib, blend.parent / "notes")), "1.txt")
+        found.append((lazy.get(), lazy.get()))
+        pool.close()
+    assert found[1] == (b"note 1", b"note 1") and found[0][1] != b"note 1"
+
+
+@pytest.mark.parametrize(
+    ("hook", "tolerance", "every"),
+    [
+        ("encode_sample", 1, 0),
+        ("encode_sample", 3, 3),
+        ("encode_sample", 3, 4),
+        ("batch", 5, 0),
+    ],
+)
+def test_failures_are_tolerated_as_often(blend: Path, hook: str, tolerance: int, every: int) -> None:
+    found = []
+    for name in ("energon", "energon_lite"):
+        lib = library(name)
+        calls: list[int] = []
+        handled: list[tuple[str, str]] = []
+        found.append(run_failing(lib, blend.parent / "own", hook, tolerance, every, calls, handled))
+        found[-1] += (len(calls), handled)
+    assert found[0] == found[1] and found[0][0] == (every != 3)
+
+
+def run_failing(
+    lib: Any, path: Path, hook: str, tolerance: int, every: int, calls: list[int], handled: list[Any]
+) -> tuple[Any, ...]:
+    """Whether the run was ended by a hook that succeeds every so many calls only."""
+
+    @lib.stateless
+    @lib.cooker
+    def cook(sample: dict[str, Any]) -> Any:
+        return lib.TextSample(**lib.basic_sample_keys(sample), text=sample["txt"])
+
+    @lib.stateless(failure_tolerance=tolerance)
+    def fails(self: Any, given: Any) -> Any:
+        calls.append(1)
+        if not every or len(calls) % every:
+            raise ValueError("bad")
+        return given
+
+    def handler(error: Exception, given: Any, sources: Any) -> None:
+        handled.append((type(error).__name__, type(given).__name__, type(sources).__name__))
+
+    fails.__name__ = hook
+    encoder = type("Encoder", (lib.DefaultTaskEncoder,), {"cookers": [lib.Cooker(cook)], hook: fails})()
+    dataset = lib.get_train_dataset(
+        str(path),
+        split_part="val",
+        batch_size=2,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=handler),
+        task_encoder=encoder,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    try:
+        for _ in zip(range(4), lib.get_savable_loader(dataset), strict=False):
+            pass
+    except lib.FatalSampleError:
+        return (True,)
+    return (False,)

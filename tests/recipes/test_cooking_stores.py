@@ -1,0 +1,332 @@
+"""Cookers get the stores of their data set, the data set itself and the loader's cache, in every kind of worker."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_lite import (
+    CachePool,
+    Cooker,
+    DefaultTaskEncoder,
+    FatalSampleError,
+    FileStore,
+    FileStoreCachePool,
+    NoCachePool,
+    Sample,
+    TaskEncoder,
+    TextSample,
+    UsageError,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    edataclass,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    register_source,
+    stateless,
+)
+from energon_lite.errors import ConfigError
+from energon_lite.hooks import HookContext, hook_context
+from energon_lite.storage.prepare.prepare import prepare_dataset
+
+CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+ALONE = WorkerConfig(rank=0, world_size=1)
+COUNT = 8
+
+
+@edataclass
+class Cooked(Sample):
+    text: str
+    later: Any
+    aside: Any = None
+
+
+@cooker(need_cache=True, need_primary=True)
+def cook_all(
+    sample: dict[str, Any], notes: FileStore, texts: FileStore, primary: FileStore, cache: CachePool
+) -> Cooked:
+    number = sample["json"]["n"]
+    note = notes.get(f"{number}.txt", sample)
+    return Cooked(
+        **basic_sample_keys(sample),
+        text=f"{number}: {note} {primary.get('.json')}",
+        later=cache.get_lazy(texts, f"{COUNT - 1 - number}.txt"),
+        aside=cache.to_cache([number], "number"),
+    )
+
+
+class Texts(DefaultTaskEncoder):
+    cookers = [Cooker(cook_all)]
+
+    def postencode_sample(self, sample: Cooked) -> TextSample:
+        text = f"{sample.text}, {sample.later.get(sample)} {sample.aside.get()}"
+        return TextSample.derive_from(sample, text=text)
+
+
+class PackedTexts(Texts):
+    def select_samples_to_pack(self, samples: Sequence[Any]) -> list[list[Any]]:
+        return [list(samples[start : start + 2]) for start in range(0, len(samples), 2)]
+
+    def pack_selected_samples(self, samples: Sequence[Any]) -> TextSample:
+        return TextSample.derive_from(samples[0], text=" & ".join(sample.text for sample in samples))
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", os.fspath(tmp_path / "index"))
+    write_tar(tmp_path / "own/a.tar", {f"{n:03d}.json": json.dumps({"n": n}).encode() for n in range(COUNT)})
+    write_tar(tmp_path / "texts/a.tar", {f"{n}.txt": f"text {n}".encode() for n in range(COUNT)})
+    for name in ("own", "texts"):
+        prepare_dataset(tmp_path / name, split_ratio="1,0,0")
+    (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE)
+    (tmp_path / "notes").mkdir()
+    for number in range(COUNT):
+        (tmp_path / f"notes/{number}.txt").write_text(f"note {number}")
+    return tmp_path
+
+
+AUX = {"texts": "./texts", "notes": "filesystem://notes"}
+
+
+def blend(root: Path, aux: dict[str, str] | None = None, **more: Any) -> Path:
+    """A document whose training split is the crude data set with these stores."""
+    reference = {"path": "own", "aux": AUX if aux is None else aux} | more
+    (root / "blend.yaml").write_text(yaml.safe_dump({"splits": {"train": reference}}))
+    return root / "blend.yaml"
+
+
+def dataset(root: Path, encoder: TaskEncoder, aux: dict[str, str] | None = None, workers: int = 0, **more: Any) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    arguments = {"batch_size": 2, "worker_config": config, "task_encoder": encoder} | more
+    return get_train_dataset(blend(root, aux), **arguments)
+
+
+def test_in_all_kinds_of_workers(root: Path) -> None:
+    seen = []
+    for start_method, workers in (("fork", 0), ("fork", 2), ("thread", 2)):
+        for encoder, more in ((Texts(), {}), (PackedTexts(), {"packing_buffer_size": 4})):
+            pool = FileStoreCachePool(parent_cache_dir=root / "cache", num_workers=1, max_cache_count=3)
+            with get_savable_loader(
+                dataset(root, encoder, workers=workers, **more), start_method=start_method, cache_pool=pool
+            ) as loader:
+                batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
+                again = loader.restore_sample(batches[3].__restore_key__)
+                assert (again.text, again.__sources__) == (batches[3].text, batches[3].__sources__)
+                state = loader.save_state_rank()
+            assert list((root / "cache").iterdir()) == [], "all is gone with the loader"
+            pool.close()
+            seen.append(([(batch.text, batch.__key__, batch.__sources__) for batch in batches], state))
+    for kind in (seen[0::2], seen[1::2]):
+        assert kind[0] == kind[1] == kind[2]
+    texts, _ = seen[0]
+    number = int(texts[0][1][0])
+    assert texts[0][0][0] == f"{number}: note {number} {{'n': {number}}}, text {COUNT - 1 - number} [{number}]"
+    assert [one.index for one in texts[0][2]][:2] == [number, f"{number}.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_in_workers_that_start_afresh(root: Path, start_method: Any) -> None:
+    pool = FileStoreCachePool(parent_cache_dir=root / "cache")
+    data = dataset(root, PackedTexts(), workers=1, packing_buffer_size=4)
+    with get_savable_loader(data, start_method=start_method, cache_pool=pool) as loader:
+        batch = next(iter(loader))
+    assert list((root / "cache").iterdir()) == []
+    assert batch.text == next(iter(get_savable_loader(dataset(root, PackedTexts(), packing_buffer_size=4)))).text
+
+
+def test_without_a_pool_and_with_another_one_batches_and_states_are_the_same(root: Path) -> None:
+    seen = []
+    for pool in (None, NoCachePool(), FileStoreCachePool(parent_cache_dir=root / "cache", method="pickle")):
+        with get_savable_loader(dataset(root, Texts()), cache_pool=pool) as loader:
+            seen.append((next(iter(loader)).text, loader.save_state_rank()))
+    assert seen[0] == seen[1] == seen[2] and "cache" not in json.dumps(seen[0][1])
+    with pytest.raises(UsageError, match="cache_pool is a str"):
+        get_loader(dataset(root, Texts()), cache_pool="/local/cache")
+
+
+def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
+    class Dies(Texts):
+        def postencode_sample(self, sample: Cooked) -> TextSample:
+            if not (root / "died").exists() and sample.later.entry.send_to_cache_future.result(10):
+                (root / "died").touch()
+                os.kill(os.getpid(), 9)
+            return super().postencode_sample(sample)
+
+    pool = FileStoreCachePool(parent_cache_dir=root / "cache")
+    with get_savable_loader(dataset(root, Dies(), workers=1), cache_pool=pool) as loader:
+        batch = next(iter(loader))
+        assert len(list((root / "cache").glob("cache_*/"))) == 2 and loader.stats()["worker_deaths"] == 1
+    assert list((root / "cache").iterdir()) == []
+    assert batch.text == next(iter(get_loader(dataset(root, Texts())))).text
+
+
+def test_lazy_values_in_a_batch(root: Path) -> None:
+    class Handed(DefaultTaskEncoder):
+        cookers = Texts.cookers
+
+    pool = FileStoreCachePool(parent_cache_dir=root / "cache")
+    with get_loader(dataset(root, Handed(), workers=1), cache_pool=pool) as loader:
+        batch = next(iter(loader))
+        numbers = [int(key) for key in batch.__key__]
+    assert [lazy.get() for lazy in batch.later] == [f"text {COUNT - 1 - number}" for number in numbers]
+    assert [lazy.get() for lazy in batch.aside] == [[number] for number in numbers]
+
+
+# -- the hook --------------------------------------------------------------------------------------------------------
+
+
+def cook_text(sample: dict[str, Any], **stores: FileStore) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=",".join(sorted(stores)))
+
+
+def own(cook: Callable[..., Any]) -> TaskEncoder:
+    """An encoder with a cook_crude_sample of its own."""
+    return type("Own", (TaskEncoder,), {"cookers": [Cooker(cook_text)], "cook_crude_sample": cook})()
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "as energon's": lambda self, sample, cooker, aux: cooker.cook(sample, **aux),
+    "by keyword": lambda self, sample, *, cooker, aux: cooker.cook(sample, **aux),
+    "aux by keyword": lambda self, sample, cooker, *, aux: cooker.cook(sample, **aux),
+    "anything": lambda self, *args, **more: TaskEncoder.cook_crude_sample(self, *args, **more),
+    "with a default": lambda self, sample, cooker, aux=None: super(type(self), self).cook_crude_sample(
+        sample, cooker, aux
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_cook_crude_sample_of_ones_own(root: Path, case: str) -> None:
+    assert next(iter(get_loader(dataset(root, own(OWN[case]))))).text == ["notes,texts"] * 2
+
+
+def test_one_of_two_arguments_where_nothing_has_aux(root: Path) -> None:
+    encoder = own(lambda self, sample, cooker: super(type(self), self).cook_crude_sample(sample, cooker))
+    assert next(iter(get_loader(dataset(root, encoder, aux={})))).text == ["", ""]
+    with pytest.raises(UsageError, match=r"takes \(sample, cooker\).*notes, texts"):
+        dataset(root, encoder)
+
+
+def test_the_cache_is_for_hooks_in_a_loader(root: Path) -> None:
+    encoder = TaskEncoder()
+    with pytest.raises(UsageError, match="outside of a hook"):
+        encoder.cache  # noqa: B018
+    with hook_context(HookContext(1)):
+        assert isinstance(encoder.cache, NoCachePool)
+    pool = NoCachePool()
+    with hook_context(HookContext(1, cache=pool)):
+        assert encoder.cache is pool
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_stores_that_a_cooker_does_not_take(root: Path) -> None:
+    def cook_notes(sample: dict[str, Any], notes: FileStore) -> Any:
+        return sample
+
+    class Notes(TaskEncoder):
+        cookers = [Cooker(cook_notes)]
+
+    dataset(root, Notes(), {"notes": "filesystem://notes"})
+    with pytest.raises(UsageError, match="the cooker cook_notes does not take 'texts'") as error:
+        dataset(root, Notes())
+    assert "def cook_notes(sample, notes, texts)" in str(error.value)
+
+
+def test_stores_that_a_cooker_wants(root: Path) -> None:
+    for aux, more in (({}, "'notes', 'texts'"), ({"notes": "filesystem://notes"}, "'texts'")):
+        with pytest.raises(UsageError, match=f"cook_all wants {more}, which it is not given"):
+            dataset(root, Texts(), aux)
+
+    class Unmarked(TaskEncoder):
+        cookers = [Cooker(lambda sample, cache, more=None: sample)]
+
+    with pytest.raises(UsageError, match="wants 'cache'"):
+        dataset(root, Unmarked(), {})
+
+
+def test_aux_without_a_cooker(root: Path) -> None:
+    with pytest.raises(ConfigError, match="aux is for cookers") as error:
+        dataset(root, TaskEncoder())
+    assert "blend.yaml:" in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["filesystem://none", "notes", "own/a.tar", "s3+http://x/y"])
+def test_stores_that_cannot_be_opened(root: Path, wrong: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        dataset(root, own(OWN["as energon's"]), {"x": wrong})
+    assert "blend.yaml:" in str(error.value) and error.value.fix
+
+
+def test_aux_of_a_metadataset(root: Path) -> None:
+    blend(root).rename(root / "inner.yaml")
+    (root / "outer.yaml").write_text("splits: {train: {path: inner.yaml, aux: {notes: texts}}}")
+    with pytest.raises(ConfigError, match="is for the cooker of one data set"):
+        get_train_dataset(root / "outer.yaml", batch_size=2, worker_config=ALONE, task_encoder=Texts())
+
+
+class Rows:
+    identity = "rows"
+
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"json": {"n": index}}
+
+
+def open_rows(url: str, split: str) -> Rows:
+    return Rows()
+
+
+def test_the_primary_of_other_data_sets(root: Path) -> None:
+    (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
+    make = partial(get_train_dataset, batch_size=1, worker_config=ALONE, task_encoder=Primary())
+    assert next(iter(get_loader(make(root / "lines.jsonl")))).text[0].startswith("{'n': ")
+    register_source("cookedrows", open_rows)
+    with pytest.raises(UsageError, match="need_primary=True"):
+        make("cookedrows://x")
+
+
+@stateless
+@cooker(need_primary=True)
+def cook_primary(sample: dict[str, Any], primary: FileStore) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=str(primary.get(".json", sample)))
+
+
+class Primary(TaskEncoder):
+    cookers = [Cooker(cook_primary)]
+
+
+def test_a_store_that_ends_the_run(root: Path) -> None:
+    @cooker
+    def cook_fatal(sample: dict[str, Any], **_: Any) -> Any:
+        raise FatalSampleError.from_sample(sample, "no license")
+
+    class Fatal(TaskEncoder):
+        cookers = [Cooker(cook_fatal)]
+
+    with pytest.raises(FatalSampleError, match=r"sample 00\d failed: no license"):
+        next(iter(get_loader(dataset(root, Fatal()))))
