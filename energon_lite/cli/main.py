@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 #: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
 COMMANDS: dict[str, str] = {
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
+    "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",

@@ -16,6 +16,7 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
+from energon_lite.cli.media_options import extract_media, media_options
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.documents.paths import missing_file_fix
@@ -26,6 +27,7 @@ from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
@@ -57,6 +59,7 @@ __all__ = ["command"]
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
+@media_options
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
     """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
@@ -80,6 +83,9 @@ def command(path: str, **asked: Any) -> None:
         raise UsageError(f"there is no such {what}", where=root, fix=fix)
     if is_metadataset(root):
         raise _metadataset(root)
+    if asked["media"] is not None and (is_jsonl(root) or asked["tar_index_only"]):
+        what = "a JSONL file has no media" if is_jsonl(root) else "goes together with no --tar-index-only"
+        raise UsageError(f"--media-metadata-by-...: {what}", where=root, fix="leave it out, or use prepare-media")
     if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
@@ -150,6 +156,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         show_share(asked["ranks"], f"{report.samples} samples in {report.shards} shards")
         return
     _show_report(report)
+    _store_media(root, asked)
     _store_lengths(root, asked)
     _show_next_step(report, asked["dataset_yaml_name"])
 
@@ -211,6 +218,12 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
             "a question was not answered, because the input has ended; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
+
+
+def _store_media(root: str, asked: _Asked) -> None:
+    """Store the metadata of media of what has just been prepared, if it is wanted; rank 0 does it."""
+    if asked["media"] is not None and not asked["ranks"].rank:
+        extract_media(root, asked["media"], Ranks(), asked["num_workers"], asked["show_progress"])
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:

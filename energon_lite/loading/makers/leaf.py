@@ -40,7 +40,9 @@ class Leaf:
     @cached_property
     def reader(self) -> SampleReader | OpenedSource:
         """Brings the bytes."""
-        return self.source if isinstance(self.source, OpenedSource) else SampleReader(self.source, self.parts)
+        if isinstance(self.source, OpenedSource):
+            return self.source
+        return SampleReader(self.source, self.parts, self.loader.streamed(self.source.part_names))
 
     @cached_property
     def fields(self) -> LeafFields | None:

@@ -14,7 +14,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
-__all__ = ["copy_file", "is_remote", "list_files", "read_range"]
+__all__ = ["copy_file", "file_size", "is_remote", "list_files", "read_range"]
 
 #: Seconds to wait before a failed request is sent again.
 _RETRIES = (0.2, 1.0, 3.0)
@@ -77,6 +77,20 @@ def _wrong_range(url: str, how: str) -> FatalStorageError:
         fix="use a server that knows HTTP range requests (nginx and object stores do; python -m http.server does not), "
         "and none that compresses on the way; or copy the data set to a local disk",
     )
+
+
+def file_size(url: str) -> int:
+    """How many bytes a remote file has.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store does not answer, or does not say.
+    """
+    fs, path = _file_system(url)
+    size = _tried(lambda: fs.size(path), url, None)
+    if size is None:
+        raise DatasetError("the store does not say how long the file is", where=url, fix="copy it to a local disk")
+    return int(size)
 
 
 def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
