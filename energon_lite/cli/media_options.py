@@ -29,12 +29,12 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--media-metadata-by-header",
             is_flag=True,
-            help="Store the metadata of what is a medium by its first bytes.",
+            help="Store the metadata of media, known by their first bytes.",
         ),
         click.option(
             "--media-metadata-by-extension",
             is_flag=True,
-            help="Store the metadata of what is a medium by its extension.",
+            help="Store the metadata of media, known by extension.",
         ),
     ]
 

@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from energon_lite.errors import DecodeError, UsageError, check_choice
@@ -39,7 +39,7 @@ _ALL = ((0.0, math.inf),)
 class AVDecoder:
     """A file of audio or video. Nothing is decoded, nor opened, until a method asks for it, and nothing stays open.
 
-    It can be pickled, and so comes out of worker processes: with the bytes, or, if it reads from a file, with its place.
+    It can be pickled, and so comes out of worker processes: with the bytes, or, if it reads a file, with its place.
 
     Args:
         stream: an open binary file that can be searched: ``io.BytesIO(data)``, ``open(path, "rb")``, or what
@@ -105,8 +105,8 @@ class AVDecoder:
         """Clips of the pictures.
 
         Args:
-            video_clip_ranges: start and end of each clip. The end is part of it: the frame that is shown then is its last
-                one, so that a range ``(t, t)`` is one frame. A range behind the end of the video gives no clip.
+            video_clip_ranges: start and end of each clip. The end is part of it: the frame that is shown then is its
+                last one, so that a range ``(t, t)`` is one frame. A range behind the end of the video gives no clip.
             video_unit: what these numbers are: seconds, or numbers of frames from 0 on.
             video_out_frame_size: width and height that frames are brought to; None: as they are.
 
@@ -201,8 +201,8 @@ class AVDecoder:
         return AVData(video_clips=video[0], video_timestamps=video[1], audio_clips=audio[0], audio_timestamps=audio[1])
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
-        """All that is in the file: the pictures, with the sound if ``video_decode_audio``; or the sound, if there are no
-        pictures; None: it has neither."""
+        """All that is in the file: the pictures, with the sound if ``video_decode_audio``; or the sound, if there are
+        no pictures; None: it has neither."""
         with self._open() as container:
             has_video, has_audio = bool(container.streams.video), bool(container.streams.audio)
         # The cover of an album is a video stream of one picture.
@@ -271,8 +271,8 @@ class AVDecoder:
 
         Args:
             get_video, get_audio: of its pictures, of its sound.
-            get_video_duration, get_audio_duration: also if the header does not say it; all packets are gone through then.
-            get_video_frame_count: all packets are gone through, nothing is decoded.
+            get_video_duration, get_audio_duration: also if the header does not say it; all packets are read then.
+            get_video_frame_count: all packets are read, nothing is decoded.
             get_video_frame_size: the first frame is decoded.
             get_audio_num_samples: all of the sound is decoded.
 
@@ -284,7 +284,9 @@ class AVDecoder:
             if get_video and container.streams.video:
                 add_video(metadata, container, get_video_duration, get_video_frame_count, get_video_frame_size)
             if get_audio and container.streams.audio:
-                add_audio(metadata, container, get_audio_duration, get_audio_num_samples)
+                # Of what follows a search, the first samples are missing: all are counted in a file just opened.
+                with opened(self.stream) if get_audio_num_samples else nullcontext(container) as again:
+                    add_audio(metadata, again, get_audio_duration, get_audio_num_samples)
         return metadata
 
     def _get_extension(self) -> str | None:
@@ -355,5 +357,5 @@ def _portable(stream: Any) -> Any:
 def _again(origin: Any, suppress_warnings: bool, allow_truncated: bool) -> AVDecoder:
     stream = io.BytesIO(origin) if isinstance(origin, bytes) else origin
     if isinstance(origin, str):
-        stream = open(origin, "rb")  # closed with the decoder
+        stream = io.BufferedReader(io.FileIO(origin))  # closed with the decoder
     return AVDecoder(stream, suppress_warnings, allow_truncated=allow_truncated)

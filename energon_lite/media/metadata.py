@@ -1,5 +1,5 @@
-"""What is known of a picture, a sound or a film without decoding it, and how that is stored: as Megatron-Energon does it,
-a kind and a JSON text without the entries that are unknown."""
+"""What is known of a picture, a sound or a film without decoding it, and how that is stored: as Megatron-Energon does
+it, a kind and a JSON text without the entries that are unknown."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 
+_FIX = "make it again with `energon-lite prepare-media`"
+
+
 class MediaMetadataType(str, Enum):
     """The kinds of metadata."""
 
@@ -39,9 +42,7 @@ class MediaMetadataType(str, Enum):
         try:
             return cls(value)
         except ValueError:
-            raise _Unknown(
-                f"media metadata of the unknown kind {value!r}", fix="make it again: prepare-media"
-            ) from None
+            raise _Unknown(f"media metadata of the unknown kind {value!r}", fix=_FIX) from None
 
 
 class _Unknown(DataIndexError, ValueError):
@@ -71,7 +72,7 @@ class MediaMetadataBase:
         except TypeError:
             found = ", ".join(sorted(map(str, payload)))
             what = f"media metadata has the entries {found or '(none)'} instead of {', '.join(sorted(known))}"
-            raise _Unknown(what, fix="make it again: prepare-media") from None
+            raise _Unknown(what, fix=_FIX) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +130,7 @@ def deserialize_media_metadata(metadata_type: str | MediaMetadataType, metadata_
     try:
         payload = json.loads(metadata_json) if metadata_json else {}
     except ValueError as error:
-        raise _Unknown(f"media metadata is not JSON: {error}", fix="make it again: prepare-media") from None
+        raise _Unknown(f"media metadata is not JSON: {error}", fix=_FIX) from None
     if not isinstance(payload, dict):
-        raise _Unknown("media metadata is no JSON object", fix="make it again: prepare-media")
+        raise _Unknown("media metadata is no JSON object", fix=_FIX)
     return kind.from_dict(payload)

@@ -46,13 +46,13 @@ def add_audio(metadata: AVMetadata, container: av.container.InputContainer, dura
 
     Args:
         duration: go through all packets if the header does not say how long it is.
-        samples: decode all of it and count; the duration is that of what was decoded, then.
+        samples: decode all of it and count; the duration is that of what was decoded, then. The container was just
+            opened.
     """
     stream = container.streams.audio[0]
     metadata.audio_sample_rate, metadata.audio_channels = stream.sample_rate, stream.channels
     length, begin = stream.duration, 0
     if samples:
-        container.seek(0)
         metadata.audio_num_samples, end = 0, None
         for frame in container.decode(stream):
             metadata.audio_num_samples += frame.samples

@@ -1,7 +1,7 @@
 """Whether a file was cut off: its own headers say how long it should be.
 
-FFmpeg decodes what there is of a Matroska, WAV or MP3 file that was cut off, and says nothing. In training that would be
-clips that end early without anybody knowing; so it is looked at when a file is opened. Only a few bytes are read.
+FFmpeg decodes what there is of a Matroska, WAV or MP3 file that was cut off, and says nothing. In training that would
+be clips that end early without anybody knowing; so it is looked at when a file is opened. Only a few bytes are read.
 """
 
 from __future__ import annotations

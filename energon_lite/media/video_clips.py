@@ -8,6 +8,7 @@ stream whose rate varies are found as those of any other, and pictures and sound
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ __all__ = ["VideoReader"]
 
 #: Seconds to go back when the first picture after a search comes too late.
 _BACK = 2.0
-#: Seconds that are rather decoded than skipped by a search, where nobody knows where pictures begin that need no others.
+#: Seconds that are rather decoded than skipped by a search, where it is not known which pictures need no others.
 _FORWARD = 2.0
 #: Frames that memory is taken for, at most, before there are so many.
 _FIRST_ROOM = 256
@@ -35,7 +36,8 @@ class VideoReader:
 
     Args:
         container: from :func:`~energon_lite.media.container.open_container`.
-        source: what it reads from; if it has a method ``fetch_ahead(start, stop)``, it is told which bytes a clip takes.
+        source: what it reads from; if that has a method ``fetch_ahead(start, stop)``, it is told which bytes a clip
+            takes.
     """
 
     def __init__(self, container: av.container.InputContainer, source: Any = None):
@@ -49,6 +51,8 @@ class VideoReader:
         self._tell = getattr(source, "fetch_ahead", None)
         self._reformat = VideoReformatter().reformat
         self._frames: Iterator[av.VideoFrame] | None = None
+        #: Times of the packets that were read, and may not be decoded yet.
+        self._read: deque[int] = deque()
         #: The last frame that was decoded, and the one before.
         self._next: av.VideoFrame | None = None
         self._current: av.VideoFrame | None = None
@@ -60,9 +64,9 @@ class VideoReader:
     def read(
         self, start: int, stop: int | None, size: tuple[int, int] | None = None
     ) -> tuple[NDArray[np.uint8], tuple[float, float]] | None:
-        """The frames that are shown from tick ``start`` up to and including tick ``stop`` (None: the end), at least one,
-        as ``[frames, height, width, 3]``, with the start of the first and the end of the last in seconds; None: the
-        video ends before.
+        """The frames that are shown from tick ``start`` up to and including tick ``stop`` (None: the end), at least
+        one, as ``[frames, height, width, 3]``, with the start of the first and the end of the last in seconds; None:
+        the video ends before.
 
         Args:
             size: width and height that frames are brought to; None: as they are.
@@ -85,8 +89,8 @@ class VideoReader:
         if first is None or last is None:
             return None
         # FFmpeg gives durations in the order of the file, which where they vary is not that of the pictures.
-        known = self._varies and self._next is not None and last is self._current
-        end = (self._next.pts if known and self._next else last.pts + (last.duration or 0)) * last.time_base
+        after = self._after() if self._varies and stop is not None and last is self._current else None
+        end = (last.pts + (last.duration or 0) if after is None else after) * last.time_base
         return pictures.array(), (float(first.pts * first.time_base), float(end))
 
     def _room(self, start: int, stop: int | None) -> int:
@@ -97,17 +101,12 @@ class VideoReader:
 
     def _shown(self, start: int, stop: int | None) -> Iterator[av.VideoFrame]:
         self._go_to(start, stop)
-        while True:
-            frame = self._current
-            if frame is None:
-                return
-            yield frame
-            # One more frame is decoded to see when it begins, unless this one says how long it is shown.
-            if stop is not None and self._next is None and self._constant and frame.pts + self._constant > stop:
-                return
-            after = self._peek()
-            if after is None or (stop is not None and after.pts > stop):
-                return
+        while self._current is not None:
+            yield self._current
+            if stop is not None:
+                after = self._after()
+                if after is None or after > stop:
+                    return
             self._advance()
 
     def _go_to(self, start: int, stop: int | None) -> None:
@@ -116,17 +115,34 @@ class VideoReader:
         if here is None or not self._is_near(here.pts, start):
             self._search(start, stop)
         while self._current is not None:
-            here = self._current.pts
-            if self._next is None and here <= start < here + self._constant:
-                return
-            after = self._peek()
+            after = self._after()
             if after is None:
                 if _end(self._current) <= start:
                     self._current = None
                 return
-            if after.pts > start:
+            if after > start:
                 return
             self._advance()
+
+    def _after(self) -> int | None:
+        """When the frame after the current one is shown; None: there is none. It is decoded only if nothing else says
+        when that is."""
+        assert self._current is not None
+        if self._next is None:
+            here = self._current.pts
+            if self._constant:
+                return int(here + self._constant)
+            while self._read and self._read[0] <= here:
+                self._read.popleft()
+            if self._read and not self.stream.codec_context.has_b_frames:
+                return self._read[0]
+            self._next = next(self._frames, None) if self._frames is not None else None
+        return None if self._next is None else int(self._next.pts)
+
+    def _advance(self) -> None:
+        if self._next is None and self._frames is not None:
+            self._next = next(self._frames, None)
+        self._current, self._next = self._next, None
 
     def _is_near(self, here: int, start: int) -> bool:
         """Whether to go on from frame ``here``, instead of searching."""
@@ -142,7 +158,7 @@ class VideoReader:
         unused = self._frames is None
         while True:
             target = start - back
-            if not (unused and target <= begin):
+            if self._tell is not None or not (unused and target <= begin):
                 self.container.seek(max(target, begin), stream=self.stream)
             if self._tell is not None:
                 self._tell_range(max(target, begin), stop)
@@ -155,20 +171,16 @@ class VideoReader:
 
     def _decoded(self) -> Iterator[av.VideoFrame]:
         after = None
-        for frame in self.container.decode(self.stream):
-            if frame.pts is None:
-                frame.pts = after
-            if frame.pts is not None:
-                after = frame.pts + (frame.duration or 0)
-                yield frame
-
-    def _peek(self) -> av.VideoFrame | None:
-        if self._next is None and self._frames is not None:
-            self._next = next(self._frames, None)
-        return self._next
-
-    def _advance(self) -> None:
-        self._current, self._next = self._next, None
+        self._read.clear()
+        for packet in self.container.demux(self.stream):
+            if packet.pts is not None:
+                self._read.append(packet.pts)
+            for frame in packet.decode():
+                if frame.pts is None:
+                    frame.pts = after
+                if frame.pts is not None:
+                    after = frame.pts + (frame.duration or 0)
+                    yield frame
 
     def _tell_range(self, start: int, stop: int | None) -> None:
         """Say which bytes hold the groups of pictures of a clip, as far as the file's own index says."""

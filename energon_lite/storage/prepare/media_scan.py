@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.media_metadata import MediaRow, write_media_metadata
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.range_stream import PartRange, open_stream
+from energon_lite.storage.read.range_stream import PartRange, RangeStream, open_stream
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
@@ -103,7 +103,7 @@ class _Media(Work[Unit, _Found]):
                 found.rows.append((entry, kind.value, text))
         return found
 
-    def _of_shard(self, name: str) -> Iterator[tuple[str, BinaryIO]]:
+    def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
         index = _index(self.root)
         scan = index.scan(index.shard_names.index(name))
         shard = os.path.join(self.root, name), ShardIdentity(scan.size, scan.head)
@@ -113,7 +113,7 @@ class _Media(Work[Unit, _Found]):
                 if self.filter.should_consider_media(entry):
                     yield entry, PartRange(shard, offset, size).open()
 
-    def _of_files(self, names: Unit) -> Iterator[tuple[str, BinaryIO]]:
+    def _of_files(self, names: Unit) -> Iterator[tuple[str, RangeStream]]:
         for name in names:
             yield name, open_stream(os.path.join(self.root, name))
 

@@ -18,10 +18,12 @@ from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 
 __all__ = ["PartRange", "RangeStream", "StreamedParts", "open_stream"]
 
-#: Bytes of a request at least, at most, and their share of what was read in one go before: so little is fetched in vain.
+#: Bytes of a request at least, at most, and their share of what was read in one go before: little is fetched in vain.
 _LEAST, _MOST, _SHARE = 32 << 10, 4 << 20, 8
 #: Bytes of one request for a stretch that is known to be wanted.
 _LARGEST = 8 << 20
+#: Bytes of a request behind it: often it is the next picture alone that is looked at.
+_BEHIND = 8 << 10
 #: Bytes that a stream keeps: a file is opened several times, and its header read each time.
 _KEPT = 32 << 20
 
@@ -135,7 +137,8 @@ class RangeStream(io.RawIOBase):
         self._window = start, self.size if stop is None else min(stop, self.size)
 
     def read(self, size: int | None = -1) -> bytes:
-        """At most ``size`` bytes, and as many if they are there; -1: all that are left."""
+        """At most ``size`` bytes, and as many if they are there; -1: all that are left. From the end of what
+        :meth:`fetch_ahead` told of on there may be fewer: FFmpeg asks for more than it needs."""
         left = max(0, self.size - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         pieces = []
@@ -144,6 +147,8 @@ class RangeStream(io.RawIOBase):
             pieces.append(piece)
             self._position += len(piece)
             wanted -= len(piece)
+            if self._position >= self._window[1] > 0 and size != -1:
+                break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readall(self) -> bytes:
@@ -176,6 +181,8 @@ class RangeStream(io.RawIOBase):
         low, high = self._window
         if low <= position < high:
             return min(high - position, _LARGEST)
+        if self._run[1] == position >= high > 0:
+            return min(_MOST, max(_BEHIND, position - high))
         run = position - self._run[0] if self._run[1] == position else 0
         return max(wanted, _LEAST, min(_MOST, run // _SHARE))
 
