@@ -19,7 +19,7 @@ __all__ = ["MediaFilterConfig", "MediaFilterStrategy"]
 #: Formats of which Pillow knows size and mode when it has read the header; of others they may change afterwards.
 _KNOWN_BY_HEADER = frozenset(["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 #: What may be tried; never PostScript, for which Pillow starts a program.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 
 class MediaFilterStrategy(str, Enum):
