@@ -26,7 +26,7 @@ import torch
 from av.video.reformatter import VideoReformatter
 from common import machine, spread, table, write_shards
 
-FPS, SECONDS, FILMS = 30, 12, 8
+FPS, SECONDS, FILMS = 30, 8, 4
 
 
 def film(number: int) -> bytes:
