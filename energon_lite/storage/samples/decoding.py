@@ -55,6 +55,7 @@ from energon_lite.storage.samples.image_decoding import (
     check_size,
     decode_image,
 )
+from energon_lite.trust import trusts
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
@@ -78,7 +79,8 @@ class SampleDecoder:
 
     Args:
         image_decode: a key of :data:`IMAGE_FORMS`; None leaves images as bytes.
-        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript).
+        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript). None: as
+            :mod:`energon_lite.trust` says, which is no.
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
         av_decode: what audio and video become: ``"AVDecoder"``, an :class:`~energon_lite.media.AVDecoder`; ``"torch"``,
@@ -104,7 +106,7 @@ class SampleDecoder:
     """
 
     image_decode: str | None = "torchrgb"
-    trust_code: bool = False
+    trust_code: bool | None = None
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
     av_decode: str | None = "AVDecoder"
     video_decode_audio: bool = False
@@ -228,7 +230,7 @@ class SampleDecoder:
     def _built_in(self, extension: str) -> Decode | None:
         if extension.lower() in AV_EXTENSIONS:
             return None if self.av_decode is None else partial(self._av, extension)
-        return _decoder_for(extension, self.image_decode, self.trust_code, self.max_unpacked_bytes)
+        return _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
 
 
 def _size(data: bytes | PartRange) -> int:
