@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from media_files import FPS, film, long_film, sound
@@ -25,6 +26,7 @@ from energon_lite import (
 )
 from energon_lite.hooks import Cooker
 from energon_lite.samples import ChatSample, VidQASample
+from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.range_stream import RangeStream
 from energon_lite.storage.samples import decoding
 
@@ -56,7 +58,7 @@ class Clips(TaskEncoder):
         return TextSample.derive_from(sample, text=f"{sample.context} {clips[0].shape[0]} {int(clips[0].sum())}")
 
 
-def loader_of(path: Path, encoder: TaskEncoder | None = None, workers: int = 0) -> Any:
+def loader_of(path: Path | str, encoder: TaskEncoder | None = None, workers: int = 0) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     return get_savable_loader(
         get_train_dataset(
@@ -77,11 +79,12 @@ def test_films_that_were_cut_off_are_counted_and_the_run_is_the_same_when_resume
     encoder.decoder = SampleDecoder(stream_above=above)
     with loader_of(films, encoder) as loader:
         whole = [list(batch.text) for batch in loader]
-        counted = loader.stats() if hasattr(loader, "stats") else None
+        assert loader.stats()["failed"] >= 2
+        (reason,) = {one["reason"].partition(":")[0] for one in loader.stats()["reasons"]}
+        assert reason == "DecodeError"
     texts = [text for batch in whole for text in batch]
     assert len(texts) == COUNT and not {"3", "7"} & {text.split()[0] for text in texts}
     assert all(text.split()[1] == str(FPS) for text in texts)
-    del counted
     again = loader_of(films, encoder, workers=1)
     with again as loader:
         batches = iter(loader)
@@ -122,6 +125,37 @@ def test_of_a_long_film_in_a_shard_little_is_read(tmp_path: Path, write_dataset:
     ((clip,), _) = video.get_video_clips([(400, 402)])
     assert clip.equal(AVDecoder(io.BytesIO(data)).get_video_clips([(400, 402)])[0][0])
     assert video.stream.fetched < len(data) // 20
+
+
+def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
+    tmp_path: Path, write_dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, size = long_film("mp4"), 0
+    path = write_dataset(tmp_path / "far", {"a.tar": [("0", {"mp4": data, "txt": b"far"})]}, dataset_yaml=FILMS)
+    index_again(str(path))
+    memory = fsspec.filesystem("memory")
+    for file in path.rglob("*"):
+        if file.is_file():
+            memory.pipe_file(f"/far/{file.relative_to(path)}", file.read_bytes())
+    real = type(memory).cat_file
+
+    def cat_file(self: Any, *arguments: Any, **options: Any) -> bytes:
+        nonlocal size
+        found: bytes = real(self, *arguments, **options)
+        size += len(found)
+        return found
+
+    monkeypatch.setattr(type(memory), "cat_file", cat_file)
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    try:
+        with loader_of("memory://far") as loader:
+            (video,) = next(iter(loader)).video
+        assert isinstance(video.stream, RangeStream) and size < len(data) // 50
+        ((clip,), _) = video.get_video_clips([(500, 502)])
+        assert clip.equal(AVDecoder(io.BytesIO(data)).get_video_clips([(500, 502)])[0][0])
+        assert size < len(data) // 20
+    finally:
+        memory.rm("/far", recursive=True)
 
 
 def test_forms(films: Path) -> None:

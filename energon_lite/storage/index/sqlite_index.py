@@ -1,7 +1,7 @@
 """``index.sqlite``: samples by key, as Megatron-Energon 7.4 writes it.
 
-We do not read these tables. It is there for what Energon does with it (auxiliary stores, joins, mounting), so that a data set
-prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+We do not read these tables. They are there for what Energon does with them (auxiliary stores, joins, mounting), so that
+a data set prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
 
 Others may keep tables of their own in it, as Energon does with what it finds out about pictures and videos, which can
 take hours. They are carried over when the file is made again.
