@@ -51,6 +51,7 @@ from energon_lite.errors import WorkerError as WorkerError
 from energon_lite.extras.packed_list import PackedList as PackedList
 from energon_lite.hooks import Cooker as Cooker
 from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder
+from energon_lite.hooks import PackedSamplesOutput as PackedSamplesOutput
 from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
@@ -72,6 +73,8 @@ from energon_lite.media.metadata import ImageMetadata as ImageMetadata
 from energon_lite.media.uniform_clips import get_clips_uniform as get_clips_uniform
 from energon_lite.media.uniform_clips import get_single_frames_uniform as get_single_frames_uniform
 from energon_lite.recipes import get_loader as get_loader
+from energon_lite.recipes import get_processing_dataset as get_processing_dataset
+from energon_lite.recipes import get_processing_datasets as get_processing_datasets
 from energon_lite.recipes import get_savable_loader as get_savable_loader
 from energon_lite.recipes import get_train_dataset as get_train_dataset
 from energon_lite.recipes import get_val_dataset as get_val_dataset
@@ -93,6 +96,10 @@ from energon_lite.samples import VidQASample as VidQASample
 from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import edataclass as edataclass
+from energon_lite.storage.index.filter_index import build_filter_index as build_filter_index
+from energon_lite.storage.index.filter_index import (
+    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
+)
 from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
 from energon_lite.storage.read.range_stream import RangeStream as RangeStream
 from energon_lite.storage.read.range_stream import open_stream as open_stream

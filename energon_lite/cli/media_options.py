@@ -58,9 +58,17 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def extract_media(
-    root: str, media: Any, ranks: Ranks, workers: int | None, show_progress: bool, tmp_path: str | None = None
+    root: str,
+    media: Any,
+    ranks: Ranks,
+    workers: int | None,
+    show_progress: bool,
+    tmp_path: str | None = None,
+    *,
+    to_log: bool = False,
 ) -> None:
-    """Extract and store the metadata of the media in a folder, and say what was found."""
+    """Extract and store the metadata of the media in a folder, and say what was found; on standard error, if
+    ``to_log``."""
     from energon_lite.storage.prepare.media_scan import prepare_media
 
     with progress(show_progress, "Media", "units") as show:
@@ -73,4 +81,4 @@ def extract_media(
     if len(report.broken) > _NAMED:
         click.secho(f"Note: and {len(report.broken) - _NAMED:,} more", fg="yellow", err=True)
     damaged = f"; {len(report.broken):,} are damaged, and have none" if report.broken else ""
-    click.echo(f"Stored the metadata of {report.found:,} media{damaged}.")
+    click.echo(f"Stored the metadata of {report.found:,} media{damaged}.", err=to_log)

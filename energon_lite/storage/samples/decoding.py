@@ -223,6 +223,11 @@ class SampleDecoder:
             return partial(self.decode, part_name)
         return self._built_in(extension)
 
+    def refuses(self, part_name: str) -> bool:
+        """Whether parts of this name are refused, whatever is in them: reading them could run code."""
+        function = self.function(part_name)
+        return isinstance(function, partial) and function.func is _refuse
+
     @property
     def _av(self) -> AVWebdatasetDecoder:
         return AVWebdatasetDecoder(self.video_decode_audio, self.av_decode or "AVDecoder")
