@@ -82,6 +82,16 @@ class AVDecoder:
         with opened(self.stream) as container:
             yield container
 
+    def check(self) -> None:
+        """See that the file is whole and has audio or video, without decoding any.
+
+        Raises:
+            DecodeError: it is not, or has none.
+        """
+        with self._open() as container:
+            if not (container.streams.video or container.streams.audio):
+                raise DecodeError("there is neither audio nor video in the file", fix="leave it out")
+
     # -- clips ------------------------------------------------------------------------------------------------------
 
     def get_video(self) -> AVData:

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from click.testing import CliRunner
 from media_files import FPS, film, long_film, sound
 
 from energon_lite import (
@@ -24,6 +25,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.cli.main import main
 from energon_lite.hooks import Cooker
 from energon_lite.samples import ChatSample, VidQASample
 from energon_lite.storage.prepare.prepare import index_again
@@ -96,6 +98,11 @@ def test_films_that_were_cut_off_are_counted_and_the_run_is_the_same_when_resume
         rest = [list(batch.text) for batch in batches_left]
         made = loader.restore_sample(batches_left[0].__restore_key__)
     assert first + rest == whole and list(made.text) == rest[0]
+
+
+def test_lint_names_films_that_were_cut_off(films: Path) -> None:
+    result = CliRunner().invoke(main, ["lint", str(films), "--no-progress"])
+    assert result.exit_code == 1 and result.output.count("bytes are missing") == 2, result.output
 
 
 @pytest.mark.parametrize("workers", [0, 1])
