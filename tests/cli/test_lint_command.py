@@ -198,7 +198,8 @@ class TestKindsOfData:
             def read(self, index: int) -> dict[str, bytes]:
                 return {"json": b"{" if index == 3 else b"{}"}
 
-        monkeypatch.setitem(source._openers, "lintrows", lambda url, split: Rows())
+        monkeypatch.setattr(source, "_openers", dict(source._openers))
+        source.register_source("lintrows", lambda url, split: Rows())
         code, found = lint("lintrows://x")
         assert code == 1 and named(found) == {("", "3"): ("decode", "json")}
 
