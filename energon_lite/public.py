@@ -69,6 +69,12 @@ from energon_lite.loading.sample_address import SampleAddress as SampleAddress
 from energon_lite.loading.savable_loader import SavableDataLoader as SavableDataLoader
 from energon_lite.loading.states.rebase import RebaseReport as RebaseReport
 from energon_lite.loading.states.rebase import rebase_state as rebase_state
+from energon_lite.media.av_data import AVData as AVData
+from energon_lite.media.av_decoder import AVDecoder as AVDecoder
+from energon_lite.media.metadata import AVMetadata as AVMetadata
+from energon_lite.media.metadata import ImageMetadata as ImageMetadata
+from energon_lite.media.uniform_clips import get_clips_uniform as get_clips_uniform
+from energon_lite.media.uniform_clips import get_single_frames_uniform as get_single_frames_uniform
 from energon_lite.recipes import get_loader as get_loader
 from energon_lite.recipes import get_processing_dataset as get_processing_dataset
 from energon_lite.recipes import get_processing_datasets as get_processing_datasets
@@ -78,6 +84,7 @@ from energon_lite.recipes import get_val_dataset as get_val_dataset
 from energon_lite.recipes import get_val_datasets as get_val_datasets
 from energon_lite.samples import Batch as Batch
 from energon_lite.samples import CaptioningSample as CaptioningSample
+from energon_lite.samples import ChatSample as ChatSample
 from energon_lite.samples import CrudeSample as CrudeSample
 from energon_lite.samples import ImageClassificationSample as ImageClassificationSample
 from energon_lite.samples import ImageSample as ImageSample
@@ -98,6 +105,8 @@ from energon_lite.storage.index.filter_index import (
     build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
 )
 from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
+from energon_lite.storage.read.range_stream import RangeStream as RangeStream
+from energon_lite.storage.read.range_stream import open_stream as open_stream
 from energon_lite.storage.read.source import Source as Source
 from energon_lite.storage.read.source import register_source as register_source
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder

@@ -28,6 +28,9 @@ from energon_lite.tensors import map_tensors, pad_stack
 if TYPE_CHECKING:
     import torch
 
+    from energon_lite.media.av_data import AVData
+    from energon_lite.media.av_decoder import AVDecoder
+
 T = TypeVar("T")
 
 #: Plain and comparable: ``("sample", leaf, index, epoch, attempt)`` or ``("batch", pass_number, number)``.
@@ -294,8 +297,8 @@ class SimilarityInterleavedSample(Sample):
 
     images: list[torch.Tensor]
     texts: list[str]
-    audio: list[Any] | None = None
-    video: list[Any] | None = None
+    audio: list[AVDecoder | AVData] | None = None
+    video: list[AVDecoder | AVData] | None = None
     similarity_matrix: torch.Tensor | None = None
     matched_text_indices: list[int] | None = None
 
@@ -354,7 +357,7 @@ class OCRSample(Sample):
 class VidQASample(Sample):
     """A video, a question and weighted answers."""
 
-    video: Any
+    video: AVDecoder | AVData
     context: str
     answers: list[str] | None = None
     answer_weights: torch.Tensor | None = None
@@ -367,11 +370,31 @@ class TextSample(Sample):
     text: str
 
 
+@edataclass
+class ChatSample(Sample):
+    """A conversation about any number of images, clips, sounds and arrays.
+
+    Args:
+        messages: in order, as ``{"role": "user", "content": "What is in <image>?"}``. How a text names what it is about
+            is the data set's affair.
+        images: ``[channels, height, width]`` each, in the order in which the messages name them.
+        videos, audios: files, of which clips are decoded later, or decoded clips.
+        arrays: such as tokens that were made before.
+    """
+
+    messages: list[dict[str, Any]]
+    images: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    videos: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
+    audios: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
+    arrays: list[Any] = dataclasses.field(default_factory=list)
+
+
 #: Every modality by its name, as ``sample_type`` in ``dataset.yaml`` gives it.
 SAMPLE_TYPES: dict[str, type[Sample]] = {
     cls.__name__: cls
     for cls in (
         CaptioningSample,
+        ChatSample,
         ImageClassificationSample,
         ImageSample,
         InterleavedSample,

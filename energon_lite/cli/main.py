@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 #: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
 COMMANDS: dict[str, str] = {
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
+    "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
     "lint": "Examine all samples of a data set or a blend: which are broken, and how.",
     "preview": "Show samples one after the other, images as small pictures.",
     "mount": "Mount a data set as a read-only folder of files.",

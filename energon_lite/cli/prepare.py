@@ -18,6 +18,7 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
+from energon_lite.cli.media_options import extract_media, media_options
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -30,6 +31,7 @@ from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
+from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
@@ -66,6 +68,7 @@ __all__ = ["command"]
     "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made (else the cache)."
 )
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
+@media_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
 )
@@ -96,7 +99,11 @@ def command(path: str, **asked: Any) -> None:
         raise UsageError(f"there is no such {what}", where=root, fix=fix)
     if is_metadataset(root):
         _prepare_metadataset(root, asked)
-    elif is_jsonl(root):
+        return
+    if asked["media"] is not None and (is_jsonl(root) or asked["tar_index_only"]):
+        what = "a JSONL file has no media" if is_jsonl(root) else "goes together with no --tar-index-only"
+        raise UsageError(f"--media-metadata-by-...: {what}", where=root, fix="leave it out, or use prepare-media")
+    if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
         _index_again(root, asked)
@@ -109,6 +116,10 @@ _Asked = Mapping[str, Any]
 
 
 def _prepare_url(url: str, asked: _Asked) -> None:
+    if asked["media"] is not None:
+        raise UsageError(
+            "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
+        )
     if asked["length_field"] is not None:
         raise UsageError(
             "--length-field works on local folders",
@@ -196,6 +207,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         show_share(asked["ranks"], f"{report.samples} samples in {report.shards} shards")
         return
     _show_report(report, asked["as_json"])
+    _store_media(root, asked)
     _store_lengths(root, asked)
     if not asked["as_json"]:
         _show_next_step(report, asked["dataset_yaml_name"])
@@ -297,6 +309,14 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
             "a question was not answered, because the input has ended; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
+
+
+def _store_media(root: str, asked: _Asked) -> None:
+    """Store the metadata of media of what has just been prepared, if it is wanted; rank 0 does it."""
+    if asked["media"] is not None and not asked["ranks"].rank:
+        extract_media(
+            root, asked["media"], Ranks(), asked["num_workers"], asked["show_progress"], to_log=asked["as_json"]
+        )
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:

@@ -139,22 +139,11 @@ def built_with(path: Path, decoder: SampleDecoder) -> None:
     get_train_dataset(path, batch_size=2, worker_config=ALONE, task_encoder=encoder)
 
 
-@pytest.mark.parametrize("form", ["AVDecoder", "torch", "pyav"])
-def test_films_are_refused_where_there_are_any(leaf_of: Any, crude: Path, form: str) -> None:
-    decoder = SampleDecoder(av_decode=form, video_decode_audio=True)
-    built_with(leaf_of(10), decoder)
-    with pytest.raises(UsageError, match=rf"part 'mp4'.*av_decode='{form}'") as error:
-        built_with(crude, decoder)
-    assert error.value.where == str(crude) and "av_decode=None" in str(error.value.fix)
-    built_with(crude, SampleDecoder(av_decode=form, handlers={"mp4": len}))
-    built_with(crude, SampleDecoder())
-    assert SampleDecoder().decode("mp4", b"film") == b"film"
-
-
-def test_guessing_is_refused_where_it_would_matter(leaf_of: Any, crude: Path) -> None:
-    built_with(leaf_of(10), SampleDecoder(guess_content=True))
-    with pytest.raises(UsageError, match=r"guess_content=True.*part 'blob'"):
-        built_with(crude, SampleDecoder(guess_content=True, handlers={"mp4": len}))
+@pytest.mark.parametrize("form", ["AVDecoder", "torch", "pyav", None])
+def test_forms_of_films(leaf_of: Any, crude: Path, form: str | None) -> None:
+    for options in ({}, {"video_decode_audio": True}, {"guess_content": True}, {"handlers": {"mp4": len}}):
+        built_with(crude, SampleDecoder(av_decode=form, **options))
+        built_with(leaf_of(10), SampleDecoder(av_decode=form, **options))
 
 
 def test_a_form_of_films_that_nobody_knows() -> None:

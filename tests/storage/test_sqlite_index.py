@@ -98,7 +98,7 @@ def test_rows_about_what_has_changed_are_dropped(prepared: Path, make_tar: Calla
         "index.sqlite: 5 of 10 rows of media_metadata were about members that are gone or changed"
         in report.warnings[-1]
     )
-    assert "energon prepare-media" in report.warnings[-1]
+    assert "energon-lite prepare-media" in report.warnings[-1]
 
 
 @pytest.mark.parametrize("duplicates", [True, False])

@@ -12,6 +12,7 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hoo
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, SampleMaker
+from energon_lite.media.av_decoder import AVDecoder
 from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -101,6 +102,8 @@ class SampleExaminer:
             return None
         try:
             value = self._decoder.decode(name, data)
+            if isinstance(value, AVDecoder):
+                value.check()
         except FatalSampleError:
             raise
         except EnergonLiteError as error:

@@ -13,6 +13,7 @@ from energon_lite.storage.read.joined_reader import JoinedReader
 from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
@@ -48,11 +49,13 @@ class Leaf:
     @cached_property
     def reader(self) -> SampleReader | OpenedSource | JoinedReader:
         """Brings the bytes."""
+        if isinstance(self.source, OpenedSource):
+            return self.source
         if isinstance(self.source, JoinedSource) and isinstance(self.loader, JoinedLoader):
             both = zip(self.source.members, self.loader.members, strict=True)
-            return JoinedReader(self.source, [SampleReader(source, loader.parts) for source, loader in both])
-        assert not isinstance(self.source, JoinedSource)
-        return self.source if isinstance(self.source, OpenedSource) else SampleReader(self.source, self.parts)
+            return JoinedReader(self.source, [_sample_reader(source, loader) for source, loader in both])
+        assert isinstance(self.source, WebdatasetSource) and isinstance(self.loader, SampleLoader)
+        return _sample_reader(self.source, self.loader)
 
     @cached_property
     def fields(self) -> LeafFields | None:
@@ -70,3 +73,7 @@ class Leaf:
     def mean_bytes(self) -> float:
         """Bytes of shard per sample."""
         return self.source.mean_bytes
+
+
+def _sample_reader(source: WebdatasetSource, loader: SampleLoader) -> SampleReader:
+    return SampleReader(source, loader.parts, loader.streamed(source.part_names))

@@ -1,7 +1,7 @@
 """``index.sqlite``: samples by key, as Megatron-Energon 7.4 writes it.
 
-We do not read it. It is there for what Energon does with it (auxiliary stores, joins, mounting), so that a data set
-prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+We do not read these tables. They are there for what Energon does with them (auxiliary stores, joins, mounting), so that
+a data set prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
 
 Others may keep tables of their own in it, as Energon does with what it finds out about pictures and videos, which can
 take hours. They are carried over when the file is made again.
@@ -140,8 +140,8 @@ def carry_over(path: str, earlier: str) -> list[str]:
     notes = [f"index.sqlite: kept what others wrote into it: {', '.join(kept)}"] if kept else []
     if left_out:
         notes.append(
-            f"index.sqlite: {', '.join(left_out)} were about members that are gone or changed; if it was Energon that "
-            "wrote them, `energon prepare-media` makes those of the new ones"
+            f"index.sqlite: {', '.join(left_out)} were about members that are gone or changed; `energon-lite "
+            "prepare-media` makes those of the new ones"
         )
     return notes
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard, ShardRange
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead, shared_range_cache
+from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
@@ -39,11 +40,12 @@ class RunReader:
         source: has ``read_ahead``, and the length of its ``runs``; 1: each sample is a request of its own, and a job's
             are made at the same time.
         parts: names of the wanted parts; None: all.
+        streamed: parts that are not fetched.
     """
 
-    def __init__(self, source: WebdatasetSource, parts: Container[str] | None):
+    def __init__(self, source: WebdatasetSource, parts: Container[str] | None, streamed: StreamedParts | None = None):
         self.settings = source.read_ahead or ReadAhead()
-        self._source, self._parts = source, parts
+        self._source, self._parts, self._streamed = source, parts, streamed
         self._length = source.runs.length if source.runs else 1
         #: By run: the ranges of each of its samples.
         self._runs: dict[int, list[list[ShardRange]]] = {}
@@ -120,8 +122,9 @@ class RunReader:
         found = [list[ShardRange]() for _ in indices]
         places: dict[Shard, list[tuple[int, int, int]]] = {}  # offset, size, which sample
         for number, index in enumerate(indices):
-            for shard, offset, size in self._source.choice.wanted(index, self._parts)[3]:
-                if size:
+            _, _, names, ranges = self._source.choice.wanted(index, self._parts)
+            for name, (shard, offset, size) in zip(names, ranges, strict=True):
+                if size and not (self._streamed is not None and self._streamed.takes(name, size)):
                     places.setdefault(shard, []).append((offset, size, number))
         for shard, inside in places.items():
             for group in _neighbours(sorted(inside)):

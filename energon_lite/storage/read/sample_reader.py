@@ -24,6 +24,7 @@ from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
+from energon_lite.storage.read.range_stream import PartRange, StreamedParts
 from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
 from energon_lite.storage.read.run_reader import RunReader
 from energon_lite.storage.read.sample_columns import Columns
@@ -66,6 +67,8 @@ class SampleReader:
     Args:
         source: where they are; its ``runs`` and ``read_ahead`` say how they are read.
         parts: names of the wanted parts; None: all. Names that a sample does not have are ignored.
+        streamed: parts that are not read: a :class:`~energon_lite.storage.read.range_stream.PartRange` stands in their
+            place.
 
     Attributes:
         ahead: fetches what is needed from slow storage; None: it is read directly.
@@ -79,9 +82,11 @@ class SampleReader:
         [b'two cats', b'a red bicycle']
     """
 
-    def __init__(self, source: WebdatasetSource, parts: frozenset[str] | None = None):
-        self.source, self.parts = source, parts
-        self.ahead = None if source.read_ahead is None else RunReader(source, parts)
+    def __init__(
+        self, source: WebdatasetSource, parts: frozenset[str] | None = None, streamed: StreamedParts | None = None
+    ):
+        self.source, self.parts, self.streamed = source, parts, streamed
+        self.ahead = None if source.read_ahead is None else RunReader(source, parts, streamed)
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         self._runs = source.runs if self.ahead is None else None
         self._usage = Usage(self._runs or Runs(1), source.mean_bytes)
@@ -90,7 +95,7 @@ class SampleReader:
         self._unfit: dict[int, None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SampleReader, (self.source, self.parts)
+        return SampleReader, (self.source, self.parts, self.streamed)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """The samples ``indices``, at least one; None: they do not all have the same parts.
@@ -127,7 +132,7 @@ class SampleReader:
             names, key, shard_name, *data = rows[0]
         else:
             shard_name, key, names, ranges = self.source.choice.wanted(index, self.parts)
-            data = self._fetch(index, ranges)
+            data = self._fetch(index, ranges) if self.streamed is None else self._fetch_some(index, names, ranges)
         files = tuple([f"{key}.{name}" for name in names])
         info = SourceInfo(dataset_path=self.source.path, index=index, shard_name=shard_name, file_names=files)
         return RawSample(key, dict(zip(names, data, strict=True)), info)
@@ -170,6 +175,14 @@ class SampleReader:
             return fetch(ranges)
         [span] = fetch([(shard, start, last + length - start)])
         return [span[offset - start : offset - start + size] for _, offset, size in ranges]
+
+    def _fetch_some(self, index: int, names: list[str], ranges: list[Range]) -> list[Any]:
+        """Parts of one sample, without those that are streamed."""
+        assert self.streamed is not None
+        is_left = [self.streamed.takes(name, one[2]) for name, one in zip(names, ranges, strict=True)]
+        found = iter(self._fetch(index, [one for one, left in zip(ranges, is_left, strict=True) if not left]))
+        read_ahead = self.source.read_ahead
+        return [PartRange(*one, read_ahead) if left else next(found) for one, left in zip(ranges, is_left, strict=True)]
 
     def _fetch_columns(self, indices: Sequence[int], shards: list[Shard], found: _Found) -> list[list[bytes]]:
         """The bytes of each part: by one read for each sample, or for each part if there is much between them."""
@@ -284,7 +297,8 @@ class SampleReader:
         return [key(start, stop) for start, stop in pairwise(places.tolist())]
 
     def _wanted_of(self, table: Ints) -> _Found | None:
-        """What is wanted of ``[samples, parts, 3]`` rows of parts; None: samples differ, or have a part twice."""
+        """What is wanted of ``[samples, parts, 3]`` rows of parts; None: samples differ, have a part twice, or one that
+        is streamed."""
         first = table[0, :, 2]
         if len(table) > 1 and (table[:, :, 2] != first).any():
             return None
@@ -298,8 +312,10 @@ class SampleReader:
         layout = self._layouts[known]
         if layout is None:
             return None
-        starts = table[:, layout[0], 0]
-        return _Found([], layout[1], starts, starts + table[:, layout[0], 1])
+        starts, sizes = table[:, layout[0], 0], table[:, layout[0], 1]
+        if self.streamed is not None and any(map(self.streamed.takes, layout[1], sizes.max(axis=0).tolist())):
+            return None
+        return _Found([], layout[1], starts, starts + sizes)
 
 
 def _make_room(kept: dict[int, Any], most: int) -> None:

@@ -3,7 +3,7 @@
 The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a sample looks the same in both, with these
 differences: formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
 refused unless the caller says ``trust_code=True``; what an image decoder is given there but cannot read (HDF5, MPEG)
-stays bytes; audio and video stay bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
+stays bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
 which formats it may try: a ``.png`` that is PostScript in truth is no image. What a few bytes may unpack to is bounded.
 
 ==================================  ===============================================================================
@@ -11,6 +11,8 @@ extension                           becomes
 ==================================  ===============================================================================
 png jpg jpeg webp bmp gif tif ...   what ``image_decode`` says, see :data:`IMAGE_FORMS`; JPEG by simplejpeg if that is
                                     installed, else by Pillow: the pixels are the same
+mp4 avi mov webm mkv flv            what ``av_decode`` says: an :class:`~energon_lite.media.AVDecoder`, which decodes
+flac mp3 wav                        clips when it is asked for them
 txt text transcript                 str (UTF-8)
 json jsn                            what JSON says
 cls cls2 index inx id               int
@@ -32,7 +34,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -40,7 +42,11 @@ import msgpack
 import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
+from energon_lite.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
+from energon_lite.media.container import INSTALL, has_pyav
+from energon_lite.media.content import guess_extension
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
+from energon_lite.storage.read.range_stream import PartRange, RangeStream, StreamedParts
 from energon_lite.storage.samples.image_decoding import (
     FORMATS,
     IMAGE_EXTENSIONS,
@@ -65,10 +71,6 @@ _NPY = re.compile(
 #: Bytes that one byte of deflated data can stand for at most, about.
 _MOST_PACKED = 1040
 _PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
-#: Audio and video, which stay bytes.
-_AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
-#: What Energon can make of them.
-_AV_FORMS = ("AVDecoder", "torch", "pyav")
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,14 @@ class SampleDecoder:
             :mod:`energon_lite.trust` says, which is no.
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
-        av_decode: as in Energon, ``AVDecoder``, ``torch`` or ``pyav``; a data set with audio or video is refused then,
-            since its parts cannot be decoded yet. None: they stay bytes.
-        video_decode_audio: as in Energon; of no effect without ``av_decode``.
-        guess_content: as in Energon; a data set with parts of unknown extensions is refused then, since what they are
-            is not guessed.
+        av_decode: what audio and video become: ``"AVDecoder"``, an :class:`~energon_lite.media.AVDecoder`; ``"torch"``,
+            an :class:`~energon_lite.media.AVData` with all of it decoded; ``"pyav"``, an open container of PyAV, which
+            cannot leave its process. None: they stay bytes.
+        video_decode_audio: of a video, decode the sound as well, with ``av_decode="torch"``.
+        guess_content: look at the first bytes of each part: a picture, sound or film is decoded as such, whatever the
+            part is called.
+        stream_above: audio and video of more bytes are not read with the sample, if they become an ``AVDecoder``: it
+            reads of the shard what its clips take, when they are asked for. None: all are read.
         max_unpacked_bytes: what a compressed part (``.gz``, ``.npz``) or a picture (one byte a channel) may grow to;
             a sample with a larger one is an error, before the memory is taken. None: anything. For pictures through
             Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` holds as well.
@@ -103,15 +108,16 @@ class SampleDecoder:
     image_decode: str | None = "torchrgb"
     trust_code: bool | None = None
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
-    av_decode: str | None = None
+    av_decode: str | None = "AVDecoder"
     video_decode_audio: bool = False
     guess_content: bool = False
     max_unpacked_bytes: int | None = 1 << 30
+    stream_above: int | None = 8 << 20
 
     def __post_init__(self) -> None:
         if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
             raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
-        for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", _AV_FORMS)):
+        for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", AV_FORMS)):
             form = getattr(self, name)
             if form is not None and form not in forms:
                 close = nearest(form, forms)
@@ -130,26 +136,40 @@ class SampleDecoder:
         """
         for name in sorted(part_names):
             extension = name.removesuffix(".gz").rpartition(".")[2]
-            if extension in self.handlers:
+            if extension in self.handlers or extension.lower() not in AV_EXTENSIONS:
                 continue
-            is_av = extension.lower() in _AV_EXTENSIONS
-            if self.av_decode is not None and is_av:
-                what = f"part {name!r} cannot be decoded with av_decode={self.av_decode!r}: there is no decoder of "
-                what += "audio and video yet"
-                fix = "give av_decode=None, with which it stays bytes, and decode it in encode_sample; or your own,"
-            elif self.guess_content and not is_av and replace(self, image_decode="pil")._built_in(extension) is None:
-                what = f"guess_content=True is not supported, and part {name!r} has an extension that says nothing"
-                fix = "leave guess_content out, with which it stays bytes; or give"
-            else:
-                continue
-            raise UsageError(what, where=where, fix=f"{fix} SampleDecoder(handlers={{{extension!r}: ...}})")
+            if self.av_decode is not None and not has_pyav():
+                raise UsageError(
+                    f"part {name!r} is audio or video, which needs PyAV; it is not installed",
+                    where=where,
+                    fix=f"{INSTALL}; or decoder = SampleDecoder(av_decode=None), with which it stays bytes",
+                )
 
-    def decode(self, part_name: str, data: bytes) -> Any:
+    def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
+        """Which of these parts need not be read before they are decoded; None: all have to be."""
+        own = type(self).decode is not SampleDecoder.decode
+        if own or self.av_decode != "AVDecoder" or self.stream_above is None:
+            return None
+        extensions = {name: name.rpartition(".")[2] for name in part_names}
+        names = {name for name, one in extensions.items() if one not in self.handlers and one.lower() in AV_EXTENSIONS}
+        return StreamedParts(frozenset(names), self.stream_above) if names else None
+
+    def config(self) -> dict[str, Any]:
+        """The settings that Energon has, too."""
+        names = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+        return {name: getattr(self, name) for name in names}
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """A sample given as a dict of its parts, with those that are bytes decoded."""
+        is_part = {name: isinstance(data, bytes) and not name.startswith("_") for name, data in sample.items()}
+        return {name: self.decode(name, data) if is_part[name] else data for name, data in sample.items()}
+
+    def decode(self, part_name: str, data: bytes | PartRange) -> Any:
         """Decode one part.
 
         Args:
             part_name: everything after the key, such as ``"seg.png"``; the last extension counts.
-            data: its bytes.
+            data: its bytes, or where they are (of a part that :meth:`streamed` names).
 
         Raises:
             DecodeError: the bytes are not what the extension says, or reading them could run code.
@@ -159,11 +179,19 @@ class SampleDecoder:
         extension = part_name.rpartition(".")[2]
         decode = self.handlers.get(extension) if self.handlers else None
         try:
+            if isinstance(data, PartRange):
+                stream = data.open()
+                if not self.guess_content or guess_extension(stream.read(512)) in AV_EXTENSIONS:
+                    return self._av.of_stream(stream)
+                data = _all_of(stream)
             if decode is not None:
                 return decode(data)
             if extension == "gz":
                 unpacked = _gunzip(data, self.max_unpacked_bytes)
                 return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", unpacked)
+            guessed = guess_extension(data) if self.guess_content else None
+            if guessed is not None and (guessed in IMAGE_EXTENSIONS or guessed in AV_EXTENSIONS):
+                extension = guessed
             decode = self._built_in(extension)
             return data if decode is None else decode(data)
         except DecodeError as error:
@@ -180,10 +208,10 @@ class SampleDecoder:
         except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise out_of(error, f"part {part_name!r}") from error
-            if isinstance(error, MemoryError) and not _asks_too_much(error, len(data)):
+            if isinstance(error, MemoryError) and not _asks_too_much(error, _size(data)):
                 raise  # no property of the sample: it ends the run
             raise DecodeError(
-                f"part {part_name!r} ({len(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
+                f"part {part_name!r} ({_size(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
                 fix="repair or remove the sample, or exclude it in split.yaml",
             ) from error
 
@@ -191,7 +219,7 @@ class SampleDecoder:
         """What decodes parts of this name, for many of them: :meth:`decode` without the look-up and without the error's
         words. None: they stay bytes."""
         extension = part_name.rpartition(".")[2]
-        if extension == "gz" or extension in self.handlers:
+        if extension == "gz" or extension in self.handlers or self.guess_content:
             return partial(self.decode, part_name)
         return self._built_in(extension)
 
@@ -200,8 +228,23 @@ class SampleDecoder:
         function = self.function(part_name)
         return isinstance(function, partial) and function.func is _refuse
 
+    @property
+    def _av(self) -> AVWebdatasetDecoder:
+        return AVWebdatasetDecoder(self.video_decode_audio, self.av_decode or "AVDecoder")
+
     def _built_in(self, extension: str) -> Decode | None:
+        if extension.lower() in AV_EXTENSIONS:
+            return None if self.av_decode is None else partial(self._av, extension)
         return _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+
+
+def _size(data: bytes | PartRange) -> int:
+    return data.size if isinstance(data, PartRange) else len(data)
+
+
+def _all_of(stream: RangeStream) -> bytes:
+    stream.seek(0)
+    return stream.read()
 
 
 def _asks_too_much(error: MemoryError, size: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.index.jsonl import folder_of_shards
+from energon_lite.storage.read.range_stream import PartRange, StreamedParts
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap
@@ -45,6 +46,10 @@ class SampleLoader:
         """Names of the parts to read; None for all."""
         return self.part_filter if self.field_map is None else self.field_map.parts
 
+    def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
+        """Which parts, of those that a data set has, need not be read with a sample; None: all have to be."""
+        return None if self.decoder is None else self.decoder.streamed(part_names)
+
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
         """Make one sample.
 
@@ -58,7 +63,7 @@ class SampleLoader:
         try:
             decode = None if self.decoder is None else self.decoder.decode
             decoded: dict[str, Any] = {
-                name: decode(name, data) if decode is not None and isinstance(data, bytes) else data
+                name: decode(name, data) if decode is not None and isinstance(data, (bytes, PartRange)) else data
                 for name, data in raw.parts.items()
             }
             base: dict[str, Any] = {

@@ -1,0 +1,136 @@
+"""What is known of a picture, a sound or a film without decoding it, and how that is stored: as Megatron-Energon does
+it, a kind and a JSON text without the entries that are unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_lite.errors import DataIndexError
+
+__all__ = [
+    "AVMetadata",
+    "ImageMetadata",
+    "MediaMetadataBase",
+    "MediaMetadataType",
+    "deserialize_media_metadata",
+    "serialize_media_metadata",
+]
+
+
+_FIX = "make it again with `energon-lite prepare-media`"
+
+
+class MediaMetadataType(str, Enum):
+    """The kinds of metadata."""
+
+    AV = "av"
+    IMAGE = "image"
+
+    @classmethod
+    def from_string(cls, value: str) -> MediaMetadataType:
+        """The kind of that name.
+
+        Raises:
+            DataIndexError: there is none (it is a ValueError as well).
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            raise _Unknown(f"media metadata of the unknown kind {value!r}", fix=_FIX) from None
+
+
+class _Unknown(DataIndexError, ValueError):
+    """What Energon raises a ValueError for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MediaMetadataBase:
+    """Base of the metadata of all kinds."""
+
+    metadata_type: ClassVar[MediaMetadataType]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known, as plain data."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> Self:
+        """The metadata that :meth:`to_dict` gave.
+
+        Raises:
+            DataIndexError: it has other entries.
+        """
+        known = {field.name for field in fields(cls)}
+        try:
+            return cls(**payload)
+        except TypeError:
+            found = ", ".join(sorted(map(str, payload)))
+            what = f"media metadata has the entries {found or '(none)'} instead of {', '.join(sorted(known))}"
+            raise _Unknown(what, fix=_FIX) from None
+
+
+@dataclass(slots=True, kw_only=True)
+class AVMetadata(MediaMetadataBase):
+    """Of a video or a sound. Durations are in seconds; None: unknown, or there is no such stream."""
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
+
+    video_duration: float | None = None
+    video_num_frames: int | None = None
+    video_fps: float | None = None
+    video_width: int | None = None
+    video_height: int | None = None
+
+    audio_duration: float | None = None
+    audio_channels: int | None = None
+    audio_sample_rate: int | None = None
+    audio_num_samples: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageMetadata(MediaMetadataBase):
+    """Of a picture: its size in pixels, and format and mode as Pillow calls them (``"JPEG"``, ``"RGB"``)."""
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
+
+    width: int
+    height: int
+    format: str
+    mode: str
+
+
+_KINDS: dict[MediaMetadataType, type[MediaMetadataBase]] = {
+    MediaMetadataType.AV: AVMetadata,
+    MediaMetadataType.IMAGE: ImageMetadata,
+}
+
+
+def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
+    """The kind, and the entries as JSON."""
+    return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
+
+
+def deserialize_media_metadata(metadata_type: str | MediaMetadataType, metadata_json: str) -> MediaMetadataBase:
+    """The metadata that was stored so.
+
+    Raises:
+        DataIndexError: the kind is unknown, or the text is not what is stored for it.
+
+    Example:
+        >>> deserialize_media_metadata("av", '{"audio_channels":2}').audio_channels
+        2
+    """
+    kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
+    try:
+        payload = json.loads(metadata_json) if metadata_json else {}
+    except ValueError as error:
+        raise _Unknown(f"media metadata is not JSON: {error}", fix=_FIX) from None
+    if not isinstance(payload, dict):
+        raise _Unknown("media metadata is no JSON object", fix=_FIX)
+    return kind.from_dict(payload)

@@ -1,0 +1,219 @@
+"""A stretch of a file as a stream, of which only those bytes are fetched that somebody reads.
+
+For audio and video, local or behind a URL: a clip of a long film takes its header and the group of pictures around the
+clip. Nothing is open between two reads; the stream can be pickled, and used in any process.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any, NamedTuple
+
+from energon_lite.errors import DatasetError, MissingShardError, UsageError
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.remote_files import file_size, is_remote, read_range
+from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_store
+from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
+
+__all__ = ["PartRange", "RangeStream", "StreamedParts", "open_stream"]
+
+#: Bytes of a request at least, at most, and their share of what was read in one go before: little is fetched in vain.
+_LEAST, _MOST, _SHARE = 32 << 10, 4 << 20, 8
+#: Bytes of one request for a stretch that is known to be wanted.
+_LARGEST = 8 << 20
+#: Bytes of a request behind it: often it is the next picture alone that is looked at.
+_BEHIND = 8 << 10
+#: Bytes that a stream keeps: a file is opened several times, and its header read each time.
+_KEPT = 32 << 20
+
+
+class PartRange(NamedTuple):
+    """A part of a sample that has not been read.
+
+    Attributes:
+        shard: path and identity of the shard it is in.
+        offset, size: where.
+        read_ahead: how the shard is read; None: directly.
+    """
+
+    shard: Shard
+    offset: int
+    size: int
+    read_ahead: ReadAhead | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the part.
+
+        Raises:
+            DatasetError: as :meth:`~energon_lite.storage.files.shard_store.ShardStore.read`.
+        """
+        if self.read_ahead is not None:
+            return bytes(shared_range_cache(self.read_ahead).get(ShardRange(self.shard, self.offset + offset, size)))
+        return shared_store().read(*self.shard, self.offset + offset, size)
+
+    def open(self) -> RangeStream:
+        """The part as a stream."""
+        return RangeStream(self)
+
+
+class StreamedParts(NamedTuple):
+    """Which parts of samples are not read with them.
+
+    Attributes:
+        names: of such parts.
+        above: they have more bytes than this.
+    """
+
+    names: frozenset[str]
+    above: int
+
+    def takes(self, name: str, size: int) -> bool:
+        """Whether a part is one of them."""
+        return size > self.above and name in self.names
+
+
+class _File(NamedTuple):
+    """A stretch of a file that is in no data set."""
+
+    path: str
+    offset: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        if is_remote(self.path):
+            return read_range(self.path, self.offset + offset, size)
+        with open(self.path, "rb", buffering=0, opener=open_file) as file:
+            data = os.pread(file.fileno(), size, self.offset + offset)
+        if len(data) < size:
+            raise DatasetError("the file has become shorter", where=self.path, fix="open it again")
+        return data
+
+
+class RangeStream(io.RawIOBase):
+    """A stretch of a file. Make one with :func:`open_stream`.
+
+    Args:
+        place: where it is; reads it.
+
+    Attributes:
+        fetched: bytes that were fetched, and ``requests``, how often.
+    """
+
+    def __init__(self, place: PartRange | _File):
+        super().__init__()
+        self.place, self.size = place, place.size
+        self.fetched = self.requests = 0
+        self._position = 0
+        #: By their begin, what was fetched; the oldest stands first.
+        self._kept: dict[int, bytes] = {}
+        self._window = (0, 0)
+        self._run = (0, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RangeStream, (self.place,)
+
+    def __repr__(self) -> str:
+        path = self.place.path if isinstance(self.place, _File) else self.place.shard[0]
+        return f"RangeStream({path!r}, {self.place.offset}, {self.size})"
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def fetch_ahead(self, start: int, stop: int | None) -> None:
+        """Say that the bytes from ``start`` up to ``stop`` (None: the end) will be read: they are fetched together, as
+        soon as the first of them is wanted, and no more than these."""
+        self._window = start, self.size if stop is None else min(stop, self.size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """At most ``size`` bytes, and as many if they are there; -1: all that are left. From the end of what
+        :meth:`fetch_ahead` told of on there may be fewer: FFmpeg asks for more than it needs."""
+        left = max(0, self.size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        pieces = []
+        while wanted:
+            piece = self._piece(self._position, wanted)
+            pieces.append(piece)
+            self._position += len(piece)
+            wanted -= len(piece)
+            if self._position >= self._window[1] > 0 and size != -1:
+                break
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _piece(self, position: int, wanted: int) -> bytes:
+        """At least one of the wanted bytes."""
+        stop = self.size
+        for begin, data in self._kept.items():
+            if begin <= position < begin + len(data):
+                return data[position - begin : position - begin + wanted]
+            if position < begin < stop:
+                stop = begin
+        size = min(self._request(position, wanted), stop - position)
+        data = self.place.read(position, size)
+        self.fetched, self.requests = self.fetched + size, self.requests + 1
+        self._run = (self._run[0] if self._run[1] == position else position), position + size
+        self._kept[position] = data
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return data[:wanted]
+
+    def _request(self, position: int, wanted: int) -> int:
+        low, high = self._window
+        if low <= position < high:
+            return min(high - position, _LARGEST)
+        if self._run[1] == position >= high > 0:
+            return min(_MOST, max(_BEHIND, position - high))
+        run = position - self._run[0] if self._run[1] == position else 0
+        return max(wanted, _LEAST, min(_MOST, run // _SHARE))
+
+
+def open_stream(path: str | os.PathLike[str], *, offset: int = 0, size: int | None = None) -> RangeStream:
+    """A file, or a stretch of one, as a binary stream that fetches only what is read.
+
+    Args:
+        path: of a local file, or a URL that fsspec knows.
+        offset: where the stretch begins.
+        size: its length; None: up to the end of the file.
+
+    Raises:
+        MissingShardError: there is no such file (it is a FileNotFoundError as well).
+        UsageError: the file is shorter.
+        DatasetError: the store does not answer.
+
+    Example:
+        >>> decoder = AVDecoder(open_stream("s3://bucket/films/long.mp4"))
+        >>> clips, times = decoder.get_video_clips([(300, 302)])  # a few requests: not the whole film
+    """
+    text = os.fspath(path)
+    try:
+        if is_remote(text):
+            length = file_size(text)
+        else:
+            text = os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+            length = os.stat(text).st_size
+    except FileNotFoundError as error:
+        raise MissingShardError("there is no such file", where=text, fix="check the path") from error
+    size = length - offset if size is None else size
+    if offset < 0 or size < 0 or offset + size > length:
+        raise UsageError(f"there are no {size} bytes at {offset} in a file of {length}", where=text, fix="see its size")
+    return RangeStream(_File(text, offset, size))
