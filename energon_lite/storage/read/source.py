@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from energon_lite.documents.paths import add_data_endings, is_url
 from energon_lite.errors import UsageError
+from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER
 
 __all__ = ["OpenSource", "Source", "has_own_scheme", "register_source", "source_opener"]
@@ -99,6 +100,8 @@ def source_opener(path: str) -> OpenSource | None:
     """The function that opens what is at ``path``; None: it is a data set of tar shards, or a JSONL file."""
     if has_own_scheme(path):
         return _openers[path.partition("://")[0]].open
+    if is_jsonl(path):
+        return None  # also where its .idx, which is not Megatron's, lies beside it
     if os.path.exists(os.path.join(path, META_FOLDER, ".info.json")):
         return None  # prepared, whatever else lies there
     name = path.rstrip("/")
