@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import text_dataset
 from PIL import Image
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.heat_map import HeatMap
 from energon_lite.cli.main import main
+from tests.conftest import text_dataset
 
 
 def analyze(*arguments: object) -> tuple[int, str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from click.testing import CliRunner
-from conftest import text_dataset
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
+from tests.conftest import text_dataset
 
 
 def found(*arguments: object) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from broken_set import FIELDS, KINDS, write_broken_set
 from click.testing import CliRunner
-from conftest import TEXT_YAML, text_dataset, write_dataset
 
 from energon_lite.cli.main import main
 from energon_lite.storage.sharded_job import helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
+from tests.conftest import TEXT_YAML, text_dataset, write_dataset
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 

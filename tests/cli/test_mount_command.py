@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import text_dataset, write_dataset
 
 from energon_lite.cli.main import main
 from energon_lite.cli.mount import FileOperations
 from energon_lite.storage.read.file_view import FileView
+from tests.conftest import text_dataset, write_dataset
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import text_dataset, write_dataset
 from PIL import Image
 
 from energon_lite.cli import preview
 from energon_lite.cli.main import main
 from energon_lite.cli.sample_text import picture_lines, sample_lines
+from tests.conftest import text_dataset, write_dataset
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 

@@ -13,7 +13,6 @@ from typing import Any
 import filetype
 import pytest
 import torch
-from conftest import write_tar
 from media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 
 import energon_lite.media
@@ -21,6 +20,7 @@ from energon_lite import AVDecoder, SampleDecoder, get_clips_uniform, get_single
 from energon_lite.cli.main import main
 from energon_lite.media.content import guess_extension
 from energon_lite.storage.index.media_metadata import read_media_metadata
+from tests.conftest import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
 

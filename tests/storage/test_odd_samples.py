@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Parts, write_tar
 
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import odd_samples
 from energon_lite.storage.prepare.odd_samples import odd_sample_notes, usual_parts
 from energon_lite.storage.tar.tar_scan import scan_shard
+from tests.conftest import Parts, write_tar
 
 
 def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import write_dataset
 from damage import damaged
 from effort import examples
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from energon_lite.loading.linting.run import lint, spans_of
 from energon_lite.loading.linting.shard import examine_shard
 from energon_lite.loading.linting.work import Span, Target
 from energon_lite.storage.prepare.prepare import index_again
+from tests.conftest import write_dataset
 
 SAMPLES = [(f"{number:02d}", {"txt": b"text %d" % number, "cls": b"%d" % number}) for number in range(12)]
 
