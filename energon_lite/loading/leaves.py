@@ -20,6 +20,7 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
+from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
 from energon_lite.storage.read.data_digest import data_digest, data_digests
@@ -164,6 +165,12 @@ def _sample_loader(
     config = dataset_config_of(spec, trust_code)
     folder = "" if isinstance(source, OpenedSource) else os.path.join(local_meta(spec.path), META_FOLDER)
     subflavors = config.subflavors | spec.subflavors
+    if config.factory is not None:
+        decoder = {} if "decoder" in config.arguments else {"decoder": encoder.decoder}
+        made = config.factory(EPath(spec.path), split_part=spec.split_part, **decoder, **config.arguments)
+        made.subflavors = {**(made.subflavors or {}), **subflavors}
+        loader = made.sample_loader_of(source)
+        return loader, None if loader.sample_type is not None else _cooker(spec, dict(loader.subflavors), encoder)
     loader = SampleLoader(
         sample_type=_sample_type(config),
         field_map=_field_map(config, source),
@@ -176,8 +183,13 @@ def _sample_loader(
     if loader.decoder is not None:
         wanted = source.part_names if loader.parts is None else source.part_names & loader.parts
         loader.decoder.check_parts(wanted, spec.path)
-    if config.kind != "crude" or not encoder.cookers:
-        return loader, None
+    return loader, _cooker(spec, subflavors, encoder) if config.kind == "crude" else None
+
+
+def _cooker(spec: LeafSpec, subflavors: dict[str, Any], encoder: TaskEncoder) -> Cooker | None:
+    """The cooker that is for the crude samples of a leaf."""
+    if not encoder.cookers:
+        return None
     cooker = next((cooker for cooker in encoder.cookers if cooker.is_match(subflavors)), None)
     if cooker is None:
         raise UsageError(
@@ -188,7 +200,7 @@ def _sample_loader(
             "or add a Cooker whose has_subflavors are among them, or one without has_subflavors",
         )
     check_needs(cooker, spec.path)
-    return loader, cooker
+    return cooker
 
 
 def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None:

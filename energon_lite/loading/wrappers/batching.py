@@ -59,9 +59,7 @@ class BatchDataset(WrapperDataset):
     @cached_property
     def runs_as(self) -> ItemsDataset:  # type: ignore[override]
         inner = parts_of(self.dataset, type(self).__name__)
-        return self.planned(
-            inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last
-        )
+        return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
 
     def parts(self) -> Parts:
         batches = self.runs_as
@@ -171,7 +169,9 @@ class _ByContent(WrapperDataset):
             )
         if inner.batched:
             raise UsageError(f"{type(self).__name__} of a data set of batches", fix="give it batch_size=None")
-        common = {name: getattr(inner, name) for name in ("leaves", "weights", "worker_config", "repetitions", "stages")}
+        common = {
+            name: getattr(inner, name) for name in ("leaves", "weights", "worker_config", "repetitions", "stages")
+        }
         return assembled(
             plan.order,
             inner.identity,

@@ -213,7 +213,9 @@ class ItemsPipeline:
             found = list[Any]()
             for item in range(self.branches[0].dataset.plan.count(0) or _MANY):
                 part = self.branches[0].dataset.jobs(0, [(item,)])[0]
-                found += [one for one in [self._item(0, shifted(part, self.first_leaves[0]), part).batch] if one is not None]
+                found += [
+                    one for one in [self._item(0, shifted(part, self.first_leaves[0]), part).batch] if one is not None
+                ]
                 if len(found) == 2:
                     break
             made = self._apply(self._batcher, found, job, 0) if found else None

@@ -243,7 +243,9 @@ class ShuffleStream(ItemStream):
         number = inside // self._window
         start = number * self._window
         length = np.full_like(inside, self._window) if per_pass is None else np.minimum(self._window, per_pass - start)
-        keys = mix64_array(np.uint64(self._key) ^ mix64_array(number.astype(np.uint64) ^ mix64_array(passes.astype(np.uint64))))
+        keys = mix64_array(
+            np.uint64(self._key) ^ mix64_array(number.astype(np.uint64) ^ mix64_array(passes.astype(np.uint64)))
+        )
         return self._inner.lookup(positions - inside + start + permute_array(inside - start, length, keys))
 
 

@@ -66,7 +66,9 @@ def config(rank: int = 0, world: int = 1, workers: int = 0) -> WorkerConfig:
 
 
 def val(path: Path, wc: WorkerConfig, batch_size: int | None = 2, **more: Any) -> Any:
-    return get_val_dataset(path, worker_config=wc, batch_size=batch_size, task_encoder=Names(), split_part="train", **more)
+    return get_val_dataset(
+        path, worker_config=wc, batch_size=batch_size, task_encoder=Names(), split_part="train", **more
+    )
 
 
 def train(path: Path, wc: WorkerConfig, batch_size: int | None = 2, **more: Any) -> Any:
@@ -315,9 +317,7 @@ def test_an_item_is_made_again_from_its_key(a: Path, b: Path) -> None:
             return {"__key__": samples, "__restore_key__": (), "texts": samples}
 
     wc = config()
-    one, other = (
-        get_train_dataset(path, worker_config=wc, batch_size=2, task_encoder=Keyed()) for path in (a, b)
-    )
+    one, other = (get_train_dataset(path, worker_config=wc, batch_size=2, task_encoder=Keyed()) for path in (a, b))
     mixed = MapDataset(BlendDataset((one, 1), (other, 2)), lambda batch: {**batch, "n": len(batch["texts"])})
     loader = get_savable_loader(mixed)
     found = [batch for batch, _ in zip(loader, range(9), strict=False)]

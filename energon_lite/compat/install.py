@@ -1,0 +1,165 @@
+"""Has ``import megatron.energon``, and everything below it, find energon_lite."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
+from energon_lite.compat.names import meaning
+from energon_lite.errors import UsageError
+
+__all__ = ["install", "is_installed", "trusts_code", "uninstall"]
+
+_ROOT = PACKAGE.partition(".")[0]
+_trust_code = False
+
+
+class _Module(types.ModuleType):
+    """A module of Energon's: its names are looked up when they are asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        below = self.__name__[len(PACKAGE) + 1 :]
+        if name in MODULES.get(below, "").split():
+            value = resolve(name)
+            setattr(self, name, value)
+            return value
+        path = f"{below}.{name}" if below else name
+        if path in MODULES or any(known.startswith(f"{path}.") for known in MODULES):
+            return importlib.import_module(f"{PACKAGE}.{path}")
+        raise AttributeError(f"module {self.__name__!r} (of energon_lite.compat) has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+def resolve(name: str) -> Any:
+    """The object that a public name of Energon's is here.
+
+    Raises:
+        ImportError: there is none; says why, and what to write instead.
+    """
+    found = meaning(name)
+    if found.ours is None:
+        raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {found.note}")
+    module, _, attribute = found.ours.partition(":")
+    if attribute == "__version__":
+        return energon_version()
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise ImportError(f"{name} of {PACKAGE} should be {found.ours}, which does not exist") from None
+
+
+def energon_version() -> str:
+    """The version whose names these are."""
+    return "7.4.1"
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the modules of Energon here, before anybody else does."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
+            return None
+        below = fullname[len(PACKAGE) + 1 :]
+        is_package = any(known.startswith(f"{below}." if below else "") and known != below for known in MODULES)
+        if below in MODULES or is_package:
+            return ModuleSpec(fullname, self, is_package=is_package, origin="energon_lite.compat")
+        for start, instead in INTERNAL.items():
+            if below == start or below.startswith(start + "."):
+                raise ModuleNotFoundError(
+                    f"{fullname} is machinery of Energon's, which energon_lite does without: it {instead}",
+                    name=fullname,
+                )
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name, f"The names of {spec.name}, of energon_lite.")
+        module.__all__ = MODULES.get(spec.name[len(PACKAGE) + 1 :], "").split()  # type: ignore[attr-defined]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to be run."""
+
+
+class _Parent(MetaPathFinder, Loader):
+    """The package around Energon's, where no other part of it (megatron.core) is there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname == _ROOT else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to be run."""
+
+
+_finder, _parent = _Finder(), _Parent()
+
+
+def install(*, trust_code: bool = False) -> None:
+    """From now on, in this process and in those it starts by ``multiprocessing``, ``import megatron.energon`` and
+    everything below it is energon_lite. ``megatron.core`` and other parts of ``megatron`` stay what they are.
+
+    Args:
+        trust_code: data sets may name Python code that is run (``dataset.yaml`` with classes or loaders of your own), as
+            Energon always lets them.
+
+    Raises:
+        UsageError: Energon itself has been imported already.
+
+    Example:
+        >>> import energon_lite.compat
+        >>> energon_lite.compat.install()
+        >>> from megatron.energon import TaskEncoder, get_train_dataset
+    """
+    global _trust_code
+    _trust_code = _trust_code or trust_code
+    if is_installed():
+        return
+    theirs = sys.modules.get(PACKAGE)
+    if theirs is not None and not isinstance(theirs, _Module):
+        raise UsageError(
+            f"{PACKAGE} has been imported already, from {getattr(theirs, '__file__', None)}",
+            fix="call energon_lite.compat.install() before anything imports it, or run python -m energon_lite.compat",
+        )
+    sys.meta_path.insert(0, _finder)
+    sys.meta_path.append(_parent)
+    from energon_lite.compat.children import tell_children
+
+    tell_children()
+
+
+def uninstall() -> None:
+    """Imports from now on find Energon itself, if it is there."""
+    for finder in (_finder, _parent):
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+        del sys.modules[name]
+    parent = sys.modules.get(_ROOT)
+    if parent is not None:
+        vars(parent).pop(PACKAGE.rpartition(".")[2], None)
+        if getattr(parent.__spec__, "loader", None) is _parent:
+            del sys.modules[_ROOT]
+
+
+def is_installed() -> bool:
+    """Whether ``megatron.energon`` is energon_lite."""
+    return _finder in sys.meta_path
+
+
+def trusts_code() -> bool:
+    """Whether data sets may name code."""
+    return _trust_code
