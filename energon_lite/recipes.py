@@ -27,6 +27,7 @@ from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
@@ -279,7 +280,9 @@ class _Recipe:
     ) -> tuple[tuple[Leaf, ...], tuple[LeafIdentity, ...]]:
         skips = self.reading.use_measured_skips
         column = SKIP if skips is True else skips or None
-        leaves, identities = open_leaves(specs, self.encoder, self.reading.trust_code, column, self.reading.sample_type)
+        leaves, identities = open_leaves(
+            specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type
+        )
         folders = [leaf.source for leaf in leaves if isinstance(leaf.source, WebdatasetSource)]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)

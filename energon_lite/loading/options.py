@@ -76,7 +76,8 @@ class Reading:
         dataset_config, split_config: names of the files in ``.nv-meta``.
         subflavors: more labels for all samples; they win over those in the files.
         sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
-        trust_code: allow the files to name Python code that is run.
+        trust_code: allow the files to name Python code that is run. None: as :mod:`energon_lite.trust` says, which is
+            no.
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
             that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
             other data sets, with another order, of those in which anything is left out.
@@ -92,6 +93,6 @@ class Reading:
     split_config: str = "split.yaml"
     subflavors: Mapping[str, Any] | None = None
     sample_type: type | None = None
-    trust_code: bool = False
+    trust_code: bool | None = None
     use_measured_skips: bool | str = False
     read_ahead: ReadAhead | None = None

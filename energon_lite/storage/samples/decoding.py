@@ -49,6 +49,7 @@ from energon_lite.storage.samples.image_decoding import (
     check_size,
     decode_image,
 )
+from energon_lite.trust import trusts
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 
@@ -76,7 +77,8 @@ class SampleDecoder:
 
     Args:
         image_decode: a key of :data:`IMAGE_FORMS`; None leaves images as bytes.
-        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript).
+        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript). None: as
+            :mod:`energon_lite.trust` says, which is no.
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
         av_decode: as in Energon, ``AVDecoder``, ``torch`` or ``pyav``; a data set with audio or video is refused then,
@@ -99,7 +101,7 @@ class SampleDecoder:
     """
 
     image_decode: str | None = "torchrgb"
-    trust_code: bool = False
+    trust_code: bool | None = None
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
     av_decode: str | None = None
     video_decode_audio: bool = False
@@ -194,7 +196,7 @@ class SampleDecoder:
         return self._built_in(extension)
 
     def _built_in(self, extension: str) -> Decode | None:
-        return _decoder_for(extension, self.image_decode, self.trust_code, self.max_unpacked_bytes)
+        return _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
 
 
 def _asks_too_much(error: MemoryError, size: int) -> bool:
