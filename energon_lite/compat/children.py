@@ -13,17 +13,14 @@ _told = False
 class _Install:
     """Installs the names where it is unpickled."""
 
-    def __init__(self, trust_code: bool):
-        self.trust_code = trust_code
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _install_again, (self.trust_code,)
+        return _install_again, ()
 
 
-def _install_again(trust_code: bool) -> None:
+def _install_again() -> None:
     from energon_lite.compat.install import install
 
-    install(trust_code=trust_code)
+    install()
 
 
 def tell_children() -> None:
@@ -35,11 +32,11 @@ def tell_children() -> None:
     original = multiprocessing.spawn.get_preparation_data
 
     def with_names(name: str) -> dict[str, Any]:
-        from energon_lite.compat.install import is_installed, trusts_code
+        from energon_lite.compat.install import is_installed
 
         data: dict[str, Any] = {}
         if is_installed():
-            data["energon_lite_compat"] = _Install(trusts_code())  # first: it is unpickled before all others
+            data["energon_lite_compat"] = _Install()  # first: it is unpickled before all others
         data.update(original(name))
         return data
 

@@ -13,11 +13,11 @@ from typing import Any
 from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import meaning
 from energon_lite.errors import UsageError
+from energon_lite.trust import trust_by_default
 
-__all__ = ["install", "is_installed", "trusts_code", "uninstall"]
+__all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
-_trust_code = False
 
 
 class _Module(types.ModuleType):
@@ -114,7 +114,7 @@ def install(*, trust_code: bool = False) -> None:
 
     Args:
         trust_code: data sets may name Python code that is run (``dataset.yaml`` with classes or loaders of your own), as
-            Energon always lets them.
+            Energon always lets them; see :func:`~energon_lite.trust.trust_by_default`.
 
     Raises:
         UsageError: Energon itself has been imported already.
@@ -124,8 +124,8 @@ def install(*, trust_code: bool = False) -> None:
         >>> energon_lite.compat.install()
         >>> from megatron.energon import TaskEncoder, get_train_dataset
     """
-    global _trust_code
-    _trust_code = _trust_code or trust_code
+    if trust_code:
+        trust_by_default()
     if is_installed():
         return
     theirs = sys.modules.get(PACKAGE)
@@ -159,7 +159,3 @@ def is_installed() -> bool:
     """Whether ``megatron.energon`` is energon_lite."""
     return _finder in sys.meta_path
 
-
-def trusts_code() -> bool:
-    """Whether data sets may name code."""
-    return _trust_code

@@ -71,12 +71,14 @@ NAMES: dict[str, Name] = {
     ),
     "get_val_dataset": _compat("recipes:get_val_dataset", "better", "all ranks make equally many steps"),
     "get_val_datasets": _compat("recipes:get_val_datasets", "same"),
-    "SavableDataLoader": _here(
-        "SavableDataLoader",
+    "SavableDataLoader": _compat(
+        "loaders:SavableDataLoader",
         "better",
         "a state is a dict of a few integers, and goes on on any number of ranks and workers",
     ),
-    "BasicDataLoader": _here("DataLoader"),
+    "BasicDataLoader": _compat("loaders:BasicDataLoader"),
+    "get_loader": _compat("loaders:get_loader"),
+    "get_savable_loader": _compat("loaders:get_savable_loader"),
     "SavableDataLoaderState": _compat(
         "states:SavableDataLoaderState", "better", "a plain dict: `torch.load` takes it with `weights_only=True`"
     ),

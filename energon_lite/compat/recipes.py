@@ -7,21 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from energon_lite import recipes
-from energon_lite.compat.install import trusts_code
 from energon_lite.compat.task_encoder import DefaultTaskEncoder
 
 __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
 
 def _as_there(function: Callable[..., Any]) -> Callable[..., Any]:
-    """With Energon's default task encoder, and code that data sets name allowed if ``install`` was told so."""
+    """With Energon's default task encoder."""
 
     @functools.wraps(function)
     def call(path: Any, **kwargs: Any) -> Any:
         if kwargs.get("task_encoder") is None:
             kwargs["task_encoder"] = DefaultTaskEncoder()
-        if trusts_code() and kwargs.get("reading") is None:
-            kwargs.setdefault("trust_code", True)
         return function(path, **kwargs)
 
     return call

@@ -29,7 +29,9 @@ class TaskEncoder(_TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[Sa
 
 
 class DefaultTaskEncoder(
-    _DefaultTaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
+    _DefaultTaskEncoder[SampleT, EncodedT, RawBatchT, BatchT],
+    TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT],
+    Generic[SampleT, EncodedT, RawBatchT, BatchT],
 ):
     """:class:`energon_lite.DefaultTaskEncoder` with ``padding = 0``."""
 

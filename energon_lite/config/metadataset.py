@@ -84,6 +84,11 @@ class LeafSpec:
     trail: tuple[Step, ...] = field(default=(), compare=False)
 
     @property
+    def paths(self) -> list[str]:
+        """Where its data is, by Energon's name for it."""
+        return [self.path]
+
+    @property
     def share(self) -> Share:
         """Its share of the whole blend along the run."""
         return self.segments or constant(self.weight)
