@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from energon_lite import error_handlers
 from energon_lite.compat.samples import get_source_info
 from energon_lite.errors import FatalSampleError, SkipSample
 from energon_lite.loading.makers.hook_errors import FATAL
 
-__all__ = ["SYSTEM_EXCEPTIONS", "ErrorContext", "handle_restore_errors"]
+__all__ = ["SYSTEM_EXCEPTIONS", "ErrorContext", "handle_restore_errors", "legacy_handler", "log_exception", "reraise_exception"]
 
 #: Never a sample's fault.
 SYSTEM_EXCEPTIONS = (*FATAL, MemoryError, ReferenceError)
@@ -60,12 +62,29 @@ class ErrorContext:
             self._failures = 0
 
 
+def log_exception(e: Exception, sample: Any, sources: list[Any] | None = None) -> None:
+    """Log each failure; see :func:`energon_lite.log_exception`."""
+    error_handlers.log_exception(e, sample, sources)
+
+
+def reraise_exception(e: Exception, sample: Any, sources: list[Any] | None = None) -> None:
+    """End the run at the first failure."""
+    raise e
+
+
+def legacy_handler(handler: Callable[..., None]) -> Callable[..., None]:
+    """A handler of ``(error, sample, sources)``, of one that may take ``(error, sample)`` only."""
+    if len(inspect.signature(handler).parameters) != 2:
+        return handler
+    return lambda error, sample, sources=None: handler(error, sample)
+
+
 @contextmanager
-def handle_restore_errors(handler: Callable[..., None], sample: Any) -> Iterator[None]:
+def handle_restore_errors(error_handler: Callable[..., None], sample: Any) -> Iterator[None]:
     """Around a step by which a sample is made again: the handler decides what becomes of errors."""
     try:
         yield
     except (SkipSample, GeneratorExit, *SYSTEM_EXCEPTIONS):
         raise
     except Exception as error:
-        handler(error, sample, get_source_info(sample))
+        error_handler(error, sample, get_source_info(sample))

@@ -35,18 +35,24 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
 
 
 class BasicDataLoader(loader.DataLoader, _TorchLoader):  # type: ignore[misc]
-    """:class:`energon_lite.DataLoader`, as a loader of torch's."""
+    """:class:`energon_lite.DataLoader`, as a loader of torch's, with Energon's keywords."""
+
+    def __init__(self, dataset: SavableDataset, **kwargs: Any):
+        super().__init__(dataset, **loader_arguments(dataset, kwargs, BasicDataLoader))
 
 
 class SavableDataLoader(savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
-    """:class:`energon_lite.SavableDataLoader`, as a loader of torch's."""
+    """:class:`energon_lite.SavableDataLoader`, as a loader of torch's, with Energon's keywords."""
+
+    def __init__(self, dataset: SavableDataset, **kwargs: Any):
+        super().__init__(dataset, **loader_arguments(dataset, kwargs, SavableDataLoader))
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> BasicDataLoader:
     """:func:`energon_lite.get_loader`."""
-    return BasicDataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
+    return BasicDataLoader(dataset, **kwargs)
 
 
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
     """:func:`energon_lite.get_savable_loader`."""
-    return SavableDataLoader(dataset, **loader_arguments(dataset, kwargs, get_savable_loader))
+    return SavableDataLoader(dataset, **kwargs)

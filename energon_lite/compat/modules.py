@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERNAL", "MODULES", "PACKAGE"]
+__all__ = ["INTERNAL", "MODULES", "NODES", "PACKAGE"]
 
 PACKAGE = "megatron.energon"
 
@@ -30,6 +30,10 @@ serialize_media_metadata"""
 _TRANSFORMS = """TransformMapper ResizeMapper RandomResizedCropMapper CenterCropMapper RandomCropMapper
 RandomHorizontalFlipMapper RandomVerticalFlipMapper RandomRotationMapper RandomPerspectiveMapper"""
 
+_NODES = """AuxDatasetReference AuxFilesystemReference BlendDatasetReference BlendEpochizedDatasetReference
+BlendEpochizedJoinDatasetReference BlendJoinDatasetReference BlendRepetitionsMixin BlendWeightMixin DatasetReference
+JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized MetadatasetJoin Subset SubsetRatioMixin"""
+
 #: Public names by module (below :data:`PACKAGE`; the empty name is the package itself).
 MODULES: dict[str, str] = {
     "": f"""__version__ {_SAMPLES} {_FACTORIES} {_JSONL} {_CACHE} {_WRAPPERS} {_COLLATION} {_RECIPES} {_LOADERS}
@@ -38,11 +42,11 @@ MODULES: dict[str, str] = {
         reraise_exception stateless""",
     "av": f"{_AV} AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
     "av.av_data": "AVData",
-    "av.av_decoder": "AVDecoder AVWebdatasetDecoder AV_DECODE_AVAILABLE",
+    "av.av_decoder": "AVDecoder AVIndexMode AVWebdatasetDecoder AV_DECODE_AVAILABLE",
     "av.utils": "get_clips_uniform get_single_frames_uniform",
     "cache": _CACHE,
     "cache.base": "CachePool FileStore FileStoreDecoder FileStoreWrapper Lazy MockLazy PrimaryFileStore",
-    "cache.file_cache_pool": "FileCacheLazy FileStoreCachePool",
+    "cache.file_cache_pool": "CacheFileLazy FileCacheLazy FileStoreCachePool",
     "cache.file_store": "DecodeFileStore JsonlFileStore SystemFileStore WebdatasetFileStore",
     "cache.no_cache": "DirectLazy NoCachePool",
     "dataset_config": "get_dataset_from_config load_config",
@@ -53,7 +57,7 @@ MODULES: dict[str, str] = {
         log_exception reraise_exception""",
     "flavors": f"{_SAMPLES} {_FACTORIES} {_JSONL} {_AV} {_FLAVORS_AV} BaseCoreDatasetFactory PinMemoryMixin",
     "flavors.base_dataset": """BaseCoreDatasetFactory ExtendableDataclassMixin PinMemoryMixin Sample SavableDataset State
-        add_sample_restore_key set_sample_restore_key""",
+        add_sample_restore_key legacy_handler set_sample_restore_key""",
     "flavors.captioning": "CaptioningSample CaptioningWebdataset",
     "flavors.crude": "CrudeSample CrudeWebdataset",
     "flavors.image": "ImageSample ImageWebdataset",
@@ -77,24 +81,27 @@ MODULES: dict[str, str] = {
     "flavors.webdataset.empty_dataset_error": "EmptyDatasetError",
     "flavors.webdataset.field_access": "FieldAccessError field_access split_field_access",
     "flavors.webdataset.joined_webdataset": "JoinedWebdatasetFactory",
-    "flavors.webdataset.metadata": "EnergonDatasetType WebdatasetMeta get_dataset_type",
-    "flavors.webdataset.sample_decoder": "SampleDecoder DEFAULT_DECODER AVDecoderType ImageDecoderType",
+    "flavors.webdataset.metadata": """EnergonDatasetType WebdatasetMeta check_dataset_info_present get_dataset_info
+        get_dataset_type get_info_shard_files""",
+    "flavors.webdataset.sample_decoder": """SampleDecoder DEFAULT_DECODER AVDecoderType GuessingHandlerWrapper
+        ImageDecoderType""",
     "flavors.webdataset.standard_webdataset": "StandardWebdatasetFactory",
-    "flavors.webdataset.structs": "DatasetSubset FilteredSample",
+    "flavors.webdataset.structs": "DatasetSubset FilteredSample ShardInfo WebdatasetInfo WebdatasetSplits",
     "loader": _LOADERS,
     "media": _MEDIA,
     "media.metadata": _MEDIA,
     "metadataset": _METADATASETS,
     "metadataset.dataset_loader": "DatasetLoader",
-    "metadataset.loader": "load_dataset prepare_metadataset traverse_metadataset",
+    "metadataset.loader": "MockJsonParser load_dataset prepare_metadataset traverse_metadataset",
     "metadataset.loader_interface": """DatasetBlendMode DatasetLoaderInterface LoadedDataset LoadedDatasetList
         TraversedDatasetReference""",
-    "metadataset.metadataset": "Metadataset",
-    "metadataset.metadataset_v2": "MetadatasetV2",
-    "rng": "SystemRng WorkerRng",
+    "metadataset.metadataset": "DatasetReference Metadataset MetadatasetBlender",
+    "metadataset.metadataset_v2": f"{_NODES} MetadatasetV2",
+    "rng": "SystemRng SystemRngState WorkerRng",
     "sample_utils": "default_get_batch_keys format_sample_compact format_sample_detailed",
     "savable": "Savable",
-    "savable_loader": "BasicDataLoader SavableDataLoader SavableDataLoaderState",
+    "savable_loader": """BasicDataLoader SavableCheckpoint SavableDataLoader SavableDataLoaderState
+        SavableDatasetCheckpoint SavableDatasetState SavableDatasetWrapper SimpleSavableDatasetWrapper""",
     "source_info": "SourceInfo add_source_info get_source_info",
     "state": "FlexState",
     "task_encoder": f"""{_COLLATION} {_RECIPES} AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder
@@ -110,14 +117,14 @@ MODULES: dict[str, str] = {
     "typed_converter": "JsonParser JsonValueError to_json_object",
     "worker": "WorkerConfig",
     "wrappers": f"{_WRAPPERS} SkipSample",
-    "wrappers.base": "BaseWrapperDataset",
+    "wrappers.base": "BaseWrapperDataset SampleIndex get_sample_restore_key",
     "wrappers.batch_dataset": "BatchDataset",
     "wrappers.blend_dataset": "BlendDataset",
     "wrappers.concat_dataset": "ConcatDataset",
     "wrappers.epochize_dataset": "EpochizeDataset",
     "wrappers.filter_dataset": "FilterDataset",
     "wrappers.gc_dataset": "GcDataset GcFreezeError gc_init_worker",
-    "wrappers.group_batch_dataset": "GroupBatchDataset",
+    "wrappers.group_batch_dataset": "Bucket GroupBatchDataset",
     "wrappers.iter_map_dataset": "IterMapDataset",
     "wrappers.limit_dataset": "LimitDataset",
     "wrappers.log_sample_dataset": "LogSampleDataset",
@@ -152,3 +159,6 @@ INTERNAL: dict[str, str] = {
     "watchdog": "watches workers: get_loader(watchdog_timeout_seconds=...)",
     "wrappers.buffer": "keeps samples for Energon's wrappers, which have no buffers here",
 }
+
+#: Entries of a metadataset as classes.
+NODES = (*_NODES.split(), "MetadatasetBlender")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from energon_lite.compat.modules import MODULES
+from energon_lite.compat.modules import MODULES, NODES
 
 __all__ = ["NAMES", "Name", "Verdict", "meaning"]
 
@@ -56,6 +56,12 @@ NAMES: dict[str, Name] = {
         "Energon's rule for tensors of unequal shape; generators of random numbers are seeded for each sample",
     ),
     "DefaultTaskEncoder": _compat("task_encoder:DefaultTaskEncoder", "same", "with `padding = 0`"),
+    "basic_sample_keys": _compat("task_encoder:basic_sample_keys"),
+    "batch_list": _compat("task_encoder:batch_list"),
+    "batch_pad_stack": _compat("task_encoder:batch_pad_stack"),
+    "batch_stack": _compat("task_encoder:batch_stack"),
+    "log_exception": _compat("errors:log_exception"),
+    "reraise_exception": _compat("errors:reraise_exception"),
     "generic_batch": _compat("task_encoder:generic_batch", "same", "with `padding=0`"),
     "stateless": _here("stateless", "better", "the seed is that of the sample, not the first one that a worker saw"),
     "get_stateless": _compat("task_encoder:get_stateless"),
@@ -131,12 +137,24 @@ NAMES: dict[str, Name] = {
     "WatchdogDataset": _compat(
         "states:WatchdogDataset", "other", "the same items; every loader has a watchdog: `watchdog_timeout_seconds`"
     ),
-    "GcFreezeError": _absent("no garbage is frozen here, so nothing raises it"),
-    "gc_init_worker": _absent("workers here do not inherit the trainer's tensors"),
+    "GcFreezeError": _compat("states:GcFreezeError", "other", "nothing raises it: no garbage is frozen here"),
+    "gc_init_worker": _compat("states:gc_init_worker", "other", "does nothing: workers do not inherit tensors"),
+    "Bucket": _compat("states:Bucket", "other", "groups are lanes of the plan; nothing here makes one"),
+    "SampleIndex": _absent("a wrapper here has no count of its own: the position of the loader says it all"),
+    "get_sample_restore_key": _compat("samples:get_sample_restore_key"),
+    **dict.fromkeys(
+        ("SavableCheckpoint", "SavableDatasetCheckpoint", "SavableDatasetState"),
+        _compat("states:FlexState", "other", "there are no snapshots: a state is a few integers, made when asked for"),
+    ),
+    "SavableDatasetWrapper": _absent("there is no process to be wrapped: the state is the loader's"),
+    "SimpleSavableDatasetWrapper": _compat("states:SimpleSavableDatasetWrapper", "other", "the same items"),
     # -- samples and their sources
     "PinMemoryMixin": _compat("samples:PinMemoryMixin", "same", "every Sample and Batch is one"),
     "ExtendableDataclassMixin": _compat("samples:ExtendableDataclassMixin", "same", "every Sample and Batch is one"),
-    "add_sample_restore_key": _absent("the loader gives keys: batch.__restore_key__ is all that restore_sample needs"),
+    "add_sample_restore_key": _compat(
+        "samples:set_sample_restore_key", "other", "keys are the loader's; the sample is returned as it is"
+    ),
+    "legacy_handler": _compat("errors:legacy_handler"),
     "set_sample_restore_key": _compat(
         "samples:set_sample_restore_key", "other", "keys are the loader's; the sample is returned as it is"
     ),
@@ -169,12 +187,24 @@ NAMES: dict[str, Name] = {
     "get_dataset_type": Name("energon_lite.factories.kinds:get_dataset_type"),
     "get_dataset_from_config": Name("energon_lite.factories.loaders:get_dataset_from_config"),
     "load_config": _absent("it makes whatever objects a YAML names; use load_dataset, or yaml and your own classes"),
+    "MockJsonParser": _absent("it is for YAML that names classes which are not there; use yaml"),
+    "AVIndexMode": _absent("how to seek is decided for each container"),
+    "CacheFileLazy": _absent("it is a part of the cache pool: `cache.get_lazy` makes lazy values"),
+    "GuessingHandlerWrapper": _absent("give `SampleDecoder(guess_content=True)`"),
+    **dict.fromkeys(NODES, Name("energon_lite.factories.nodes:MetadatasetNode", "same", "the dict that stands in YAML")),
+    "ShardInfo": Name("energon_lite.factories.kinds:ShardInfo"),
+    "WebdatasetInfo": Name("energon_lite.factories.kinds:WebdatasetInfo"),
+    "WebdatasetSplits": Name("energon_lite.factories.kinds:WebdatasetSplits"),
+    "check_dataset_info_present": Name("energon_lite.factories.kinds:check_dataset_info_present"),
+    "get_dataset_info": Name("energon_lite.factories.kinds:get_dataset_info"),
+    "get_info_shard_files": Name("energon_lite.factories.kinds:get_info_shard_files"),
     "field_access": _compat("fields:field_access"),
     "split_field_access": _compat("fields:split_field_access"),
     "JsonParser": _absent("it imports and calls what a document names; use yaml and your own classes"),
     "JsonValueError": Name("energon_lite.errors:ConfigError"),
     "to_json_object": _compat("fields:to_json_object"),
     "SystemRng": _compat("rng:SystemRng"),
+    "SystemRngState": _compat("rng:SystemRngState"),
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
     # -- constants
     "MAIN_FOLDER_NAME": _compat("fields:MAIN_FOLDER_NAME"),

@@ -11,12 +11,14 @@ import torch
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["SystemRng", "WorkerRng"]
+__all__ = ["SystemRng", "SystemRngState", "WorkerRng"]
 
 T = TypeVar("T")
 
 
-class _State(NamedTuple):
+class SystemRngState(NamedTuple):
+    """Where the three are."""
+
     torch: Any
     numpy: Any
     random: Any
@@ -33,12 +35,12 @@ class SystemRng:
         random.seed(seed)
 
     @staticmethod
-    def save_state() -> _State:
+    def save_state() -> SystemRngState:
         """Where they are."""
-        return _State(torch.get_rng_state(), np.random.get_state(), random.getstate())
+        return SystemRngState(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     @staticmethod
-    def restore_state(state: _State) -> None:
+    def restore_state(state: SystemRngState) -> None:
         """Go back to where they were."""
         torch.set_rng_state(state.torch)
         np.random.set_state(state.numpy)

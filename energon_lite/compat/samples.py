@@ -18,6 +18,7 @@ __all__ = [
     "default_get_batch_keys",
     "format_sample_compact",
     "format_sample_detailed",
+    "get_sample_restore_key",
     "get_source_info",
     "set_sample_restore_key",
 ]
@@ -55,6 +56,11 @@ def set_sample_restore_key(sample: Any, *key: Any, src: Any = None, fail_otherwi
     return sample
 
 
+def get_sample_restore_key(sample: Any) -> Any:
+    """The key by which the loader makes a sample, or a batch, again; None: it has none."""
+    return field_of(sample, "__restore_key__")
+
+
 def default_get_batch_keys(batch: Any) -> list[str] | None:
     """The keys of the samples in a batch, wherever it has them; None: it has none."""
     one = batch[0] if isinstance(batch, list) and batch else batch
@@ -89,7 +95,7 @@ def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_
     return f"{begin}{', '.join(parts) if depth > 0 else '...'}{end}"
 
 
-def format_sample_detailed(sample: Any) -> str:
+def format_sample_detailed(sample: Any, indent: str = "") -> str:
     """A sample in several lines, a line for each field.
 
     Example:
@@ -98,7 +104,7 @@ def format_sample_detailed(sample: Any) -> str:
         n:
           - 1
     """
-    return "\n".join(_lines(sample, 6))
+    return "\n".join(indent + line for line in _lines(sample, 6))
 
 
 def _lines(value: Any, depth: int) -> list[str]:

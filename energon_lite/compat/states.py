@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.wrappers.mapping import GcDataset
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["FlexState", "Savable", "SavableDataLoaderState", "WatchdogDataset"]
+__all__ = [
+    "Bucket",
+    "FlexState",
+    "GcFreezeError",
+    "Savable",
+    "SavableDataLoaderState",
+    "SimpleSavableDatasetWrapper",
+    "WatchdogDataset",
+    "gc_init_worker",
+]
 
 
 class FlexState(dict[str, Any]):
@@ -44,3 +54,26 @@ class WatchdogDataset(GcDataset):
         fail_on_timeout: bool = False,
     ):
         super().__init__(dataset, worker_config=worker_config)
+
+
+class SimpleSavableDatasetWrapper(GcDataset):
+    """The same items."""
+
+    def __init__(self, dataset: SavableDataset, worker_config: WorkerConfig, cache_pool: Any = None):
+        super().__init__(dataset, worker_config=worker_config)
+
+
+class GcFreezeError(Exception):
+    """Nothing raises it."""
+
+
+def gc_init_worker(worker_id: int) -> None:
+    """Nothing has to be done."""
+
+
+@dataclass
+class Bucket:
+    """Samples of a group."""
+
+    batch_size: int
+    samples: list[Any]

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+import torch
+
+from energon_lite.batching.collate import batch_pad_stack as _batch_pad_stack
+from energon_lite.batching.collate import batch_stack as _batch_stack
 from energon_lite.batching.collate import generic_batch as _generic_batch
 from energon_lite.hooks import DefaultTaskEncoder as _DefaultTaskEncoder
 from energon_lite.hooks import TaskEncoder as _TaskEncoder
+from energon_lite.hooks import basic_sample_keys as _basic_sample_keys
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
 from energon_lite.hooks.stateless import failure_tolerance_of
+from energon_lite.samples import SourceInfo
 
 __all__ = [
     "DefaultTaskEncoder",
     "TaskEncoder",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
     "generic_batch",
     "get_cooker_need_cache",
     "get_cooker_need_primary",
@@ -52,6 +62,33 @@ def generic_batch(batch: Sequence[Any]) -> Any:
     return _generic_batch(batch, 0)
 
 
+def batch_list(batch: Sequence[Any]) -> list[Any]:
+    """Values as a list."""
+    return list(batch)
+
+
+def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of equal shape, stacked."""
+    return _batch_stack(batch)
+
+
+def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors padded with zeros, and stacked."""
+    return _batch_pad_stack(batch)
+
+
+def basic_sample_keys(crude_sample: Any, additional_source_info: tuple[SourceInfo, ...] = ()) -> dict[str, Any]:
+    """What a sample that is made of another one takes over from it.
+
+    Args:
+        additional_source_info: what else was read for it.
+    """
+    found = _basic_sample_keys(crude_sample)
+    if additional_source_info:
+        found["__sources__"] = (*(found["__sources__"] or ()), *additional_source_info)
+    return found
+
+
 def get_stateless(fn: Callable[..., Any]) -> bool:
     """Whether a hook is marked as stateless; those without the mark are taken for it, too."""
     return bool(getattr(fn, "__stateless__", False))
@@ -65,9 +102,9 @@ def get_failure_tolerance(fn: Callable[..., Any], default_failure_tolerance: int
 
 def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
     """Whether a cooker wants the cache."""
-    return "need_cache" in getattr(fn, "__cooker_needs__", ())
+    return bool(getattr(fn, "__cooker_need_cache__", "need_cache" in getattr(fn, "__cooker_needs__", ())))
 
 
 def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
     """Whether a cooker wants the other samples of its data set."""
-    return "need_primary" in getattr(fn, "__cooker_needs__", ())
+    return bool(getattr(fn, "__cooker_need_primary__", "need_primary" in getattr(fn, "__cooker_needs__", ())))

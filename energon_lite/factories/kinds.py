@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
@@ -14,7 +15,17 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
 from energon_lite.storage.read.remote import local_meta
 
-__all__ = ["EnergonDatasetType", "WebdatasetMeta", "get_dataset_type"]
+__all__ = [
+    "EnergonDatasetType",
+    "ShardInfo",
+    "WebdatasetInfo",
+    "WebdatasetMeta",
+    "WebdatasetSplits",
+    "check_dataset_info_present",
+    "get_dataset_info",
+    "get_dataset_type",
+    "get_info_shard_files",
+]
 
 
 class EnergonDatasetType(Enum):
@@ -52,6 +63,37 @@ class ShardInfo:
     name: str
     path: EPath
     count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetInfo:
+    """What ``.info.json`` says."""
+
+    shard_counts: Mapping[str, int]
+    energon_version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetSplits:
+    """What ``split.yaml`` says."""
+
+    split_parts: Mapping[str, Sequence[str]]
+    exclude: Sequence[str] = ()
+
+
+def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``.info.json`` of a prepared folder says about its shards."""
+    return {"shard_counts": read_info(local_meta(os.fspath(EPath(path))))}
+
+
+def get_info_shard_files(path: str | os.PathLike[str]) -> list[str]:
+    """The shards of a prepared folder, in all splits."""
+    return list(get_dataset_info(path)["shard_counts"])
+
+
+def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is prepared."""
+    return get_dataset_type(path) is EnergonDatasetType.WEBDATASET
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig
@@ -39,8 +40,22 @@ __all__ = [
     "traverse_metadataset",
 ]
 
-#: A part of a split.
-DatasetSubset = Subset
+
+def DatasetSubset(  # noqa: N802  # Energon's name for it
+    *, range: tuple[float, float] | None = None, absolute_range: tuple[int, int | None] | None = None
+) -> Subset:
+    """A part of a split.
+
+    Args:
+        range: shares of it, from 0 to 1, of what ``absolute_range`` leaves.
+        absolute_range: numbers of samples; None: to the end.
+
+    Example:
+        >>> DatasetSubset(range=(0, 0.5))
+    """
+    start, stop = range or (0, 1)
+    first, last = absolute_range or (None, None)
+    return Subset(Fraction(str(start)), Fraction(str(stop)), first, last)
 
 
 class DatasetBlendMode(Enum):

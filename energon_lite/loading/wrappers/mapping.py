@@ -120,7 +120,13 @@ class _Unchanged(WrapperDataset):
 class LogSampleDataset(_Unchanged):
     """The same items. Which samples are in which batch is written by the loader: ``get_loader(dataset, trace=...)``."""
 
-    def __init__(self, dataset: SavableDataset, mode: str = "train", worker_config: WorkerConfig | None = None):
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        mode: str = "train",
+        worker_config: WorkerConfig | None = None,
+        get_keys_fn: Callable[[Any], list[str] | None] | None = None,
+    ):
         super().__init__(dataset, worker_config=worker_config)
         logger.info("LogSampleDataset has no effect: give the loader trace=, a file, and see `energon-lite trace`")
 
