@@ -97,6 +97,9 @@ from energon_lite.loading.wrappers.batching import BatchDataset as BatchDataset
 from energon_lite.loading.wrappers.batching import GroupBatchDataset as GroupBatchDataset
 from energon_lite.loading.wrappers.batching import MixBatchDataset as MixBatchDataset
 from energon_lite.loading.wrappers.batching import PackingDataset as PackingDataset
+from energon_lite.loading.wrappers.concat import concat_pad as concat_pad
+from energon_lite.loading.wrappers.concat import generic_concat as generic_concat
+from energon_lite.loading.wrappers.concat import homogeneous_concat_mix as homogeneous_concat_mix
 from energon_lite.loading.wrappers.lengths import EpochizeDataset as EpochizeDataset
 from energon_lite.loading.wrappers.lengths import LimitDataset as LimitDataset
 from energon_lite.loading.wrappers.lengths import RepeatDataset as RepeatDataset
@@ -108,9 +111,6 @@ from energon_lite.loading.wrappers.mapping import MapDataset as MapDataset
 from energon_lite.loading.wrappers.mixing import BlendDataset as BlendDataset
 from energon_lite.loading.wrappers.mixing import ConcatDataset as ConcatDataset
 from energon_lite.loading.wrappers.mixing import ShuffleBufferDataset as ShuffleBufferDataset
-from energon_lite.loading.wrappers.concat import concat_pad as concat_pad
-from energon_lite.loading.wrappers.concat import generic_concat as generic_concat
-from energon_lite.loading.wrappers.concat import homogeneous_concat_mix as homogeneous_concat_mix
 from energon_lite.loading.wrappers.wrapper import WrapperDataset as WrapperDataset
 from energon_lite.recipes import get_loader as get_loader
 from energon_lite.recipes import get_savable_loader as get_savable_loader

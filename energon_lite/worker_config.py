@@ -235,7 +235,7 @@ class WorkerConfig:
 
     @property
     def active_worker_sample_index(self) -> int:
-        """The number of the sample that :meth:`worker_activate` named. In hooks: ``TaskEncoder.current_sample_index``."""
+        """The number of the sample that :meth:`worker_activate` named. Hooks: ``TaskEncoder.current_sample_index``."""
         return self._number_of(-1)
 
     @property

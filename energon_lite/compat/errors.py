@@ -12,7 +12,14 @@ from energon_lite.compat.samples import get_source_info
 from energon_lite.errors import FatalSampleError, SkipSample
 from energon_lite.loading.makers.hook_errors import FATAL
 
-__all__ = ["SYSTEM_EXCEPTIONS", "ErrorContext", "handle_restore_errors", "legacy_handler", "log_exception", "reraise_exception"]
+__all__ = [
+    "SYSTEM_EXCEPTIONS",
+    "ErrorContext",
+    "handle_restore_errors",
+    "legacy_handler",
+    "log_exception",
+    "reraise_exception",
+]
 
 #: Never a sample's fault.
 SYSTEM_EXCEPTIONS = (*FATAL, MemoryError, ReferenceError)

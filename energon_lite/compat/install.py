@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing.spawn
 import sys
 import types
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ def install(*, trust_code: bool = False) -> None:
     everything below it is energon_lite. ``megatron.core`` and other parts of ``megatron`` stay what they are.
 
     Args:
-        trust_code: data sets may name Python code that is run (``dataset.yaml`` with classes or loaders of your own), as
+        trust_code: data sets may name Python code that is run (classes or loaders of your own in ``dataset.yaml``), as
             Energon always lets them; see :func:`~energon_lite.trust.trust_by_default`.
 
     Raises:
@@ -136,9 +137,7 @@ def install(*, trust_code: bool = False) -> None:
         )
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)
-    from energon_lite.compat.children import tell_children
-
-    tell_children()
+    _tell_children()
 
 
 def uninstall() -> None:
@@ -159,3 +158,25 @@ def is_installed() -> bool:
     """Whether ``megatron.energon`` is energon_lite."""
     return _finder in sys.meta_path
 
+
+# -- other processes --------------------------------------------------------------------------------------------------
+
+
+class _Install:
+    """Installs the names where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return install, ()
+
+
+def _tell_children() -> None:
+    """Have what a spawned process is told before it imports the script say it, too; those that are forked know."""
+    original = multiprocessing.spawn.get_preparation_data
+    if getattr(original, "__module__", None) == __name__:
+        return
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        first = {"energon_lite_compat": _Install()} if is_installed() else {}  # unpickled before all others
+        return {**first, **original(name)}
+
+    multiprocessing.spawn.get_preparation_data = get_preparation_data

@@ -1,4 +1,4 @@
-"""The public modules of Energon 7.4.1 and the names that each of them has. What a name is here stands in ``names.py``."""
+"""The public modules of Energon 7.4.1, and the names that each has. What a name is here stands in ``names.py``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TextSample TextWebdataset VidQASample VidQAWebdataset VQAOCRWebdataset VQASample
 _FACTORIES = """BaseWebdatasetFactory DefaultDecoderWebdatasetFactory DefaultGenericWebdatasetFactory
 JoinedWebdatasetFactory SampleDecoder StandardWebdatasetFactory"""
 _JSONL = "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory"
-_CACHE = """CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool FileStoreDecoder Lazy MockLazy
-NoCachePool PrimaryFileStore SystemFileStore"""
+_CACHE = """CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool FileStoreDecoder Lazy
+MockLazy NoCachePool PrimaryFileStore SystemFileStore"""
 _WRAPPERS = """BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset GroupBatchDataset
 IterMapDataset LimitDataset LogSampleDataset MapDataset MixBatchDataset PackingDataset RepeatDataset
 ShuffleBufferDataset concat_pad generic_concat homogeneous_concat_mix"""
@@ -56,8 +56,8 @@ MODULES: dict[str, str] = {
     "errors": """FatalSampleError SampleException SkipSample SYSTEM_EXCEPTIONS ErrorContext handle_restore_errors
         log_exception reraise_exception""",
     "flavors": f"{_SAMPLES} {_FACTORIES} {_JSONL} {_AV} {_FLAVORS_AV} BaseCoreDatasetFactory PinMemoryMixin",
-    "flavors.base_dataset": """BaseCoreDatasetFactory ExtendableDataclassMixin PinMemoryMixin Sample SavableDataset State
-        add_sample_restore_key legacy_handler set_sample_restore_key""",
+    "flavors.base_dataset": """BaseCoreDatasetFactory ExtendableDataclassMixin PinMemoryMixin Sample SavableDataset
+        State add_sample_restore_key legacy_handler set_sample_restore_key""",
     "flavors.captioning": "CaptioningSample CaptioningWebdataset",
     "flavors.crude": "CrudeSample CrudeWebdataset",
     "flavors.image": "ImageSample ImageWebdataset",
@@ -106,8 +106,8 @@ MODULES: dict[str, str] = {
     "state": "FlexState",
     "task_encoder": f"""{_COLLATION} {_RECIPES} AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder
         basic_sample_keys cooker stateless""",
-    "task_encoder.base": f"""{_COLLATION} AugmentTaskEncoder Batch DefaultTaskEncoder TaskEncoder stateless get_stateless
-        get_failure_tolerance""",
+    "task_encoder.base": f"""{_COLLATION} AugmentTaskEncoder Batch DefaultTaskEncoder TaskEncoder stateless
+        get_stateless get_failure_tolerance""",
     "task_encoder.cooking": "Cooker basic_sample_keys cooker get_cooker_need_cache get_cooker_need_primary",
     "task_encoder.loader": _RECIPES,
     "transforms": f"{_TRANSFORMS} MergeTransform CustomTransform",

@@ -1,8 +1,8 @@
 """What each public name of Energon 7.4.1 is here. Data: one line a name. The guide is made of it, and tests read it.
 
 A name without a line is a name of ``energon_lite``, and means the same. A line says where it is if it is elsewhere, and
-whether it is the same, better (how), or another thing (why). A name that is absent has a line without a place: importing
-it raises an ImportError with that reason.
+whether it is the same, better (how), or another thing (why). A name that is absent has a line without a place:
+importing it raises an ImportError with that reason.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ NAMES: dict[str, Name] = {
     "AVIndexMode": _absent("how to seek is decided for each container"),
     "CacheFileLazy": _absent("it is a part of the cache pool: `cache.get_lazy` makes lazy values"),
     "GuessingHandlerWrapper": _absent("give `SampleDecoder(guess_content=True)`"),
-    **dict.fromkeys(NODES, Name("energon_lite.factories.nodes:MetadatasetNode", "same", "the dict that stands in YAML")),
+    **dict.fromkeys(
+        NODES, Name("energon_lite.factories.nodes:MetadatasetNode", "same", "the dict that stands in YAML")
+    ),
     "ShardInfo": Name("energon_lite.factories.kinds:ShardInfo"),
     "WebdatasetInfo": Name("energon_lite.factories.kinds:WebdatasetInfo"),
     "WebdatasetSplits": Name("energon_lite.factories.kinds:WebdatasetSplits"),

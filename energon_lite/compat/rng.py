@@ -1,4 +1,4 @@
-"""Generators of random numbers for wrappers that other people wrote. Hooks here have ``self.rng``, and seeded globals."""
+"""Generators of random numbers, for wrappers that other people wrote. Hooks here have ``self.rng``."""
 
 from __future__ import annotations
 

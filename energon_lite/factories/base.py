@@ -114,9 +114,8 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
     @cached_property
     def spec(self) -> LeafSpec:
         """What is read."""
-        more = {} if self.split_config is None else {"split_config": self.split_config}
-        subset = cast("Subset | None", self.subset)
-        return LeafSpec(os.fspath(self.path), self.split_part, subset=subset, **more)
+        subset, split_config = cast("Subset | None", self.subset), self.split_config or "split.yaml"
+        return LeafSpec(os.fspath(self.path), self.split_part, subset=subset, split_config=split_config)
 
     @cached_property
     def source(self) -> AnySource:

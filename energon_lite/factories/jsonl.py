@@ -16,7 +16,7 @@ __all__ = ["CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory"]
 
 
 class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
-    """The lines of a JSONL file, as crude samples with a part ``json``. Arguments as those of its base; it has no splits.
+    """The lines of a JSONL file, as crude samples with a part ``json``. Arguments are those of its base.
 
     Example:
         >>> CrudeJsonlDatasetFactory("chats.jsonl", training=False, worker_config=config).build()

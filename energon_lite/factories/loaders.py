@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-def DatasetSubset(  # noqa: N802  # Energon's name for it
+def DatasetSubset(  # Energon's name for it
     *, range: tuple[float, float] | None = None, absolute_range: tuple[int, int | None] | None = None
 ) -> Subset:
     """A part of a split.
@@ -111,7 +111,7 @@ class TraversedDatasetReference:
 class DatasetLoaderInterface(ABC):
     """Data sets, known by name, of which factories can be had."""
 
-    def post_initialize(self, mds_path: EPath | None = None) -> None:
+    def post_initialize(self, mds_path: EPath | None = None) -> None:  # noqa: B027
         """As in Energon; there is nothing to be done."""
 
     @abstractmethod

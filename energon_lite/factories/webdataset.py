@@ -37,7 +37,8 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
         """Make a sample of its parts.
 
         Args:
-            sample: the bytes of its parts by name, with ``__key__``, ``__shard__``, ``__restore_key__``, ``__sources__``.
+            sample: the bytes of its parts by name, with ``__key__``, ``__shard__``, ``__restore_key__`` and
+                ``__sources__``.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a load_sample of its own")
 

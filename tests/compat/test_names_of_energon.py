@@ -18,12 +18,36 @@ from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import NAMES, meaning
 
 #: Names that other work in progress brings. Each that is there must be struck out; at the end there are none.
-AWAITED = set(
-    """AugmentTaskEncoder AVData AVDecoder AVMetadata AVWebdatasetDecoder CachePool DecodeFileStore DirectLazy FileCacheLazy
-FileStore FileStoreCachePool FileStoreDecoder FileStoreWrapper ImageMetadata JsonlFileStore Lazy MediaMetadataBase
-MediaMetadataType MockLazy NoCachePool PrimaryFileStore SampleException SystemFileStore WebdatasetFileStore
-deserialize_media_metadata get_clips_uniform get_single_frames_uniform serialize_media_metadata""".split()
-)
+AWAITED = {
+    "AugmentTaskEncoder",
+    "AVData",
+    "AVDecoder",
+    "AVMetadata",
+    "AVWebdatasetDecoder",
+    "CachePool",
+    "DecodeFileStore",
+    "DirectLazy",
+    "FileCacheLazy",
+    "FileStore",
+    "FileStoreCachePool",
+    "FileStoreDecoder",
+    "FileStoreWrapper",
+    "ImageMetadata",
+    "JsonlFileStore",
+    "Lazy",
+    "MediaMetadataBase",
+    "MediaMetadataType",
+    "MockLazy",
+    "NoCachePool",
+    "PrimaryFileStore",
+    "SampleException",
+    "SystemFileStore",
+    "WebdatasetFileStore",
+    "deserialize_media_metadata",
+    "get_clips_uniform",
+    "get_single_frames_uniform",
+    "serialize_media_metadata",
+}
 
 #: So many names may be absent at most.
 MOST_ABSENT = 8

@@ -57,7 +57,7 @@ class BatchDataset(WrapperDataset):
     leaves_out_last: bool
 
     @cached_property
-    def runs_as(self) -> ItemsDataset:  # type: ignore[override]
+    def runs_as(self) -> ItemsDataset:
         inner = parts_of(self.dataset, type(self).__name__)
         return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
 
@@ -220,7 +220,7 @@ class GroupBatchDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         size, key, batcher, drop_last = self.call
         encoder = _Grouping(self.dataset.task_encoder, key, batcher)
         return self._in_chunks(encoder, size, Chunking(drop_last=drop_last))
@@ -260,7 +260,7 @@ class PackingDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         size, select, pack, encode = self.call
         inner = self.dataset.task_encoder
         encoder = _Packing(inner, select, pack) if encode is None else _PackingLate(inner, select, pack, encode)

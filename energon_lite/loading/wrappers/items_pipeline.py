@@ -1,4 +1,4 @@
-"""Running the jobs of wrapped data sets: each item by the pipeline of its own data set, then the functions around it."""
+"""Running the jobs of wrapped data sets: each item by the pipeline of its data set, then the functions around it."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class RepeatDataset(WrapperDataset):
         return Parts(self._repeated(inner.stream), inner.branches, depends_on_ranks=inner.depends_on_ranks)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         if not is_by_content(self.dataset):
             return self.planned(self.parts())
         inner = self.dataset.runs_as
@@ -105,7 +105,7 @@ class LimitDataset(WrapperDataset):
         return Parts(limit, inner.branches, depends_on_ranks=True)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         if is_by_content(self.dataset):
             inside = self.dataset.runs_as.limit
             limit = self.length if inside is None else min(inside, self.length)
@@ -146,7 +146,7 @@ class EpochizeDataset(WrapperDataset):
         return Parts(LimitStream(inner.stream, length, goes_on=True), inner.branches, depends_on_ranks=True)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         if is_by_content(self.dataset):
             note = f"EpochizeDataset {self.length}"
             return with_samples(self.dataset, RepeatStream, note, loop_length=self.length, drop_last=False)

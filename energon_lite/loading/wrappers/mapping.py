@@ -101,7 +101,7 @@ class IterMapDataset(WrapperDataset):
         worker_config: WorkerConfig | None = None,
     ):
         raise UsageError(
-            "IterMapDataset: what a function makes of a whole stream cannot be planned, so no position could be restored",
+            "IterMapDataset: what a function makes of a whole stream cannot be planned, nor restored anywhere",
             fix="write a generator as encode_sample or encode_batch; to see several samples at a time, use packing "
             "(select_samples_to_pack, pack_selected_samples) or batch",
         )

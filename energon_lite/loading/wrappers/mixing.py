@@ -32,8 +32,8 @@ class ConcatDataset(WrapperDataset):
 
 
 class BlendDataset(WrapperDataset):
-    """Data sets mixed by weight: exact within one item at each block's end. Those that end drop out, and the others go on
-    at their shares, until all have ended.
+    """Data sets mixed by weight: exact within one item at each block's end. Those that end drop out, and the others go
+    on at their shares, until all have ended.
 
     Args:
         dataset_weights: pairs ``(data set, weight)``.

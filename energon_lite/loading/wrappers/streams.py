@@ -1,9 +1,9 @@
 """The items of wrapped data sets as numbered streams: closed forms over the plans below, integers only.
 
-An *item* is what one step of a loader hands to one rank: a micro-batch, or a single sample where nothing is batched. The
-data sets at the bottom are *branches*. A stream says for each of its positions which item of which branch stands there;
-position ``pass * per_pass + i`` is the i-th item of a pass. So a limit, a repetition and a blend are each a few lines of
-arithmetic, and whatever is built of them can be entered anywhere.
+An *item* is what one step of a loader hands to one rank: a micro-batch, or a single sample where nothing is batched.
+The data sets at the bottom are *branches*. A stream says for each of its positions which item of which branch stands
+there; position ``pass * per_pass + i`` is the i-th item of a pass. So a limit, a repetition and a blend are each a few
+lines of arithmetic, and whatever is built of them can be entered anywhere.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class LimitStream(ItemStream):
 
     def __init__(self, inner: ItemStream, length: int, *, goes_on: bool = False):
         self._inner, self.branches, self._goes_on = inner, inner.branches, goes_on
-        self.per_pass = length if goes_on or inner.per_pass is None else min(length, inner.per_pass)
+        self.per_pass = self._length = length if goes_on or inner.per_pass is None else min(length, inner.per_pass)
 
     def lookup(self, positions: Ints) -> Addresses:
-        return self._inner.lookup(positions if self._goes_on else positions % self.per_pass)
+        return self._inner.lookup(positions if self._goes_on else positions % self._length)
 
 
 class ConcatStream(ItemStream):

@@ -93,20 +93,20 @@ class WrapperDataset(SavableDataset):
         """What this one makes of the items inside, as part of others."""
 
     @cached_property
-    def runs_as(self) -> SavableDataset:  # type: ignore[override]
+    def runs_as(self) -> SavableDataset:
         """What a loader really runs."""
         return self.planned(self.parts())
 
     @property
-    def leaves(self) -> Any:  # type: ignore[override]
+    def leaves(self) -> Any:
         return self.runs_as.leaves
 
     @property
-    def plan(self) -> Any:  # type: ignore[override]
+    def plan(self) -> Any:
         return self.runs_as.plan
 
     @property
-    def identity(self) -> Identity:  # type: ignore[override]
+    def identity(self) -> Identity:
         return self.runs_as.identity
 
     def planned(
@@ -213,8 +213,8 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
         return Parts(stream, [Branch(dataset)], depends_on_ranks=depends)
     raise UsageError(
         f"{wrapper} of a data set whose hooks or tokens decide how many batches there are: none of them has a number",
-        fix="RepeatDataset, LimitDataset and EpochizeDataset take it; do the rest in the task encoder, or let the blend "
-        "stand in the metadataset",
+        fix="RepeatDataset, LimitDataset and EpochizeDataset take it; do the rest in the task encoder, or blend in a "
+        "metadataset",
     )
 
 

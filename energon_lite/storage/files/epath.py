@@ -36,6 +36,8 @@ class EPath(os.PathLike[str]):
     """
 
     def __init__(self, initial_path: str | os.PathLike[str]):
+        self._protocol: str
+        self._inside: str
         if isinstance(initial_path, EPath):
             self._protocol, self._inside = initial_path._protocol, initial_path._inside
             return

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from megatron.energon import (
     Batch,
     CaptioningSample,
@@ -212,7 +211,7 @@ def main(path: str, state_file: str) -> None:
     after = [next(batches)["__key__"] for _ in range(4)]
     again = get_savable_loader(datasets_provider(path, worker_config, packing_buffer_size=8)[0])
     again.restore_state_rank(torch.load(state_file, map_location="cpu", weights_only=False)["dataloader_state_dict"])
-    resumed = [batch["__key__"] for batch, _ in zip(again, range(4))]
+    resumed = [batch["__key__"] for batch, _ in zip(again, range(4), strict=False)]
     evaluated = [[next(validation[0])["__key__"] for _ in range(3)] for _ in range(2)]
     print(
         json.dumps(
