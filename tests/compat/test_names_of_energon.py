@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import types
 import typing
+import warnings
 from typing import Any
 
 import megatron.energon
@@ -60,14 +61,16 @@ def public_names(module: types.ModuleType) -> set[str]:
     """The names that a module offers: its ``__all__``, or what it defines."""
     if hasattr(module, "__all__"):
         return set(module.__all__)
-    return {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
-        and not isinstance(value, (typing.TypeVar, types.ModuleType))
-        and type(value).__name__ not in ("ParamSpec", "NewType")
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch has given up
+        return {
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+            and not isinstance(value, (typing.TypeVar, types.ModuleType))
+            and type(value).__name__ not in ("ParamSpec", "NewType")
+        }
 
 
 def modules_of_energon() -> dict[str, types.ModuleType]:

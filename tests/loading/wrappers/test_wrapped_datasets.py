@@ -219,7 +219,7 @@ def test_groups_and_packs_of_single_samples(a: Path, b: Path) -> None:
         PackingDataset(singles, 4, lambda some: [some[:3], some[3:]], "+".join, sample_encoder=str.upper)
     )
     assert sorted("+".join(packs).split("+")) == sorted(text.upper() for text in everything(singles))
-    with pytest.raises(UsageError, match="single samples|batches"):
+    with pytest.raises(UsageError, match=r"single samples|of batches"):
         everything(GroupBatchDataset(val(b, wc), 2, lambda item: (0, None), list))
 
 
