@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+from typing import Any
 
 from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
@@ -46,7 +49,7 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
 def _check_names(encoder: TaskEncoder) -> None:
     cls = type(encoder)
     for name in _BUILDERS:
-        if hasattr(cls, name):
+        if hasattr(cls, name) and not _only_calls_super(getattr(cls, name)):
             raise UsageError(
                 f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
                 fix="do it in encode_sample, batch or encode_batch",
@@ -61,6 +64,23 @@ def _check_names(encoder: TaskEncoder) -> None:
             f"{cls.__name__} has both encode_sample and preencode_sample: both are the first hook of a sample",
             fix="rename encode_sample to postencode_sample, or leave one of them out",
         )
+
+
+def _only_calls_super(method: Any) -> bool:
+    """Whether all that a method does is to return what ``super()`` makes of its arguments."""
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    body = function.body if isinstance(function, ast.FunctionDef) else []
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]  # its docstring
+    match body:
+        case [ast.Return(ast.Call(ast.Attribute(ast.Call(ast.Name("super"), []), called), given, keywords))]:
+            values = [*given, *(one.value for one in keywords)]
+            plain = all(isinstance(one.value if isinstance(one, ast.Starred) else one, ast.Name) for one in values)
+            return called == method.__name__ and plain
+    return False
 
 
 def _check_packing(encoder: TaskEncoder, size: int | None) -> None:
