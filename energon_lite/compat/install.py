@@ -19,6 +19,7 @@ from energon_lite.trust import trust_by_default
 __all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
+_ALL = frozenset(name for names in MODULES.values() for name in names.split()) - {"command"}
 
 
 class _Module(types.ModuleType):
@@ -26,8 +27,9 @@ class _Module(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         below = self.__name__[len(PACKAGE) + 1 :]
-        if name in MODULES.get(below, "").split():
-            value = resolve(name)
+        # Modules of Energon also have what they import from each other, and people import it from there.
+        if name in MODULES.get(below, "").split() or (name in _ALL and not name.startswith("_")):
+            value = resolve(name, below)
             setattr(self, name, value)
             return value
         path = f"{below}.{name}" if below else name
@@ -39,16 +41,16 @@ class _Module(types.ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
 
-def resolve(name: str) -> Any:
-    """The object that a public name of Energon's is here.
+def resolve(name: str, of_module: str = "") -> Any:
+    """The object that a public name of Energon's, of one of its modules, is here.
 
     Raises:
         ImportError: there is none; says why, and what to write instead.
     """
-    found = meaning(name)
+    found = meaning(name, of_module)
     if found.ours is None:
         raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {found.note}")
-    if name in AWAITED:
+    if not {name, f"{of_module}.{name}"}.isdisjoint(AWAITED):
         raise ImportError(f"{name} of {PACKAGE} is not there yet in energon_lite")
     module, _, attribute = found.ours.partition(":")
     if attribute == "__version__":

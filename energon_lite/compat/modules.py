@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERNAL", "MODULES", "NODES", "PACKAGE"]
+__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE"]
 
 PACKAGE = "megatron.energon"
 
@@ -33,6 +33,12 @@ RandomHorizontalFlipMapper RandomVerticalFlipMapper RandomRotationMapper RandomP
 _NODES = """AuxDatasetReference AuxFilesystemReference BlendDatasetReference BlendEpochizedDatasetReference
 BlendEpochizedJoinDatasetReference BlendJoinDatasetReference BlendRepetitionsMixin BlendWeightMixin DatasetReference
 JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized MetadatasetJoin Subset SubsetRatioMixin"""
+
+#: Modules that have a command of click's.
+COMMANDS = tuple(
+    f"tools.{name}"
+    for name in ("analyze_debug", "checkpoint", "info", "lint", "mount", "prepare", "prepare_media", "preview")
+)
 
 #: Public names by module (below :data:`PACKAGE`; the empty name is the package itself).
 MODULES: dict[str, str] = {
@@ -110,6 +116,7 @@ MODULES: dict[str, str] = {
         get_stateless get_failure_tolerance""",
     "task_encoder.cooking": "Cooker basic_sample_keys cooker get_cooker_need_cache get_cooker_need_primary",
     "task_encoder.loader": _RECIPES,
+    **dict.fromkeys(COMMANDS, "command"),
     "transforms": f"{_TRANSFORMS} MergeTransform CustomTransform",
     "transforms.custom": "CustomTransform",
     "transforms.mappers": _TRANSFORMS,
@@ -142,7 +149,7 @@ INTERNAL: dict[str, str] = {
     "av.av_init": "opens containers for AVDecoder: use AVDecoder",
     "av.av_reader": "seeks in containers for AVDecoder: use AVDecoder",
     "bracecollapse": "writes brace patterns for prepare: the braceexpand package reads them",
-    "cli": "the commands are those of energon-lite",
+    "cli": "runs the commands, which are those of energon-lite",
     "deprecation": "warns of Energon's own old names",
     "epathlib.rclone_config": "reads rclone's settings: write the store's credentials as fsspec or boto3 take them",
     "eyaml": "reads YAML: use the yaml package",
@@ -155,7 +162,7 @@ INTERNAL: dict[str, str] = {
     "metadataset.join_dataset_loader": "opens joins: write a join in the metadataset",
     "module_loader": "imports code that YAML names: importlib, and trust_code=True",
     "retry_stream": "reads again after errors: readers here do so by themselves",
-    "tools": "the commands are those of energon-lite",
+    "tools": "has no such module: the commands are those of energon-lite",
     "watchdog": "watches workers: get_loader(watchdog_timeout_seconds=...)",
     "wrappers.buffer": "keeps samples for Energon's wrappers, which have no buffers here",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from energon_lite.compat.modules import MODULES, NODES
+from energon_lite.compat.modules import COMMANDS, MODULES, NODES
 
 __all__ = ["AWAITED", "NAMES", "Name", "Verdict", "meaning"]
 
@@ -52,6 +52,11 @@ AWAITED: frozenset[str] = frozenset(
         "AVDecoder",
         "AVMetadata",
         "AVWebdatasetDecoder",
+        "tools.analyze_debug.command",
+        "tools.lint.command",
+        "tools.mount.command",
+        "tools.prepare_media.command",
+        "tools.preview.command",
         "CachePool",
         "DecodeFileStore",
         "DirectLazy",
@@ -242,6 +247,8 @@ NAMES: dict[str, Name] = {
     "SystemRng": _compat("rng:SystemRng"),
     "SystemRngState": _compat("rng:SystemRngState"),
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
+    # -- commands, which have the names of their modules
+    **{f"{module}.command": Name(f"energon_lite.cli.{module.partition('.')[2]}:command") for module in COMMANDS},
     # -- constants
     "MAIN_FOLDER_NAME": _compat("fields:MAIN_FOLDER_NAME"),
     "INDEX_SQLITE_FILENAME": _compat("fields:INDEX_SQLITE_FILENAME"),
@@ -277,11 +284,11 @@ NAMES: dict[str, Name] = {
 }
 
 
-def meaning(name: str) -> Name:
-    """What a public name is here.
+def meaning(name: str, module: str = "") -> Name:
+    """What a public name is here; of names that mean one thing in each module, what it is in this one.
 
     Example:
         >>> meaning("SkipSample")
         Name(ours='energon_lite:SkipSample', verdict='same', note='')
     """
-    return NAMES.get(name) or _here(name)
+    return NAMES.get(f"{module}.{name}") or NAMES.get(name) or _here(name)

@@ -22,6 +22,7 @@ from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
@@ -337,7 +338,7 @@ def _factory_of(
     training: bool,
     worker_config: WorkerConfig,
     epochs: int | None,
-    trust_code: bool = False,
+    trust_code: bool | None = None,
     **kwargs: Any,
 ) -> BaseCoreDatasetFactory:
     multiplier = spec.shuffle_over_epochs_multiplier
@@ -356,7 +357,7 @@ def _factory_of(
     }
     if is_jsonl(spec.path):
         return DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
-    config = dataset_config_of(spec, trust_code)
+    config = dataset_config_of(spec, trusts(trust_code))
     return factory_of_config(config, spec, common)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import energon_lite
 from energon_lite.compat.install import resolve
-from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
+from energon_lite.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import AWAITED, NAMES, meaning
 
 #: So many names may be absent at most.
@@ -58,13 +58,16 @@ def is_internal(module: str) -> bool:
 
 
 THEIRS = modules_of_energon()
-ALL = sorted({name for names in MODULES.values() for name in names.split()})
+ALL = sorted({name for names in MODULES.values() for name in names.split()} - {"command"})
 
 
 def test_all_modules_and_names_are_in_the_table() -> None:
     missing = {}
     for below, module in THEIRS.items():
         if is_internal(below):
+            continue
+        if below in COMMANDS:
+            assert hasattr(module, "command")
             continue
         assert below in MODULES, below
         absent = public_names(module) - set(MODULES[below].split())
@@ -79,7 +82,7 @@ def test_no_module_is_made_up() -> None:
             assert all(hasattr(THEIRS[below], name) for name in names.split()), below
         else:
             assert below.startswith("transforms"), below
-    assert set(NAMES) <= set(ALL)
+    assert set(NAMES) <= {*ALL, *(f"{module}.command" for module in COMMANDS)}
 
 
 def test_few_are_absent() -> None:
@@ -132,6 +135,14 @@ def test_all_of_its_top_level_is_ours() -> None:
         assert hasattr(energon_lite, name) or name in AWAITED, name
 
 
+@pytest.mark.parametrize("module", COMMANDS)
+def test_commands(module: str) -> None:
+    import click
+
+    if f"{module}.command" not in AWAITED:
+        assert isinstance(resolve("command", module), click.Command)
+
+
 def test_what_is_awaited_is_not_there() -> None:
     """Strike a name out of the list as soon as it is."""
     for name in AWAITED:
@@ -142,4 +153,4 @@ def test_what_is_awaited_is_not_there() -> None:
             there = False
         assert not there, name
         with pytest.raises(ImportError, match="not there yet"):
-            resolve(name)
+            resolve(name.rpartition(".")[2], name.rpartition(".")[0])

@@ -21,9 +21,10 @@ BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until he
 def tables() -> str:
     """What stands between the two marks."""
     names = sorted(
-        {name for names in MODULES.values() for name in names.split()}, key=lambda name: (name.lower(), name)
+        {name for names in MODULES.values() for name in names.split()} - {"command"},
+        key=lambda name: (name.lower(), name),
     )
-    awaited = [name for name in names if name in AWAITED]
+    awaited = sorted(AWAITED, key=str.lower)
     names = [name for name in names if name not in AWAITED]
     same = [name for name in names if meaning(name).verdict == "same" and not meaning(name).note]
     lines = [f"**The same**, {len(same)} names: {', '.join(f'`{name}`' for name in same)}.", ""]
