@@ -28,7 +28,7 @@ from energon_lite.storage.read.source import AnySource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["BaseCoreDatasetFactory", "DatasetFactory", "SampleT"]
+__all__ = ["BaseCoreDatasetFactory", "DatasetFactory", "SampleT", "singles"]
 
 SampleT = TypeVar("SampleT", default=Any)
 
@@ -131,25 +131,7 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         key = hash_ints(_LEAF, hash_text(data), 0)
         leaf = Leaf(f"{self.name}[{self.split_part}]", source, self.sample_loader_of(source), key)
         identity = LeafIdentity(self.spec.path, len(source), data, contents=f"{data} {source.contents}")
-        seed = self.worker_config.seed_offset
-        order: Order = ConcatOrder([len(source)])
-        if self.training:
-            leaf_order = LeafOrder(len(source), hash_ints(seed, key), self.shuffle_over_epochs)
-            order = BlendOrder([leaf_order], [1.0], hash_ints(seed, _LEAF))
-        settings: Mapping[str, Any] = {"kind": "factory", "training": self.training, "seed": seed}
-        encoder = TaskEncoder[Any, Any, Any, Any]()
-        return assembled(
-            order,
-            Identity(settings, (identity,)),
-            Chunking(),
-            None,
-            batch_size=None,
-            refill=self.training,
-            leaves=(leaf,),
-            weights=None,
-            task_encoder=encoder,
-            worker_config=self.worker_config,
-        )
+        return singles(leaf, identity, self.worker_config, training=self.training, epochs=self.shuffle_over_epochs)
 
     def config(self) -> dict[str, Any]:
         """Its settings as plain data."""
@@ -164,3 +146,26 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(path={self.path})"
+
+
+def singles(
+    leaf: Leaf, identity: LeafIdentity, worker_config: WorkerConfig, *, training: bool, epochs: int | None
+) -> SavableDataset:
+    """The data set of a leaf's samples, one by one, as they are."""
+    seed, length = worker_config.seed_offset, len(leaf.source)
+    order: Order = ConcatOrder([length])
+    if training:
+        order = BlendOrder([LeafOrder(length, hash_ints(seed, leaf.key), epochs)], [1.0], hash_ints(seed, _LEAF))
+    settings: Mapping[str, Any] = {"kind": "factory", "training": training, "seed": seed}
+    return assembled(
+        order,
+        Identity(settings, (identity,)),
+        Chunking(),
+        None,
+        batch_size=None,
+        refill=training,
+        leaves=(leaf,),
+        weights=None,
+        task_encoder=TaskEncoder[Any, Any, Any, Any](),
+        worker_config=worker_config,
+    )

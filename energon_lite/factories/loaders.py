@@ -17,11 +17,13 @@ from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.factories.base import BaseCoreDatasetFactory, DatasetFactory
 from energon_lite.factories.jsonl import DefaultCrudeJsonlDatasetFactory
+from energon_lite.factories.leaf import LeafFactory
 from energon_lite.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.read.source import source_opener
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
@@ -101,12 +103,14 @@ class TraversedDatasetReference:
         split_part: the split that is read.
         aux: stores of files beside it, by name.
         subflavors: its labels, those of outer documents winning.
+        shuffle_over_epochs_multiplier: so many epochs are mixed.
     """
 
     path: EPath
     split_part: str
     aux: dict[str, EPath] = field(default_factory=dict)
     subflavors: dict[str, Any] = field(default_factory=dict)
+    shuffle_over_epochs_multiplier: int | None = 1
 
 
 class DatasetLoaderInterface(ABC):
@@ -329,7 +333,8 @@ def get_dataset_from_config(
 
 def _reference(spec: LeafSpec) -> TraversedDatasetReference:
     aux = {name: EPath(str(path)) for name, path in dict(getattr(spec, "aux", None) or {}).items()}
-    return TraversedDatasetReference(EPath(spec.path), spec.split_part, aux, dict(spec.subflavors))
+    epochs = spec.shuffle_over_epochs_multiplier
+    return TraversedDatasetReference(EPath(spec.path), spec.split_part, aux, dict(spec.subflavors), epochs)
 
 
 def _factory_of(
@@ -355,6 +360,10 @@ def _factory_of(
         "split_config": spec.split_config,
         **kwargs,
     }
+    if getattr(spec, "join", None) is not None or source_opener(spec.path) is not None:
+        kwargs.pop("decoder", None)
+        epochs = common["shuffle_over_epochs"]
+        return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
     if is_jsonl(spec.path):
         return DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
     config = dataset_config_of(spec, trusts(trust_code))

@@ -127,8 +127,8 @@ def _splits(
     if seed is not None:
         random.Random(seed).shuffle(mixed)
     edges = list(itertools.accumulate([0.0, *(share for _, share in ratio)]))
-    cuts = [round(edge / edges[-1] * len(mixed)) for edge in edges]
-    return {name: sorted(mixed[cuts[at] : cuts[at + 1]]) for at, (name, _) in enumerate(ratio)}
+    cuts = [int(edge / edges[-1] * len(mixed)) for edge in edges]
+    return {name: mixed[cuts[at] : cuts[at + 1]] for at, (name, _) in enumerate(ratio)}
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[SampleT], Generic[SampleT]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable
@@ -199,3 +200,36 @@ def test_keywords_that_say_how_to_decode(leaf_of: Callable[..., Path], caplog: p
     assert "image_decode=...) is deprecated" in caplog.text
     raw = get_val_dataset(leaf_of(5), worker_config=ALONE, batch_size=2, auto_decode=False)
     assert next(iter(get_loader(raw))).text == [b"a-0", b"a-1"]
+
+
+class Numbers:
+    """A source of a user's."""
+
+    identity = "numbers"
+
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"n": index}
+
+
+def test_sources_of_ones_own_have_factories() -> None:
+    energon_lite.register_source("numbers", lambda url, split_part: Numbers())
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    document["splits"] = {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}  # type: ignore[assignment]
+    (loaded,) = load_dataset(document).get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
+    with get_loader(loaded.dataset.build()) as loader:
+        assert [sample["n"] for sample in loader] == [0, 1, 2, 3]
+    assert len(loaded.dataset) == 4 and loaded.dataset.subflavors == {"k": 1}
+    assert [one.name for one in loaded.dataset.paths] == ["x"]
+
+
+def test_weights_are_what_the_documents_say(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    inner = {"blend": [{"path": str(leaf_of(5, "a")), "weight": 1}, {"path": str(leaf_of(6, "b")), "weight": 1}]}
+    (tmp_path / "in.yaml").write_text(json.dumps({**head, "splits": {"train": inner, "val": inner}}))
+    outer = {"blend": [{"path": "in.yaml", "weight": 4}, {"path": "in.yaml", "split_part": "val"}]}
+    (tmp_path / "out.yaml").write_text(json.dumps({**head, "splits": {"train": outer}}))
+    loaded = load_dataset(tmp_path / "out.yaml").get_datasets(training=False, split_part="train", worker_config=ALONE)
+    assert [one.weight for one in loaded.datasets] == [0.4, 0.4, 0.1, 0.1]
