@@ -78,6 +78,7 @@ from energon_lite.factories.webdataset import DefaultGenericWebdatasetFactory as
 from energon_lite.factories.webdataset import StandardWebdatasetFactory as StandardWebdatasetFactory
 from energon_lite.hooks import Cooker as Cooker
 from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder
+from energon_lite.hooks import PackedSamplesOutput as PackedSamplesOutput
 from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
@@ -113,6 +114,8 @@ from energon_lite.loading.wrappers.mixing import ConcatDataset as ConcatDataset
 from energon_lite.loading.wrappers.mixing import ShuffleBufferDataset as ShuffleBufferDataset
 from energon_lite.loading.wrappers.wrapper import WrapperDataset as WrapperDataset
 from energon_lite.recipes import get_loader as get_loader
+from energon_lite.recipes import get_processing_dataset as get_processing_dataset
+from energon_lite.recipes import get_processing_datasets as get_processing_datasets
 from energon_lite.recipes import get_savable_loader as get_savable_loader
 from energon_lite.recipes import get_train_dataset as get_train_dataset
 from energon_lite.recipes import get_val_dataset as get_val_dataset
@@ -133,6 +136,10 @@ from energon_lite.samples import VidQASample as VidQASample
 from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import edataclass as edataclass
+from energon_lite.storage.index.filter_index import build_filter_index as build_filter_index
+from energon_lite.storage.index.filter_index import (
+    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
+)
 from energon_lite.storage.read.range_cache import ReadAhead as ReadAhead
 from energon_lite.storage.read.source import Source as Source
 from energon_lite.storage.read.source import register_source as register_source

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
-from energon_lite.loading.energon_compat import grouped_keywords, loader_arguments, with_decoder
+from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
@@ -21,6 +21,7 @@ from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.stages import StagedIdentity, find_stages
 from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching
+from energon_lite.loading.weight_units import by_samples
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -30,10 +31,15 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
+__all__ = [
+    "get_loader",
+    "get_processing_dataset",
+    "get_processing_datasets",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]
 
 #: Keeps the hashes for different purposes apart.
 _BLEND = 22
@@ -161,28 +167,58 @@ def get_val_dataset(
     return recipe.dataset(order, identity, leaves, refill=False, limit=limit, weights=None)
 
 
-def _called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
-
-    def declare(declared: Callable[..., T]) -> Callable[P, T]:
-        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        return declared
-
-    return declare
-
-
-@_called_as(get_val_dataset)
+@called_as(get_val_dataset)
 def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
-    call = inspect.signature(get_val_dataset).bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
-    path, flat = given.pop("path"), given.pop("kwargs")
-    encoder = DefaultTaskEncoder() if given["task_encoder"] is None else given["task_encoder"]
-    given["task_encoder"] = with_decoder(encoder, flat, get_val_datasets)
-    names = ("batching", "chunks", "reading")
-    given |= zip(names, grouped_keywords(get_val_datasets, flat, *(given[name] for name in names)), strict=True)
-    return [(get_val_dataset(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
+    return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
+
+
+def get_processing_dataset(
+    path: PathOrDict | LeafSpec,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> SavableDataset:
+    """The data sets one after the other, unshuffled, once: for jobs that work on all samples, as captioning does.
+
+    All ranks together get each sample exactly once. They need not be in step: a rank ends when it has none left, one
+    step before others perhaps, and gets no batch without samples. One that has ended, and is restored there, gets
+    nothing more. What a hook skips, and what fails, is counted.
+
+    Args:
+        batch_size: samples in a batch; None: single ones.
+
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
+    count here; subsets and filters do. A data set that a blend names twice is gone through twice.
+
+    Example:
+        >>> dataset = get_processing_dataset("coco", task_encoder=Decode(), worker_config=config)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     for sample in loader:
+        ...         captions.write(sample.__key__, model.describe(sample.image))
+    """
+    groups = grouped_keywords(get_processing_dataset, kwargs, None, chunks, reading)
+    encoder = with_decoder(
+        DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_processing_dataset
+    )
+    recipe = _Recipe(split_part, worker_config, batch_size, False, None, encoder, *groups)
+    # With other ranks between, runs of neighbours would be fetched by each of them.
+    run = _VAL_RUN if worker_config.world_size == 1 else None
+    leaves, identities = recipe.open(_find(path, split_part, recipe.reading), run=run, window=run)
+    order = ConcatOrder([len(leaf.source) for leaf in leaves])
+    identity = Identity(recipe.settings("processing"), identities)
+    return recipe.dataset(order, identity, leaves, refill=False, weights=None, once=True)
+
+
+@called_as(get_processing_dataset)
+def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
+    """:func:`get_processing_dataset` for each leaf by itself, with the leaf's description: an output for each."""
+    return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
@@ -239,6 +275,7 @@ class _Recipe:
         """The data set for training; arguments as those of :func:`get_train_dataset` that mean the same."""
         specs = _find(path, self.split_part, self.reading)
         leaves, identities = self.open(specs, run=run if window else None, window=window)  # one alone has no effect
+        specs = by_samples(specs, [leaf.source for leaf in leaves])
         multipliers = [multiply_epochs(copies, spec.shuffle_over_epochs_multiplier) for spec in specs]
         seed = self.worker_config.seed_offset
         orders = [
@@ -311,7 +348,28 @@ class _Recipe:
 def _find(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:
     if isinstance(path, LeafSpec):
         return [path]
-    return find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.subflavors)
+    specs = find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.labels)
+    return specs if reading.filter is None else [replace(one, filters=(*one.filters, reading.filter)) for one in specs]
+
+
+def _each_leaf(
+    function: Callable[..., SavableDataset], called: Callable[..., Any], args: Any, kwargs: Any
+) -> list[tuple[SavableDataset, LeafSpec]]:
+    """What a function makes of each leaf by itself.
+
+    Args:
+        called: the one that the user called, for messages.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    path, flat = given.pop("path"), given.pop("kwargs")
+    encoder = DefaultTaskEncoder() if given["task_encoder"] is None else given["task_encoder"]
+    given["task_encoder"] = with_decoder(encoder, flat, called)
+    names = ("batching", "chunks", "reading")
+    groups = zip(names, grouped_keywords(called, flat, *(given.get(name) for name in names)), strict=True)
+    given |= {name: group for name, group in groups if name in given}
+    return [(function(spec, **given), spec) for spec in _find(path, given["split_part"], given["reading"])]
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:

@@ -78,6 +78,15 @@ class _Record:
         kept = {f.name: getattr(source, f.name) for f in dataclasses.fields(source) if f.init}
         return cls(**(kept | fields))
 
+    @property
+    def __tags__(self) -> Any:
+        """``__subflavors__``, by Energon 8's name."""
+        return getattr(self, "__subflavors__")  # noqa: B009  # as below
+
+    @__tags__.setter
+    def __tags__(self, tags: Any) -> None:
+        setattr(self, "__subflavors__", tags)  # noqa: B010  # a slot of the classes derived from this one
+
     def pin_memory(self) -> Self:
         """A copy whose tensors, nested ones too, are in page-locked memory."""
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
@@ -192,8 +201,14 @@ def base_fields_of(samples: Iterable[Any]) -> dict[str, Any]:
 class CrudeSample(dict[str, Any]):
     """A sample as its parts came from the shard: ``{"jpg": ..., "json": ..., "__key__": ..., ...}``.
 
-    What to make of it is up to a cooker (:func:`energon_lite.cooker`) or to ``encode_sample``.
+    What to make of it is up to a cooker (:func:`energon_lite.cooker`) or to ``encode_sample``. ``__tags__`` are its
+    ``__subflavors__``.
     """
+
+    def __missing__(self, key: str) -> Any:
+        if key == "__tags__":
+            return self["__subflavors__"]
+        raise KeyError(key)
 
 
 @edataclass

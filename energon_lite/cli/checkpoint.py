@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 @click.group(name="checkpoint", context_settings={"show_default": True})
 def command() -> None:
     """Look at saved states of loaders, put those of all ranks together, divide them among other ranks, carry a run over
-    to a changed blend.
+    to a changed blend or batch size.
 
     STATES are files of JSON, msgpack or torch.save: states, or checkpoints that have loader states in them. Or folders
     of such files, or a checkpoint folder of energon_lite's trainer. Nothing in them is run.
@@ -66,37 +67,62 @@ def merge(states: tuple[str, ...], output: str) -> None:
 
 
 @command.command()
-@_STATES
-@click.option("--world", required=True, type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
-@click.option("--output", "-o", required=True, type=click.Path(), help="The folder to be written.")
+@click.argument("states", nargs=-1, required=True, type=click.Path())
+@click.option("--world", "--new-world-size", type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
+@click.option("--output", "-o", type=click.Path(), help="The folder to be written.  [default: the last of STATES]")
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
-def redist(states: tuple[str, ...], world: int, output: str, suffix: str | None) -> None:
-    """Divide the state of a run among another number of ranks: a file loader_rankN for each of them."""
-    own = redistributed(_whole(_found(states)), world)
+def redist(states: tuple[str, ...], world: int | None, output: str | None, suffix: str | None) -> None:
+    """Divide the state of a run among another number of ranks: a file for each of them.
+
+    There is no need to, usually: each rank of any suitable number goes on with the file of any rank, or with the one
+    that `merge` writes. Files are named as those of STATES, if these have a number in their names, else loader_rankN.
+    """
+    if output is None:  # as Energon has it: redist STATES... FOLDER
+        *given, output = states
+        states = tuple(given)
+    existing = ExistingPath()
+    states = tuple(existing.convert(state, None, click.get_current_context()) for state in states)
+    if not states:
+        raise UsageError("there are no states", fix="give files of states, and then the folder to be written")
+    whole = _whole(_found(states))
+    if world is None:
+        click.echo(f"The state was saved on {whole.get('world_size', len(states))} ranks.")
+        world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
+    own = redistributed(whole, world)
     if os.path.isdir(output) and os.listdir(output):
         raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)
     suffix = suffix or _suffix_of(states[0])
-    width = len(str(world - 1))
-    for rank, state in enumerate(own):
-        write_state_file(os.path.join(output, f"loader_rank{rank:0{width}}{suffix}"), state)
+    names = _numbered_names(states, world, suffix)
+    for name, state in zip(names, own, strict=True):
+        write_state_file(os.path.join(output, name), state)
     click.echo(f"{output}: {world} states at micro-batch {own[0]['position']:,}")
 
 
 @command.command()
 @_STATES
 @click.option("--from", "old", required=True, metavar="PATH", help="The blend (or folder) it was saved with.")
-@click.option("--to", "new", required=True, metavar="PATH", help="The blend (or folder) to go on with.")
+@click.option("--to", "new", metavar="PATH", help="The blend (or folder) to go on with.  [default: that of --from]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch from now on.")
 @click.option("--output", "-o", type=click.Path(), help="[default: STATE with .rebased in its name]")
-@click.option("--give-up", is_flag=True, help="Allow samples of chunks that were begun to be passed over.")
+@click.option("--give-up", is_flag=True, help="Allow samples of what was begun to be passed over.")
 @click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; needed where they make the batches.")
 @click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset.")
 @click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset.")
 @click.option("--split-config", default="split.yaml", help="As in get_train_dataset.")
 @click.option("--use-measured-skips", is_flag=True, help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="As in get_train_dataset.")
-def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give_up: bool, **options: Any) -> None:
-    """Carry a run over to a changed blend. Data sets that stay go on where they were, new ones start at zero.
+def rebase(
+    states: tuple[str, ...],
+    old: str,
+    new: str | None,
+    batch_size: int | None,
+    output: str | None,
+    give_up: bool,
+    **options: Any,
+) -> None:
+    """Carry a run over to a changed blend, or to another batch size. Data sets that stay go on where they were, new
+    ones start at zero.
 
     The other arguments of get_train_dataset are taken from the state.
     """
@@ -104,7 +130,10 @@ def rebase(states: tuple[str, ...], old: str, new: str, output: str | None, give
 
     output = output or os.path.splitext(states[0].rstrip("/"))[0] + ".rebased" + _suffix_of(states[0])
     whole = _whole(_found(states))
-    before, after = (_dataset(whole, path, **options) for path in (old, new))
+    if new is None and batch_size is None:
+        raise UsageError("neither --to nor --batch-size: nothing would change", fix="give one of them, or both")
+    before = _dataset(whole, old, None, **options)
+    after = _dataset(whole, new or old, batch_size, **options)
     try:
         state, report = rebase_state(whole, before, after, give_up=give_up)
     except StateMismatchError as error:
@@ -143,15 +172,34 @@ def _whole(found: list[FoundState]) -> State:
     return merged([one.state for one in found], [one.name for one in found])
 
 
+def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[str]:
+    """Names for the files of ranks: those of the states, with the rank in place of the number that differs."""
+    parts = [re.split(r"(\d+)", os.path.splitext(os.path.basename(state.rstrip("/")))[0]) for state in states]
+    same = len(parts) > 1 and len({len(one) for one in parts}) == 1
+    places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1] if same else []
+    if len(places) != 1 or places[0] % 2 == 0:
+        width = len(str(world - 1))
+        return [f"loader_rank{rank:0{width}}{suffix}" for rank in range(world)]
+    (place,), words = places, parts[0]
+    width = min(len(one[place]) for one in parts)
+    numbers = (f"{rank:0{width}}" for rank in range(world))
+    return ["".join([*words[:place], number, *words[place + 1 :]]) + suffix for number in numbers]
+
+
 def _suffix_of(path: str) -> str:
     suffix = os.path.splitext(path.rstrip("/"))[1]
     return suffix if suffix in SUFFIXES else ".json"
 
 
 def _dataset(
-    state: State, path: str, task_encoder: str | None, shuffle_over_epochs_multiplier: str, **options: Any
+    state: State,
+    path: str,
+    batch_size: int | None,
+    task_encoder: str | None,
+    shuffle_over_epochs_multiplier: str,
+    **options: Any,
 ) -> Any:
-    """The data set of a state, with another blend."""
+    """The data set of a state, with another blend, or another batch size if one is given."""
     from energon_lite.cli.task_encoder_argument import make_task_encoder
     from energon_lite.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
@@ -171,9 +219,12 @@ def _dataset(
             "hooks made the batches of the run, and none are given",
             fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
         )
+    arguments = {name: settings[name] for name in names if name in settings}
+    if batch_size is not None:
+        arguments["batch_size"] = batch_size
     return get_train_dataset(
         path,
-        **{name: settings[name] for name in names if name in settings},
+        **arguments,
         **options,
         lanes=state.get("lanes"),
         worker_config=WorkerConfig(rank=0, world_size=1, seed_offset=settings.get("seed", 0)),

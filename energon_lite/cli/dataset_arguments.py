@@ -8,7 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from energon_lite.config.metadataset import LeafSpec
-    from energon_lite.storage.read.source import AnySource
+    from energon_lite.storage.read.opened_source import AnySource
 
 __all__ = ["open_dataset", "split_config_option", "split_part_option"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 
 import click
@@ -15,7 +17,8 @@ __all__ = ["command"]
     "--megabytes", type=click.IntRange(1, 4000), default=64, help="Size of the sum that links are timed with."
 )
 @click.option("--timeout", type=click.FloatRange(min=1), default=60.0, help="Seconds to wait for other ranks.")
-def command(path: str, megabytes: int, timeout: float) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Write the findings of each rank as JSON.")
+def command(path: str, megabytes: int, timeout: float, as_json: bool) -> None:
     """Examine this machine, and under torchrun all ranks and their links.
 
     Says what is wrong and what to do about it; the exit code is 1 if something is wrong.
@@ -30,6 +33,10 @@ def command(path: str, megabytes: int, timeout: float) -> None:
     report = examine(path, megabytes=megabytes, timeout=timeout)
     if not report.speaks:
         return
+    if as_json:
+        by_rank = [[dataclasses.asdict(finding) for finding in findings] for findings in report.by_rank]
+        click.echo(json.dumps({"wrong": report.wrong, "ranks": by_rank}, indent=2))
+        sys.exit(1 if report.wrong else 0)
     for line in report_lines(report.by_rank):
         click.echo(line)
     if report.wrong:

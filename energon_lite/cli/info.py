@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import click
 
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
+from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
-from energon_lite.config.metadataset import LeafSpec
-from energon_lite.documents.paths import local_path
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.documents.paths import is_url, local_path
 from energon_lite.loading.stages import find_stages
+from energon_lite.loading.weight_units import by_samples, mean_of
 from energon_lite.order.stages import StagedBlend, WeightStage
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.source import source_opener
 
 __all__ = ["LeafFacts", "command", "leaf_facts"]
 
@@ -37,6 +44,8 @@ class LeafFacts:
         share: of the blend, 0 to 1; if it changes, the mean over the run.
         epochs: how often the run shows each of its samples; 0 if its length is not known.
         stages: its share at both ends of each stage, if shares change.
+        measured: its share in the unit of the blend's weights, 0 to 1, if that is not samples.
+        unit: the unit.
     """
 
     spec: LeafSpec
@@ -44,6 +53,8 @@ class LeafFacts:
     share: float
     epochs: float
     stages: tuple[tuple[float, float], ...] = ()
+    measured: float | None = None
+    unit: str = "samples"
 
 
 #: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
@@ -88,24 +99,52 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
     help="Warn of data sets that such a run shows more often than this.",
 )
 @split_config_option
-def command(path: str, split_part: str, samples: int | None, max_epochs: float, split_config: str) -> None:
-    """Show what PATH, a prepared folder or a metadataset .yaml, is made of.
+@click.option("--dataset-config", default="dataset.yaml", help="Of a folder: what a sample is.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(
+    path: str,
+    split_part: str,
+    samples: int | None,
+    max_epochs: float,
+    split_config: str,
+    dataset_config: str,
+    as_json: bool,
+) -> None:
+    """Show what PATH, a prepared folder, a JSONL file or a metadataset .yaml, is made of.
 
-    A line for each data set: its samples, and in a blend its effective weight (the weights along the path, multiplied)
-    or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample of the data
-    set. Where weights change along the run, a second table has them for each stage. The splits val and test are shown
-    as validation reads them, once and without weights, unless there is --samples.
+    Of a folder, without --samples: who prepared it, what its samples are, and its splits.
+
+    Else a line for each data set: its samples, and in a blend its effective weight (the weights along the path,
+    multiplied) or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample
+    of the data set. Where weights change along the run, a second table has them for each stage. The splits val and test
+    are shown as validation reads them, once and without weights, unless there is --samples.
 
     \b
     Example:
       energon-lite info blend.yaml --samples 20000000
     """
-    leaves = open_dataset(path, split_part, split_config)
-    specs = [spec for spec, _ in leaves]
-    facts = leaf_facts(specs, [len(source) for _, source in leaves], samples or 0)
+    whole = None
+    if not (is_metadataset(path) or is_jsonl(path) or source_opener(path)):
+        whole = folder_facts(_absolute(path), dataset_config, split_config)
+    is_empty = whole is not None and samples is None and not _has(whole, split_part)
+    leaves = [] if is_empty else open_dataset(path, split_part, split_config)
+    once = samples is None and split_part in _READ_ONCE
+    specs, sources = [spec for spec, _ in leaves], [source for _, source in leaves]
+    specs = specs if once else by_samples(specs, sources)
+    if as_json:
+        data_sets = _plain(specs, sources, samples or 0)
+        click.echo(json.dumps({"folder": whole, "data_sets": data_sets}, indent=2))
+        return
+    if whole is not None and samples is None:
+        for line in fact_lines(whole):
+            click.echo(line)
+        return
+    facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
+    unit = next((one.unit for spec in specs for one in spec.units), None)
+    if unit is not None and not once:
+        facts = _measured(facts, sources, unit)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
-    once = samples is None and split_part in _READ_ONCE
     click.echo(_title(base, split_part, facts, once))
     click.echo()
     # Each column is shown only if it says anything.
@@ -130,6 +169,41 @@ def command(path: str, split_part: str, samples: int | None, max_epochs: float, 
         click.echo("With --samples, the length of the run: how often it shows each sample of a data set.")
 
 
+def _absolute(path: str) -> str:
+    text = local_path(path)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def _has(whole: dict[str, Any], split_part: str) -> bool:
+    """Whether there is anything in the split; one that is missing is told as such, but for the usual one."""
+    split = whole["splits"].get(split_part)
+    return bool(split["samples"]) if split else split_part != "train"
+
+
+def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int) -> list[dict[str, Any]]:
+    """Each data set in plain data."""
+    facts = leaf_facts(specs, [len(source) for source in sources], samples) if specs else []
+    return [
+        {
+            "path": one.spec.path,
+            "split_part": one.spec.split_part,
+            "samples": one.samples,
+            "share": one.share,
+            "repetitions": one.spec.repetitions,
+            "epochs": one.epochs if samples else None,
+            "subflavors": one.spec.subflavors,
+            "subset": None if one.spec.subset is None else str(one.spec.subset),
+        }
+        for one in facts
+    ]
+
+
+def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: str) -> list[LeafFacts]:
+    """The same with shares in a unit: of the samples, by their mean."""
+    sizes = [one.share * float(mean_of(one.spec, source, unit)) for one, source in zip(facts, sources, strict=True)]
+    return [replace(one, measured=size / sum(sizes), unit=unit) for one, size in zip(facts, sizes, strict=True)]
+
+
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
     how = "blended by weight" if facts[0].spec.repetitions is None else "blended by repetitions"
     kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
@@ -144,6 +218,9 @@ def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
             title = "share"
             columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
         columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+    if shares and first.measured is not None:
+        title = f"share of {first.unit}"
+        columns.append((title, lambda facts, leaf: _percent(sum(one.measured or 0.0 for one in facts))))
     if epochs:
         columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
     return columns
@@ -207,6 +284,7 @@ def _number(value: float) -> str:
 
 def _leaf_name(spec: LeafSpec, folder: str) -> str:
     part = "" if spec.subset is None else f", {spec.subset}"
+    part += "".join(f", {condition}" for condition in spec.filters)
     return f"{_short(spec.path, folder)} [{spec.split_part}{part}]"
 
 

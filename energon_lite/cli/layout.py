@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,6 +68,19 @@ def _ranks(group: list[int]) -> str:
     return ", ".join(f"g{rank}" for rank in group)
 
 
+def _plain(grid: RankGrid, layers: int | None, virtual: int) -> dict[str, Any]:
+    from energon_lite.trainer.parallel.rank_grid import layers_of_stages
+
+    stages = None
+    if layers is not None:
+        stages = [[[*chunk] for chunk in chunks] for chunks in layers_of_stages(layers, grid.pp, virtual)]
+    return {
+        "sizes": {axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
+        "groups": {"-".join(axes): [[int(rank) for rank in group] for group in grid.groups(*axes)] for axes in _TITLES},
+        "layers_of_stages": stages,
+    }
+
+
 @click.command(name="layout", context_settings={"show_default": True})
 @click.option("--world", type=_COUNT, required=True, help="Number of ranks.")
 @click.option("--tp", type=_COUNT, default=1, help="Tensor parallel size.")
@@ -76,8 +90,9 @@ def _ranks(group: list[int]) -> str:
 @click.option("--order", default="tp-cp-dp-pp", help="The axes, the fastest varying first.")
 @click.option("--layers", type=_COUNT, help="Also show which stage has which layers.")
 @click.option("--virtual", type=_COUNT, default=1, help="Chunks for each stage.")
+@click.option("--json", "as_json", is_flag=True, help="Write sizes, groups and layers as JSON.")
 def command(
-    world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int
+    world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int, as_json: bool
 ) -> None:
     """Show which ranks of a run form which groups.
 
@@ -88,6 +103,9 @@ def command(
     from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes
 
     grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
+    if as_json:
+        click.echo(json.dumps(_plain(grid, layers, virtual), indent=2))
+        return
     sizes = ", ".join(f"{axis} {grid.size(axis)}" for axis in ("tp", "cp", "dp", "pp"))
     click.echo(f"{world} ranks g0 to g{world - 1}: {sizes}")
     click.echo(f"counted in the order {'-'.join(reversed(grid.slow_to_fast))}, the fastest varying axis first\n")

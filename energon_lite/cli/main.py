@@ -19,15 +19,22 @@ __all__ = ["COMMANDS", "main"]
 #: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
 COMMANDS: dict[str, str] = {
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
+    "lint": "Examine all samples of a data set or a blend: which are broken, and how.",
+    "preview": "Show samples one after the other, images as small pictures.",
+    "mount": "Mount a data set as a read-only folder of files.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+    "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
     "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
+    "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",
     "tokenize": "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
     "convert-weights": "Convert weights from and to Hugging Face's Llama, or into one file.",
     "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
     "trace": "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
+    "analyze-debug": "Draw a picture of traces: which sample was seen when.",
+    "completion": "Write the completion script of a shell.",
     "layout": "Show which ranks of a training run form which groups, and which layers they have.",
 }
 

@@ -56,6 +56,7 @@ _SHOWN_REASONS = 20
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
 @click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
+@click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON, a line for each data set.")
 @job_options("Processes that encode.", least_workers=0)
 def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
@@ -107,6 +108,8 @@ def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
             )
         if ranks.rank:
             show_share(ranks, f"{report.samples} samples measured")
+        elif asked["as_json"]:
+            click.echo(json.dumps(dataclasses.asdict(report)))
         else:
             show_report(report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from energon_lite.batching.strategy import CHUNK, STRATEGIES, from_dict, packing
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.tables import aligned
 from energon_lite.documents import parse_yaml
-from energon_lite.documents.paths import local_path
+from energon_lite.documents.paths import is_data_path, local_path
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
@@ -56,6 +57,7 @@ _COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
 @split_config_option
 @click.option("--key-lengths", type=click.Path(), help="Lengths of the key field (.npy or text).")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture: .png, .pdf or .svg.")
+@click.option("--json", "as_json", is_flag=True, help="Write the table as JSON.")
 def command(path: str, capacity: int, strategies: tuple[str, ...], **options: Any) -> None:
     """Compare strategies of batching on the lengths in PATH.
 
@@ -87,7 +89,9 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         lengths, keys = lengths[order], None if keys is None else keys[order]
     click.echo(
         f"{path}: {len(lengths):,} samples, {int(lengths.sum()):,} tokens, mean {lengths.mean():,.1f}, "
-        f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples fill the capacity\n"
+        f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples "
+        "fill the capacity\n",
+        err=options["as_json"],
     )
     plans: dict[str, MicroBatches] = {}
     rows = [["strategy", *_COLUMNS]]
@@ -96,7 +100,10 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         plan = plan_in_chunks(strategy, lengths, seed=options["seed"], key_lengths=keys, chunk=options["chunk"])
         plans[name] = plan
         rows.append([name, *_cells(plan, strategy, capacity, options["ranks"], options["per_rank"])])
-    for line in aligned(rows):
+    if options["as_json"]:
+        table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        click.echo(json.dumps({"samples": len(lengths), "tokens": int(lengths.sum()), "plans": table}, indent=2))
+    for line in [] if options["as_json"] else aligned(rows):
         click.echo(line)
     for name, plan in plans.items():
         for line in _losses(name, plan):
@@ -105,7 +112,7 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         from energon_lite.cli.plan_picture import draw_plans
 
         draw_plans(options["plot"], lengths, plans, capacity, options["ranks"])
-        click.echo(f"\nThe picture is in {options['plot']}.")
+        click.echo(f"\nThe picture is in {options['plot']}.", err=options["as_json"])
 
 
 def read_lengths(path: str, column: str, split_part: str, split_config: str) -> Ints:
@@ -116,7 +123,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
         DatasetError: not a prepared data set, or one without the column.
     """
     path = local_path(path)
-    if os.path.isfile(path) and not path.endswith((".yaml", ".yml", ".jsonl")):
+    if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):
         return _read_file(path)
     return np.concatenate(
         [

@@ -5,11 +5,13 @@ The options are those of ``energon prepare``. What is not given is asked, unless
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -17,15 +19,17 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.progress import progress, show_share
-from energon_lite.config.metadataset import is_metadataset, load_metadataset
-from energon_lite.documents.paths import missing_file_fix
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
+from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
+from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
+from energon_lite.storage.prepare.shard_scans import is_unfinished
 
 __all__ = ["command"]
 
@@ -56,10 +60,18 @@ __all__ = ["command"]
 )
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
+@click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
+@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
+@click.option(
+    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made (else the cache)."
+)
 @click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
+)
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
-    """Prepare the data set in the folder PATH, or index the file PATH, if that is a .jsonl.
+    """Prepare the data set in the folder, or behind the URL, PATH; or index the file PATH, if that is a .jsonl.
 
     Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
     sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
@@ -73,14 +85,18 @@ def command(path: str, **asked: Any) -> None:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
+    path = local_path(path)
+    if is_url(path) and not is_jsonl(path) and not is_metadataset(path):
+        _prepare_url(path, asked)
+        return
     root = local_dataset(path, "prepare")
     if not os.path.exists(root):
         what = "JSONL file" if is_jsonl(root) else "folder"
         fix = missing_file_fix(root, "give the folder that holds the tar files")
         raise UsageError(f"there is no such {what}", where=root, fix=fix)
     if is_metadataset(root):
-        raise _metadataset(root)
-    if is_jsonl(root):
+        _prepare_metadataset(root, asked)
+    elif is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
         _index_again(root, asked)
@@ -90,6 +106,19 @@ def command(path: str, **asked: Any) -> None:
 
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
+
+
+def _prepare_url(url: str, asked: _Asked) -> None:
+    if asked["length_field"] is not None:
+        raise UsageError(
+            "--length-field works on local folders",
+            where=url,
+            fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
+        )
+    if asked["tar_index_only"]:
+        _index_again(url, asked)
+    else:
+        _prepare_folder(url, asked)
 
 
 def _prepare_jsonl(root: str, asked: _Asked) -> None:
@@ -113,7 +142,8 @@ def _index_again(root: str, asked: _Asked) -> None:
     if asked["ranks"].world_size > 1:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
     with progress(asked["show_progress"], "Indexing", "shards") as show:
-        report = index_again(root, workers=asked["num_workers"], sqlite=asked["sqlite"], progress=show)
+        options = {name: asked[name] for name in ("sqlite", "tmp_path")}
+        report = index_again(root, workers=asked["num_workers"], progress=show, **options)
     _show_report(report)
     _store_lengths(root, asked)
 
@@ -125,23 +155,39 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
 
-        dialogue.show_scan(scan)
+        quiet = asked["as_json"] and asked["non_interactive"]
+        if not quiet:
+            dialogue.show_scan(scan)
         ratio = None if patterns else asked["split_ratio"] or dialogue.ask_split_ratio()
         splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked["shuffle_tars"])
-        document = None
+        document, files = None, dict[str, str]()
         if not asked["skip_dataset_yaml"]:
-            dialogue.show_samples(scan)
-            if fields is None and asked["sample_type"] != CRUDE and not asked["non_interactive"]:
-                document = dialogue.ask_dataset_document(scan, asked["sample_type"])
+            if not quiet:
+                dialogue.show_samples(scan)
+            kind = asked["sample_type"]
+            if fields is None and kind != CRUDE and not asked["non_interactive"]:
+                document, files = dialogue.ask_dataset_document(scan, kind)
             else:
-                document = sample_document(scan, sample_type=asked["sample_type"], field_map=fields)
-        return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"])
+                document = sample_document(scan, sample_type=kind, field_map=fields, use_loader=True)
+                if document is not None and "sample_loader" in document:
+                    files = {SAMPLE_LOADER: loader_template(kind, scan.parts)}
+        return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
+    if asked["force_overwrite"] or asked["non_interactive"] or not nv_meta.is_prepared(root) or is_unfinished(root):
+        again = asked["force_overwrite"]
+    elif not (again := _asked_again(root)):
+        click.echo("Nothing was changed.")
+        return
+
+    if asked["fix_duplicates"]:
+        _fix_duplicates(root, asked)
     with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
         report = prepare_folder(
             root,
             choose,
-            **{name: asked[name] for name in ("exclude", "force_overwrite", "sqlite", "rescan", "ranks")},
+            **{name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks", "tmp_path")},
+            force_overwrite=again,
+            skip_broken=asked["skip_broken_shards"],
             workers=asked["num_workers"],
             progress=show,
         )
@@ -149,24 +195,44 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         _show_notes(report.warnings)
         show_share(asked["ranks"], f"{report.samples} samples in {report.shards} shards")
         return
-    _show_report(report)
+    _show_report(report, asked["as_json"])
     _store_lengths(root, asked)
-    _show_next_step(report, asked["dataset_yaml_name"])
+    if not asked["as_json"]:
+        _show_next_step(report, asked["dataset_yaml_name"])
+        click.echo("\nDone")
 
 
-def _metadataset(path: str) -> UsageError:
-    """What is to be said of a YAML file, with the data sets that it names."""
-    folders: dict[str, None] = {}
-    for split in ("train", "val"):
-        with suppress(EnergonLiteError):
-            folders.update(dict.fromkeys(spec.path for spec in load_metadataset(path, split_part=split)))
-    named = f" ({', '.join(folders)})" if folders else ""
-    return UsageError(
-        "a metadataset is not prepared, its data sets are",
-        where=path,
-        fix=f"run `energon-lite prepare` for each of them that is not prepared yet{named}, and look at the whole with "
-        "`energon-lite info`",
-    )
+def _prepare_metadataset(path: str, asked: _Asked) -> None:
+    """Check a metadataset, and have the indexes of all of its data sets: those of joins, and of folders that Energon
+    has prepared."""
+    from energon_lite.loading.leaves import find_leaves, open_source  # imports torch
+
+    if asked["ranks"].rank:
+        return
+    specs, wrong = dict[tuple[str, str], LeafSpec](), list[EnergonLiteError]()
+    for part in ("train", "val", "test"):
+        try:
+            specs |= {(spec.path, spec.split_part): spec for spec in find_leaves(path, part, "", "", None)}
+        except ConfigError as error:
+            wrong.append(error)
+    if not specs:
+        raise wrong[0]
+    broken = 0
+    for spec in specs.values():
+        try:
+            found = f"{len(open_source(spec)):,} samples"
+        except EmptyDatasetError:
+            found = "empty"
+        except EnergonLiteError as error:
+            found, broken = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else ""), broken + 1
+        click.echo(f"  {spec.path} [{spec.split_part}]: {found}")
+    if broken:
+        raise UsageError(
+            f"{broken} of {len(specs)} data sets cannot be read",
+            where=path,
+            fix="prepare them, or correct the document",
+        )
+    click.echo(f"{path}: {len(specs)} data sets are ready")
 
 
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
@@ -199,6 +265,26 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
     return value
 
 
+def _asked_again(root: str) -> bool:
+    from energon_lite.cli.prepare_dialogue import ask_again
+
+    with _answers_expected(False):
+        return ask_again(root)
+
+
+def _fix_duplicates(root: str, asked: _Asked) -> None:
+    from energon_lite.storage.prepare.unique_keys import make_keys_unique
+
+    if asked["ranks"].rank:
+        return
+    renamed = make_keys_unique(root, find_shards(root, asked["exclude"]))
+    click.echo(
+        f"Keys collided: the members of {len(renamed)} shards now begin with the name of their shard"
+        if renamed
+        else "All keys are unique; no shard was changed"
+    )
+
+
 @contextmanager
 def _answers_expected(non_interactive: bool) -> Iterator[None]:
     """Say what to do when a question finds nobody to answer it."""
@@ -227,8 +313,11 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     show_report(report)
 
 
-def _show_report(report: PrepareReport) -> None:
+def _show_report(report: PrepareReport, as_json: bool = False) -> None:
     _show_notes(report.warnings)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
     if report.splits:
         counted = [f"{name} {samples} samples in {shards} shards" for name, (shards, samples) in report.splits.items()]
         click.echo(f"Splits: {'; '.join(counted)}")

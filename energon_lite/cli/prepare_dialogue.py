@@ -7,6 +7,7 @@ that cannot be used.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,10 +15,13 @@ import click
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
+from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
+from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
+    SAMPLE_LOADER,
     check_parts,
     find_sample_type,
     is_required,
@@ -28,10 +32,27 @@ from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
 
-__all__ = ["ask_dataset_document", "ask_split_ratio", "guess_access", "show_samples", "show_scan"]
+__all__ = ["ask_again", "ask_dataset_document", "ask_split_ratio", "guess_access", "show_samples", "show_scan"]
 
 T = TypeVar("T")
 
+#: Energon's list of sample types, in its order.
+_NUMBERED = (
+    "CaptioningSample",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "Sample",
+    "SimilarityInterleavedSample",
+    "TextSample",
+    "VQASample",
+    "VidQASample",
+    CRUDE,
+)
+#: With more names of parts, Energon asks for no field map.
+_MANY_PARTS = 10
 _TEXT_PARTS = ("txt", "text", "transcript")
 _LABEL_PARTS = ("cls", "cls2", "index", "id")
 #: Names under which a field is often found: in the part's name, or as a key of a JSON part.
@@ -133,28 +154,54 @@ def ask_split_ratio() -> str:
     return _ask("Share of shards for train, val, test", use, default="8,1,1")
 
 
-def ask_dataset_document(scan: DatasetScan, sample_type: str | None = None) -> dict[str, Any] | None:
-    """Ask for the sample type, unless it is given, and the part of each field; None if no file is wanted."""
+def ask_again(root: str) -> bool:
+    """Whether a data set that is prepared is to be prepared again."""
+    click.echo(f"{root} has already been prepared; its splits will be replaced.")
+    return click.confirm("Prepare it again?")
+
+
+def ask_dataset_document(
+    scan: DatasetScan, sample_type: str | None = None
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """Ask for the sample type, unless it is given, and the part of each field, or for a file of code instead.
+
+    Returns:
+        The document, None if no file is wanted; and the files that it needs beside it.
+    """
     if sample_type is None and not click.confirm(
         "Create a dataset.yaml, which says how a sample is made of these parts?", default=True
     ):
-        return None
+        return None, {}
     while True:
         chosen = sample_type or _ask_sample_type(scan)
         field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
         try:
-            return sample_document(scan, sample_type=chosen, field_map=field_map)
+            document = sample_document(scan, sample_type=chosen, field_map=field_map, use_loader=True)
         except EnergonLiteError as error:
             click.echo(f"This does not work: {error}\nPlease answer again.")
+            continue
+        uses_loader = field_map is None and chosen != CRUDE
+        return document, {SAMPLE_LOADER: _loader_file(scan, chosen)} if uses_loader else {}
+
+
+def _loader_file(scan: DatasetScan, sample_type: str) -> str:
+    """The beginning of the file; one that is there goes first, if that is wanted."""
+    there = meta_path(scan.root, SAMPLE_LOADER)
+    if os.path.exists(there) and click.confirm(f"Replace the {SAMPLE_LOADER} that is there?"):
+        os.replace(there, f"{there}.bak")
+        click.echo(f"  The old one is now {SAMPLE_LOADER}.bak.")
+    return loader_template(sample_type, scan.parts)
 
 
 def _ask_sample_type(scan: DatasetScan) -> str:
-    names = [*SAMPLE_TYPES, CRUDE]
+    # Numbers are those of Energon, so that answers that were written for it mean the same; ours alone come last.
+    names = [*_NUMBERED, *(name for name in SAMPLE_TYPES if name not in _NUMBERED)]
     click.echo("Sample types:")
     for number, name in enumerate(names):
-        fields = [] if name == CRUDE else sample_fields(name)
+        fields = sample_fields(name) if name in SAMPLE_TYPES else []
         labels = [field.name if is_required(field) else f"[{field.name}]" for field in fields]
-        click.echo(f"  {number:>2}. {name} ({', '.join(labels) or 'a dict of all parts'})")
+        other = "a dict of all parts" if name == CRUDE else "no fields of its own; not to be chosen"
+        click.echo(f"  {number:>2}. {name} ({', '.join(labels) or other})")
 
     def use(answer: str) -> str:
         name = names[int(answer)] if answer.isdecimal() and int(answer) < len(names) else answer
@@ -177,7 +224,15 @@ def _guess_sample_type(scan: DatasetScan) -> str:
     return CRUDE
 
 
-def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
+def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None:
+    """The part of each field; None: code is to say it."""
+    if len(scan.parts) > _MANY_PARTS:
+        click.echo(f"With {len(scan.parts)} names of parts, a field map is not asked for: write a {SAMPLE_LOADER}.")
+        return None
+    if not click.confirm(
+        f"Make fields of parts by a field map [y], or by a {SAMPLE_LOADER} of yours [n]?", default=True
+    ):
+        return None
     click.echo(
         f"Which part becomes which field of {sample_type}? Parts: {', '.join(list(scan.parts)[:20])}\n"
         "  json[text][0] takes a value out of a part, jpg,png takes the first that a sample has, - leaves a field out."
@@ -186,7 +241,8 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
     field_map: dict[str, str] = {}
     for field in sample_fields(sample_type):
         required = is_required(field)
-        default = guess_access(field.name, scan.parts, first) or (None if required else "-")
+        guess = guess_access(field.name, scan.parts, first)
+        default = guess if required else "-"  # as in Energon, no answer leaves an optional field out
 
         def use(answer: str, name: str = field.name, required: bool = required) -> str:
             if answer != "-":
@@ -195,7 +251,7 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
                 raise UsageError(f"{name} is required")
             return answer
 
-        kind = "required" if required else "optional"
+        kind = "required" if required else f"optional, such as {guess}" if guess else "optional"
         field_map[field.name] = _ask(f"  {field.name} ({field.type}, {kind})", use, default=default)
     return {name: access for name, access in field_map.items() if access != "-"}
 

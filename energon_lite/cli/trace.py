@@ -17,7 +17,7 @@ from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.cli.tables import aligned
 from energon_lite.errors import EnergonLiteError, UsageError
 
-__all__ = ["Run", "chrome_events", "command", "read_runs", "sightings"]
+__all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
 
 _STAGES = ("read", "decode", "hooks", "batch", "transfer")
 _FORMAT, _VERSION = "energon_lite.trace", 1
@@ -51,7 +51,8 @@ class Run:
 )
 @click.option("--sample", "-s", "keys", multiple=True, help="Show when the sample with this key was seen.")
 @click.option("--slowest", type=click.IntRange(min=0), default=10, help="So many slow samples.")
-def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], slowest: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Write the tables as JSON.")
+def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], slowest: int, as_json: bool) -> None:
     """Show what loaders with trace="trace.jsonl" wrote into FILES, one for each rank.
 
     \b
@@ -75,12 +76,16 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
     found = [sightings(runs, key) for key in keys]
-    for line in chain(*(lines for _, lines in found)) if keys else _summary(runs, slowest):
-        click.echo(line)
+    if as_json:
+        seen = {key: {"known": known, "seen": lines[1:]} for key, (known, lines) in zip(keys, found, strict=True)}
+        click.echo(json.dumps({**_plain(runs, slowest), "keys": seen}, indent=2))
+    else:
+        for line in chain(*(lines for _, lines in found)) if keys else _summary(runs, slowest):
+            click.echo(line)
     if output is not None:
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(chrome_events(runs)), "displayTimeUnit": "ms"}, file)
-        click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.")
+        click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.", err=as_json)
     if not all(known for known, _ in found):
         sys.exit(1)
 
@@ -111,6 +116,12 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     unread += 1
     return runs, unread
+
+
+def is_trace(path: str) -> bool:
+    """Whether a file begins as a loader's trace does."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return f'"format": "{_FORMAT}"' in file.readline()
 
 
 def _run_of(line: dict[str, Any], path: str) -> Run:
@@ -155,6 +166,29 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
             for seconds, key, rank, batch in timed
         ]
         yield from aligned([["slowest samples", "ms", "rank", "pass", "step"], *rows])
+
+
+def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
+    """The same as plain data: seconds in all by stage, and the slowest samples."""
+    batches = [batch for run in runs for batch in run.batches]
+    stages: dict[str, float] = defaultdict(float)
+    for batch in batches:
+        for stage, seconds in batch["stages"].items():
+            stages[stage] += seconds
+    every = (
+        (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
+    )
+    return {
+        "ranks": sorted({run.rank for run in runs}),
+        "batches": len(batches),
+        "samples": sum(len(batch["sources"]) for batch in batches),
+        "waited": sum(batch["delivered"] - batch["asked"] for batch in batches),
+        "stages": dict(stages),
+        "slowest": [
+            {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
+            for seconds, key, rank, batch in nlargest(slowest, every, key=lambda one: one[0])
+        ],
+    }
 
 
 def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

@@ -27,7 +27,8 @@ STANDARD = "StandardWebdatasetFactory"
 #: The older spelling, one data set class per sample type.
 TYPED_DATASETS = {name.replace("Sample", "Webdataset"): name for name in SAMPLE_TYPES}
 
-METADATASETS = ("Metadataset", "MetadatasetV2")
+#: The last one is Energon 8's name of the one before it.
+METADATASETS = ("Metadataset", "MetadatasetV2", "Recipe")
 
 #: Names that Energon knows and this library does not read yet.
 NOT_YET = (
@@ -177,7 +178,7 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
 
 
 def metadataset_class(entries: dict[str, Node]) -> str | None:
-    """``"Metadataset"``, ``"MetadatasetV2"``, or None if the document does not say.
+    """``"Metadataset"``, ``"MetadatasetV2"`` (of a ``Recipe``, too), or None if the document does not say.
 
     Raises:
         ConfigError: another class.
@@ -188,4 +189,4 @@ def metadataset_class(entries: dict[str, Node]) -> str | None:
         return None
     fix = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
     _check(named, "a metadataset class", METADATASETS, fix)
-    return named.name
+    return "MetadatasetV2" if named.name == "Recipe" else named.name

@@ -35,6 +35,7 @@ class DatasetConfig:
         sample_type: a key of ``SAMPLE_TYPES``; a class if the document named one of the caller's own; None if crude.
         field_map: which part (and which entry in it) fills which field of the sample.
         sample_loader: ``file.py:function`` relative to the document's folder, instead of a field map (trusted code).
+        columns: of a table (Parquet, Arrow, Lance): by the name of a part, the column that it is.
         part_filter: names of the parts to read; or ``file.py:function`` (trusted code); None = all, or by field map.
         subflavors: labels for every sample of this data set.
         origin: the file, for later messages.
@@ -51,6 +52,7 @@ class DatasetConfig:
     origin: str = ""
     factory: Any = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, str] | None = None
 
 
 def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = False) -> DatasetConfig:
@@ -98,14 +100,18 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
     for key in sorted(_IGNORED_KEYS & document.value.keys()):
         where = document.value[key].origin
         logger.info("%s: %r has no effect here (order does not depend on workers or shards)", where, key)
-    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.subflavors or {}
+    if keys.tags is not None and keys.subflavors is not None:
+        what, fix = "'tags' beside 'subflavors', which are the same", "keep one of them"
+        raise document.value["tags"].key_error(what, fix, expected="one of them")
+    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.tags or keys.subflavors or {}
     chosen = fields = None
     if kind == "standard":
         chosen = typed or sample_type(keys.sample_type, trust_code=trust_code)
         fields = _field_map(document, keys, chosen)
     code = None if loader is None else _code(loader, trust_code)
     part_filter = None if parts is None else _part_filter(parts, trust_code)
-    return DatasetConfig(kind, chosen, fields, code, part_filter, labels, origin=file)
+    columns = None if keys.columns is None else _columns(keys.columns)
+    return DatasetConfig(kind, chosen, fields, code, part_filter, labels, origin=file, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ class _Document:
     sample_loader: Node | None = None
     part_filter: Node | None = None
     subflavors: dict[str, Any] | None = None
+    columns: Node | None = None
+    tags: dict[str, Any] | None = None
 
 
 def missing_meta_file(what: str, file: str, usual: str, option: str, expected: str) -> ConfigError:
@@ -140,6 +148,14 @@ def _part_filter(node: Node, trust_code: bool) -> str | list[str]:
     if isinstance(node.value, str):
         return _code(node, trust_code)
     return [part.string("the name of a part, e.g. jpg") for part in node.sequence("names of parts")]
+
+
+def _columns(node: Node) -> dict[str, str]:
+    """Which column is which part. A list: each is called as its column is."""
+    expected = "the name of a column, e.g. caption or image[bytes]"
+    if isinstance(node.value, list):
+        return {name: name for name in (one.string(expected) for one in node.sequence("names of columns"))}
+    return {part: column.string(expected) for part, column in node.entries().items()}
 
 
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import count
 from typing import Any, NamedTuple
 
 from energon_lite.config.metadataset_document import (
@@ -24,10 +25,10 @@ from energon_lite.config.metadataset_document import (
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
-__all__ = ["LeafSpec", "Step", "is_metadataset", "load_metadataset"]
+__all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
 
 #: How a metadataset given as a dict is called in messages.
 DICT_NAME = "<dict>"
@@ -49,6 +50,22 @@ class Step(NamedTuple):
     at: str
 
 
+class WeightUnit(NamedTuple):
+    """A blend on the way to a leaf whose weights are no shares of samples.
+
+    Attributes:
+        unit: of what they are shares.
+        blend: number of the blend, among all on the way to any leaf.
+        entry: number of the entry of it that leads to the leaf.
+        origin: where the blend is written.
+    """
+
+    unit: str
+    blend: int
+    entry: int
+    origin: str
+
+
 @dataclass(frozen=True)
 class LeafSpec:
     """One data set of a blend, with everything the documents on the way to it say.
@@ -68,6 +85,9 @@ class LeafSpec:
         split_config: name of the file in ``.nv-meta`` that lists the splits.
         origin: ``file:line`` of the reference, for later messages.
         trail: the nested metadatasets on the way from the outermost one.
+        filters: conditions that its samples have to meet, all of them.
+        units: blends on the way whose weights are no shares of samples, the outermost first. ``weight`` and
+            ``segments`` are as if they were.
     """
 
     path: str
@@ -82,6 +102,8 @@ class LeafSpec:
     split_config: str = "split.yaml"
     origin: str = ""
     trail: tuple[Step, ...] = field(default=(), compare=False)
+    filters: tuple[str, ...] = ()
+    units: tuple[WeightUnit, ...] = ()
 
     @property
     def paths(self) -> list[str]:
@@ -162,6 +184,8 @@ class _Above:
     blend: Split | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
     multiplier: int | None = 1
+    filters: tuple[str, ...] = ()
+    units: tuple[WeightUnit, ...] = ()
 
 
 class _Flattening:
@@ -169,6 +193,7 @@ class _Flattening:
 
     def __init__(self) -> None:
         self._documents: dict[str, MetadatasetDocument] = {}
+        self._blends = count()
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
@@ -193,9 +218,13 @@ class _Flattening:
             _refuse_mixture(split.blend, split, above.blend)
             above = replace(above, blend=split)
         above = replace(above, subset=_part(above.subset, split.subset))
-        leaves: list[LeafSpec] = []
-        for reference, share in zip(split.references, split.shares, strict=True):
-            leaves.extend(self._reference(reference, share, above))
+        blend, leaves = next(self._blends), list[LeafSpec]()
+        for number, (reference, share) in enumerate(zip(split.references, split.shares, strict=True)):
+            here = above
+            if split.unit is not None:
+                unit = WeightUnit(split.unit, blend, number, reference.node.origin)
+                here = replace(above, units=(*above.units, unit))
+            leaves.extend(self._reference(reference, share, here))
         return leaves
 
     def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
@@ -208,6 +237,7 @@ class _Flattening:
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
+            filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
         if not any(segment.first or segment.last for segment in here.weight):
             what = "the weight is too small beside its neighbours"
@@ -229,6 +259,8 @@ class _Flattening:
                 split_config=reference.split_config or "split.yaml",
                 origin=reference.node.origin,
                 trail=here.trail[1:],
+                filters=here.filters,
+                units=here.units,
             )
         ]
 
@@ -313,7 +345,7 @@ def _locate(reference: Reference) -> str:
             raise node.error(what, fix, expected="a local .yaml file")
         return text
     path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
-    if os.path.isdir(path) or (os.path.isfile(path) and (is_metadataset(path) or path.endswith(".jsonl"))):
+    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
         return path
     expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
     if os.path.isfile(path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ from energon_lite.errors import ConfigError
 __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
+#: Of what the weights of a blend are shares.
+_UNIT = "blend_weight_unit"
 _EXPECTED_KIND = f"one of the keys {', '.join(_SPLIT_KINDS)}"
 
 
@@ -86,7 +88,9 @@ class Reference:
         weight: as written, or 1.
         repetitions: as written, or 1; exact.
         subset: which part of what the path leads to.
+        tags: Energon 8's name of the subflavors.
         subflavor: of the older Metadataset: one more label.
+        filter: a comparison of columns, or the name of a filter index: only the samples that meet it.
         unsupported: the error to raise if this reference is used.
     """
 
@@ -97,7 +101,9 @@ class Reference:
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None
     subflavors: dict[str, Any] | None = None
+    tags: dict[str, Any] | None = None
     subflavor: Annotated[str | None, "a label"] = None
+    filter: Annotated[str | None, "a comparison of columns such as tokens <= 4096, or a filter index"] = None
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
     dataset_config: Annotated[str | None, _file_name] = None
     split_config: Annotated[str | None, _file_name] = None
@@ -107,7 +113,7 @@ class Reference:
     def labels(self) -> dict[str, Any]:
         """The labels for its samples."""
         oldest = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
-        return oldest | (self.subflavors or {})
+        return oldest | (self.tags or self.subflavors or {})
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ class Split:
         blend: the node of the list, for messages; None for a single reference, which goes into blends of both kinds.
         epochized: the list is under ``blend_epochized``.
         subset: which part of all that.
+        unit: of what the weights are shares, if not of samples: ``tokens``, or the name of a measured column.
     """
 
     references: Sequence[Reference]
@@ -127,6 +134,7 @@ class Split:
     blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,11 +187,17 @@ def _split(node: Node, version: str | None) -> Split:
     kind = kinds[0]
     if kind in ("path", "join"):
         return Split((_reference(node, kind),))
-    entries = node.mapping(required={kind}, optional={"subset"})
+    if kind != "blend":
+        fix = "write 'blend' with weights, or remove it"
+        node.refuse([_UNIT], "belongs to a blend by weight", fix, "no blend_weight_unit here")
+    entries = node.mapping(required={kind}, optional={"subset", _UNIT})
     subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
     if subset is not None and subset.first is not None:
         raise numbers_above_leaf(entries["subset"], f"a {kind}")
-    return _blend(entries[kind], subset)
+    unit = None
+    if _UNIT in entries and not entries[_UNIT].is_null:
+        unit = entries[_UNIT].string("samples, tokens, or the name of a measured column")
+    return replace(_blend(entries[kind], subset), unit=None if unit == "samples" else unit)
 
 
 def numbers_above_leaf(node: Node, what: str) -> ConfigError:
@@ -198,7 +212,15 @@ def numbers_above_leaf(node: Node, what: str) -> ConfigError:
 
 def _no_kind(node: Node) -> ConfigError:
     """Neither path nor blend: the first unknown key is most likely a misspelt one."""
-    known = {"split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config"}
+    known = {
+        "split_part",
+        "subflavors",
+        "tags",
+        "filter",
+        "shuffle_over_epochs_multiplier",
+        "dataset_config",
+        "split_config",
+    }
     for key, child in node.value.items():
         if key not in known | {"aux", "subset"}:
             fix = "write 'path:' for a single data set, or 'blend:' with a list of them"
@@ -240,6 +262,10 @@ _WITHOUT = {
 
 def _reference(node: Node, kind: str) -> Reference:
     keys = node.entries()
+    if "tags" in keys and "subflavors" in keys:
+        raise keys["tags"].key_error(
+            "'tags' beside 'subflavors', which are the same", "keep one of them", expected="one"
+        )
     if kind == "datasets":
         return read(node, Reference, without=_WITHOUT[kind], node=node, unsupported=None)
     if kind != "path":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from energon_lite.factories.base import DatasetFactory
 from energon_lite.samples import CrudeSample
-from energon_lite.storage.read.source import AnySource
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
 

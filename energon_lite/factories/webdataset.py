@@ -14,7 +14,7 @@ from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.factories.base import DatasetFactory, SampleT
 from energon_lite.samples import CrudeSample, Sample
-from energon_lite.storage.read.source import AnySource
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.factory_loader import FactoryLoader
 from energon_lite.storage.samples.field_map import compile_field_map

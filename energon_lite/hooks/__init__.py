@@ -16,6 +16,7 @@ from energon_lite.hooks.hooks import (
     returns_its_argument,
     seeded_hooks,
 )
+from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.hooks.stateless import stateless
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "HookContext",
     "Hooks",
     "LendingScope",
+    "PackedSamplesOutput",
     "TaskEncoder",
     "basic_sample_keys",
     "check_hooks",

@@ -29,6 +29,7 @@ from energon_lite.batching.collate import Padding, batch_from_samples, empty_lik
 from energon_lite.errors import UsageError
 from energon_lite.hooks.context import current_context
 from energon_lite.hooks.cooking import Cooker
+from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.hooks.randomness import HookGenerator
 from energon_lite.hooks.stateless import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -91,14 +92,15 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         return sample
 
     @stateless
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
         """Say which samples of a buffer make up which pack; in force with ``packing_buffer_size``.
 
         Args:
             samples: a buffer of at most ``packing_buffer_size`` samples, in their order.
 
         Returns:
-            Lists of these samples. Those in no list are dropped, and counted.
+            Lists of these samples. Those in no list are dropped, and counted; those that a ``PackedSamplesOutput``
+            pushes back are the first of the next buffer.
         """
         raise NotImplementedError("packing needs a select_samples_to_pack of yours")
 

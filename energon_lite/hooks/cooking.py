@@ -23,10 +23,18 @@ class Cooker:
     Args:
         cook: ``(crude sample) -> sample``.
         has_subflavors: only for data sets whose subflavors contain all of these entries; None: for all.
+        has_tags: the same by Energon 8's name.
     """
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None
+    has_tags: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.has_tags is not None:
+            if self.has_subflavors not in (None, self.has_tags):
+                raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
+            object.__setattr__(self, "has_subflavors", self.has_tags)
 
     def is_match(self, subflavors: dict[str, Any] | None) -> bool:
         """Whether this cooker is meant for a data set with these subflavors."""

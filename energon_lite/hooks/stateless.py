@@ -17,18 +17,31 @@ def stateless(fn: F) -> F: ...
 
 
 @overload
-def stateless(*, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Callable[[F], F]: ...
+def stateless(
+    *,
+    restore_seeds: bool | None = None,
+    failure_tolerance: int | None = None,
+    restore_task_encoder_seeds: bool = False,
+) -> Callable[[F], F]: ...
 
 
-def stateless(fn: F | None = None, *, restore_seeds: bool = True, failure_tolerance: int | None = None) -> Any:
+def stateless(
+    fn: F | None = None,
+    *,
+    restore_seeds: bool | None = None,
+    failure_tolerance: int | None = None,
+    restore_task_encoder_seeds: bool = False,
+) -> Any:
     """Mark a hook as a pure function of its arguments and of its randomness. A hook without the mark is taken for one.
 
     Args:
         restore_seeds: the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) are seeded for this
             very sample or batch before the hook runs, and are the caller's again afterwards. False: the hook does
-            not draw from them, and saves the time.
+            not draw from them, and saves the time. None: True, but for ``restore_task_encoder_seeds``.
         failure_tolerance: so many failures of this hook in a row end the iteration; they do not count for the
             encoder's ``failure_tolerance`` then. 0: no limit; None: only that of the encoder.
+        restore_task_encoder_seeds: Energon 8's word for a hook that draws from ``self.rng``, which is always seeded
+            here; the global generators are left alone then.
 
     Raises:
         UsageError: the tolerance is negative.
@@ -42,10 +55,12 @@ def stateless(fn: F | None = None, *, restore_seeds: bool = True, failure_tolera
     if failure_tolerance is not None and failure_tolerance < 0:
         raise UsageError(f"failure_tolerance is {failure_tolerance}", fix="give at least 1, or 0 for no limit")
 
+    seeds = not restore_task_encoder_seeds if restore_seeds is None else restore_seeds
+
     def mark(hook: Any) -> Any:
         hook.__stateless__ = True
         if fn is None:  # else what another decorator has said of it stays
-            hook.__restore_seeds__, hook.__failure_tolerance__ = restore_seeds, failure_tolerance
+            hook.__restore_seeds__, hook.__failure_tolerance__ = seeds, failure_tolerance
         return hook
 
     return mark if fn is None else mark(fn)

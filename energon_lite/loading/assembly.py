@@ -167,7 +167,7 @@ def _in_lanes(
 def _check_length(dataset: SavableDataset) -> None:
     """Refuse passes in which some rank would not get a single sample."""
     samples, world = _samples(dataset), dataset.worker_config.world_size
-    if samples is not None and samples < world:
+    if samples is not None and samples < world and not dataset.once:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
             where=_names(dataset),

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.errors import UsageError, nearest
 from energon_lite.hooks import TaskEncoder
@@ -18,7 +18,10 @@ from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["grouped_keywords", "loader_arguments", "with_decoder"]
+__all__ = ["called_as", "grouped_keywords", "loader_arguments", "with_decoder"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +35,16 @@ _WITHOUT_EFFECT = frozenset(
         "gc_freeze_at_start",
         "n_checkpoints",
         "parallel_shard_iters",
+        "pin_memory",
         "watchdog_initial_timeout_seconds",
     }
 )
 #: Energon has given them up, too: it ignores the first one with a warning, and takes the others for the decoder's.
 _HANDLER = "handler"
 _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
-#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
-_OF_A_LOADER = ("worker_config", "fail_on_timeout")
+#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``, and Energon 8's
+#: ``worker_type`` is ``start_method``.
+_OF_A_LOADER = ("worker_config", "fail_on_timeout", "worker_type")
 
 #: The groups, by the arguments that have them.
 _GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
@@ -142,6 +147,11 @@ def loader_arguments(
         arguments = {"on_timeout": "raise"} | arguments
         if arguments["on_timeout"] != "raise":
             raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
+    kind = kwargs.get("worker_type")
+    if kind is not None and arguments.setdefault("start_method", kind) != kind:
+        raise UsageError(
+            f"worker_type={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them"
+        )
     return arguments
 
 
@@ -163,3 +173,13 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
 
 def _names_of(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name not in ("kwargs", "dataset")]
+
+
+def called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
+
+    def declare(declared: Callable[..., T]) -> Callable[P, T]:
+        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return declared
+
+    return declare

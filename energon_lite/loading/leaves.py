@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.errors import ConfigError, NotPreparedError, UsageError
+from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
+from energon_lite.errors import ConfigError, NotPreparedError, UsageError, listed, nearest
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.hooks.cooking import check_needs
 from energon_lite.loading.iterators.identity import LeafIdentity
@@ -22,13 +23,16 @@ from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, meta_path, read_info
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
+from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.data_digest import data_digest, data_digests
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
-from energon_lite.storage.read.source import AnySource, OpenedSource, source_opener
+from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
+from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
@@ -57,7 +61,7 @@ def find_leaves(
         folder = local_path(os.fspath(path))  # type: ignore[arg-type]
         if not is_url(folder):
             folder = os.path.abspath(folder)
-            if not os.path.exists(folder):
+            if not (os.path.exists(folder) or is_data_path(folder)):
                 what = "JSONL file" if is_jsonl(folder) else "data set"
                 fix = missing_file_fix(folder, "check the path")
                 raise NotPreparedError(f"there is no such {what}", where=folder, fix=fix)
@@ -90,10 +94,10 @@ def open_leaves(
     seen: Counter[str] = Counter()
     leaves, identities = [], []
     sources = [open_source(spec, skips) for spec in specs]
-    for spec, source, data in zip(specs, sources, data_digests(sources), strict=True):
+    for spec, whole, data in zip(specs, sources, data_digests(sources), strict=True):
         if skips is not None:
-            _tell_skips(source, skips, encoder)
-        loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+            _tell_skips(whole, skips, encoder)
+        source, loader, cooker = _sample_loader(spec, whole, encoder, trust_code)
         _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = hash_ints(_LEAF, hash_text(data), seen[data])
         seen[data] += 1
@@ -103,16 +107,22 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool) -> Leaf:
-    """The folder of a leaf, whatever its splits and exclusions are, to be read as the leaf is.
+def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
+    """The folder of a leaf, whatever its splits and exclusions are, or another ``source``, to be read as the leaf is.
 
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
-    source = WebdatasetSource.open(spec.path)
-    loader, cooker = _sample_loader(spec, source, encoder, trust_code)
+    if source is None and source_opener(spec.path) is not None:
+        raise UsageError(
+            "a data set of this format has no place for what is measured",
+            where=spec.path,
+            fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
+            "convert",
+        )
+    whole, loader, cooker = _sample_loader(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, source, loader, hash_ints(_LEAF, hash_text(data_digest(source)), 0), cooker)
+    return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker)
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
@@ -121,6 +131,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
+    filters = _filters(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -128,9 +139,11 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
                 where=spec.path,
                 fix="leave out use_measured_skips; let the source have the other samples only",
             )
-        return OpenedSource(spec.path, opener, spec.split_part, spec.subset)
+        return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters=filters)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
-        return WebdatasetSource.open(spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips)
+        return WebdatasetSource.open(
+            spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters
+        )
     meta = local_meta(spec.path)
     read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
     split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
@@ -141,7 +154,15 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
         split_part=spec.split_part,
         subset=spec.subset,
         skips=skips,
+        filters=filters,
     )
+
+
+def _filters(spec: LeafSpec) -> list[SampleFilter]:
+    try:
+        return [SampleFilter(text) for text in spec.filters]
+    except UsageError as error:
+        raise UsageError(error.what, where=spec.origin or spec.path, fix=error.fix) from None
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
@@ -161,16 +182,19 @@ def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
 
 def _sample_loader(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
-) -> tuple[SampleLoader, Cooker | None]:
+) -> tuple[AnySource, SampleLoader, Cooker | None]:
+    """How samples are made of what a source reads; and the source, of which it reads what they need."""
     config = dataset_config_of(spec, trust_code)
-    folder = "" if isinstance(source, OpenedSource) else os.path.join(local_meta(spec.path), META_FOLDER)
+    folder = os.path.join(_meta_root(spec.path) or "", META_FOLDER)
+    source, renaming = _renamed(source, config)
     subflavors = config.subflavors | spec.subflavors
     if config.factory is not None:
         decoder = {} if "decoder" in config.arguments else {"decoder": encoder.decoder}
         made = config.factory(EPath(spec.path), split_part=spec.split_part, **decoder, **config.arguments)
         made.subflavors = {**(made.subflavors or {}), **subflavors}
         loader = made.sample_loader_of(source)
-        return loader, None if loader.sample_type is not None else _cooker(spec, dict(loader.subflavors), encoder)
+        is_crude = loader.sample_type is None
+        return source, loader, _cooker(spec, dict(loader.subflavors), encoder) if is_crude else None
     loader = SampleLoader(
         sample_type=_sample_type(config),
         field_map=_field_map(config, source),
@@ -183,7 +207,9 @@ def _sample_loader(
     if loader.decoder is not None:
         wanted = source.part_names if loader.parts is None else source.part_names & loader.parts
         loader.decoder.check_parts(wanted, spec.path)
-    return loader, _cooker(spec, subflavors, encoder) if config.kind == "crude" else None
+    if isinstance(source, OpenedSource):
+        source = source.selected(loader.parts, renaming)
+    return source, loader, _cooker(spec, subflavors, encoder) if config.kind == "crude" else None
 
 
 def _cooker(spec: LeafSpec, subflavors: dict[str, Any], encoder: TaskEncoder) -> Cooker | None:
@@ -203,6 +229,42 @@ def _cooker(spec: LeafSpec, subflavors: dict[str, Any], encoder: TaskEncoder) ->
     return cooker
 
 
+def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renaming | None]:
+    """A source whose columns have the names that the document gives them."""
+    if config.columns is None:
+        return source, None
+    if not isinstance(source, OpenedSource):
+        raise ConfigError(
+            "tar shards have parts, not columns",
+            file=config.origin,
+            at="columns",
+            fix="remove it; field_map or part_filter choose parts",
+        )
+    renaming = compile_columns(config.columns)
+    for name, (column, _) in renaming.items():
+        if source.part_names and column not in source.part_names:
+            close = nearest(column, source.part_names)
+            fix = f"did you mean {close!r}? " if close else ""
+            fix += f"There are: {listed(sorted(source.part_names))}"
+            raise ConfigError(f"there is no column {column!r}", file=config.origin, at=f"columns.{name}", fix=fix)
+    return source.selected(None, renaming), renaming
+
+
+def _meta_root(path: str) -> str | None:
+    """The folder whose ``.nv-meta`` belongs to a path; None: it has none."""
+    if source_opener(path) is None:
+        return local_meta(path)
+    if has_own_scheme(path):
+        return None
+    folder = static_folder(path)
+    if not is_url(folder):
+        return folder
+    try:
+        return local_meta(folder)
+    except NotPreparedError:
+        return None
+
+
 def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None:
     if wanted is not None and not issubclass(found, wanted):
         raise UsageError(
@@ -213,15 +275,21 @@ def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None
 
 
 def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
-    """How the samples of a leaf are made of their parts; those of a JSONL file or of a user's
-    source are crude.
+    """How the samples of a leaf are made of their parts; those of a JSONL file are crude, and those of a source are,
+    unless there is a document beside its files.
 
     Raises:
         ConfigError, TrustError: as :func:`~energon_lite.config.dataset.load_dataset_config`.
     """
-    if is_jsonl(spec.path) or source_opener(spec.path) is not None:
-        return DatasetConfig("crude", origin=spec.path)
-    return load_dataset_config(meta_path(local_meta(spec.path), spec.dataset_config), trust_code=trust_code)
+    crude = DatasetConfig("crude", origin=spec.path)
+    if is_jsonl(spec.path) or has_own_scheme(spec.path):
+        return crude
+    root = _meta_root(spec.path)
+    is_usual = source_opener(spec.path) is not None and spec.dataset_config == LeafSpec.dataset_config
+    # Beside files of other formats a document may stand, if it is not that of tars that lie there, too.
+    if is_usual and (root is None or is_prepared(root) or not os.path.isfile(meta_path(root, spec.dataset_config))):
+        return crude
+    return load_dataset_config(meta_path(root or spec.path, spec.dataset_config), trust_code=trust_code)
 
 
 def _part_filter(config: DatasetConfig, source: AnySource, folder: str) -> frozenset[str] | None:
@@ -244,5 +312,6 @@ def _field_map(config: DatasetConfig, source: AnySource) -> FieldMap | None:
         field_map = compile_field_map(config.field_map)
     except ConfigError as error:  # it knows the field, we know the file
         raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
-    field_map.check_parts(source.part_names, config.origin)
+    if source.part_names or not isinstance(source, OpenedSource):
+        field_map.check_parts(source.part_names, config.origin)
     return field_map

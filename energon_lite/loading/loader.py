@@ -56,7 +56,8 @@ class DataLoader:
         dataset: from ``get_train_dataset`` or ``get_val_dataset``.
         prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny.
         start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
-            this process, for light work that does not hold Python's lock for long.
+            this process, for light work that does not hold Python's lock for long; or ``main``: none, this process
+            does the work whatever ``num_workers`` is.
         watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
         on_timeout: ``warn``: go on waiting then; ``replace`` the worker that hangs, and run its job again; or
             ``raise`` a WorkerError. Without workers nobody can be replaced, and the error comes when the hook is done.
@@ -331,6 +332,10 @@ class DataLoader:
         self._dataset_iterator.close()
         if self._workers.close():
             self._report.log_summary()
+
+    def shutdown(self) -> None:
+        """:meth:`close`, by Energon 8's name for it."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self

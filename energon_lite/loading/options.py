@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from energon_lite.errors import UsageError
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.read.range_cache import ReadAhead
 
@@ -75,6 +76,9 @@ class Reading:
     Args:
         dataset_config, split_config: names of the files in ``.nv-meta``.
         subflavors: more labels for all samples; they win over those in the files.
+        tags: Energon 8's name of the subflavors; not beside them.
+        filter: a comparison of columns, such as ``"tokens <= 4096"``, or the name of a filter index: only the samples
+            that meet it, of all data sets.
         sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
         trust_code: allow the files to name Python code that is run. None: as :mod:`energon_lite.trust` says, which is
             no.
@@ -96,3 +100,16 @@ class Reading:
     trust_code: bool | None = None
     use_measured_skips: bool | str = False
     read_ahead: ReadAhead | None = None
+    tags: Mapping[str, Any] | None = None
+    filter: str | None = None
+
+    @property
+    def labels(self) -> Mapping[str, Any]:
+        """The tags, or subflavors, for all samples.
+
+        Raises:
+            UsageError: there are both.
+        """
+        if self.tags is not None and self.subflavors is not None:
+            raise UsageError("tags beside subflavors, which are the same", fix="give one of them")
+        return self.tags or self.subflavors or {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from typing_extensions import Self
 
 from energon_lite.errors import StateError
 from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running
@@ -53,6 +54,23 @@ class SavableDataLoader(DataLoader):
         self._forget_ahead()
         self._dataset_iterator.restore(state)
         self._in_step, self._delivered = False, self._dataset_iterator.cursor
+
+    def with_restored_state_rank(self, state: State | None) -> Self:
+        """The loader itself, after :meth:`restore_state_rank`.
+
+        Example:
+            >>> with get_savable_loader(dataset).with_restored_state_rank(state) as loader:
+            ...     for batch in loader: ...
+        """
+        self.restore_state_rank(state)
+        return self
+
+    def with_restored_state_global(
+        self, state: State | Sequence[State | None] | None, *, src_rank: int | None = None
+    ) -> Self:
+        """The loader itself, after :meth:`restore_state_global`."""
+        self.restore_state_global(state, src_rank=src_rank)
+        return self
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """One state for all ranks, on the process ``global_dst_rank``; None on all others.

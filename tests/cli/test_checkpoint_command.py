@@ -84,6 +84,7 @@ def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp
         "pass 0, micro-batch 6 over all ranks",
         "6 micro-batches, 24 samples",
         "any number of ranks",
+        "batch_size 1, 2, 3, 4, 6, 8, 12, 24",
         "1, with 50 samples",
         state["identity"]["fingerprint"],
         "seed: 7",
@@ -107,6 +108,10 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     assert code == 0 and "6 states at pass 0, micro-batch 18" in output
     code, output = run("redist", tmp_path / "all.msgpack", "--world", 2, "-o", tmp_path / "two")
     assert code == 0 and sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
+    code, output = run("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
+    assert code == 0 and sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
+    result = CliRunner().invoke(main, ["checkpoint", "redist", *paths, str(tmp_path / "asked")], input="2\n")
+    assert result.exit_code == 0 and sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
     code, output = run("redist", tmp_path / "six", "--world", 3, "-o", tmp_path / "three", "--suffix", ".json")
     assert code == 0
 
@@ -150,6 +155,23 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
     code, output = run("info", *three)
     assert code == 1 and "damaged" in output and three[1] in output
     assert not (tmp_path / "out.json").exists()
+
+
+def test_rebase_to_another_batch_size(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    path, config = leaf_of(50), WorkerConfig(rank=0, world_size=1, seed_offset=7)
+    (tmp_path / "run.json").write_text(json.dumps(planned_state(path, 3)))
+    code, output = run("rebase", tmp_path / "run.json", "--from", path)
+    assert code == 1 and "neither --to nor --batch-size" in output
+    code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8)
+    assert code == 1 and "no batch of 8 begins at micro-batch 3" in output and "to micro-batch 4" in output
+    code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8, "--give-up")
+    assert code == 0 and "batch_size 4 becomes 8 at sample 16" in output and "passed over: 4 samples" in output
+    for size, place in ((8, 2), (6, 2)):
+        code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", size, "--give-up")
+        assert code == 0, output
+        loader = get_savable_loader(get_train_dataset(path, batch_size=size, worker_config=config))
+        loader.restore_state_rank(json.loads((tmp_path / "run.rebased.json").read_text()))
+        assert loader.save_state_rank()["position"] == place and "rebase" not in loader.save_state_rank()
 
 
 def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:

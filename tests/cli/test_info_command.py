@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,31 @@ def test_a_folder(room: Path) -> None:
 def test_a_folder_whose_run_has_no_known_length(room: Path) -> None:
     code, output, warnings = info(room / "ten")
     assert (code, warnings) == (0, "")
-    assert output == f"{room}/ten [train]: 1 data set\n\ndata set     samples\nten [train]       10\n"
+    assert output == textwrap.dedent(f"""\
+        {room}/ten: 10 samples in 1 shards
+          prepared by  energon 7.4.1
+          sample type  TextSample
+          split        train: 10 samples in 1 shards, 100%
+          split        val: 10 samples in 1 shards, 100%
+        """)
+
+
+def test_json(room: Path) -> None:
+    code, output, _ = info(room / "ten", "--json")
+    found = json.loads(output)
+    assert code == 0 and found["folder"]["splits"]["val"] == {"shards": 1, "samples": 10}
+    assert [one["samples"] for one in found["data_sets"]] == [10]
+    _, output, _ = info(room / "top.yaml", "--split-part", "epochs", "--samples", 244, "--json")
+    found = json.loads(output)
+    assert found["folder"] is None and [one["epochs"] for one in found["data_sets"]] == [6.0, 0.5]
+
+
+def test_crude_folders_and_folders_of_code(room: Path) -> None:
+    meta = room / "ten/.nv-meta"
+    (meta / "crude.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    (meta / "code.yaml").write_text("sample_type: {__module__: mine, __class__: Mine}\nfield_map: {text: txt}\n")
+    for name, words in (("crude.yaml", "crude"), ("code.yaml", "made by code"), ("none.yaml", "there is no none.yaml")):
+        assert words in info(room / "ten", "--dataset-config", name)[1]
 
 
 @pytest.mark.parametrize("split", ["val", "test"])

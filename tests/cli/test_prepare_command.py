@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -75,7 +76,7 @@ class TestWithoutQuestions:
     def test_the_printed_next_step_runs(self, data: Path) -> None:
         options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
         _, output = run(data, "--non-interactive", *options)
-        lines = output.partition("Next, in Python:\n")[2].strip("\n").splitlines()
+        lines = output.partition("Next, in Python:\n")[2].partition("\nDone")[0].strip("\n").splitlines()
         assert len(lines) == 4
         (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
         done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
@@ -172,6 +173,35 @@ class TestProgress:
         assert "Indexing" not in run(data, *self.OPTIONS, "--no-progress")[1]
 
 
+class TestWithoutAFieldMap:
+    def test_a_sample_loader_is_begun(self, data: Path) -> None:
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample")
+        assert code == 0 and "sample_loader.py: complete it where it says TODO" in output
+        assert document(data)["part_filter"] == "sample_loader.py:part_filter"  # type: ignore[index]
+        assert (data / ".nv-meta/sample_loader.py").exists()
+
+
+class TestMetadatasets:
+    def test_all_that_is_in_one_is_opened(self, data: Path, tmp_path: Path) -> None:
+        blend = tmp_path / "blend.yaml"
+        blend.write_text(f"splits: {{train: {{blend: [{{path: {data}}}]}}}}")
+        code, output = run(blend)
+        assert code == 1 and "has not been prepared" in output and "1 of 1 data sets cannot be read" in output
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        code, output = run(blend)
+        assert code == 0 and f"{data} [train]: 8 samples" in output and "1 data sets are ready" in output
+
+    def test_a_wrong_one(self, tmp_path: Path) -> None:
+        (tmp_path / "blend.yaml").write_text("splits: {train: {blend: 3}}")
+        code, output = run(tmp_path / "blend.yaml")
+        assert code == 1 and "blend" in output
+
+
+def test_json(data: Path) -> None:
+    code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--json", "--no-progress")
+    assert code == 0 and json.loads(output)["splits"]["train"] == [4, 8]
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "messages"),
@@ -183,7 +213,6 @@ class TestMistakes:
             (["--split-ratio", "1,0,0", "--split-parts", "a:."], ["--split-parts goes together neither"]),
             (["--split-ratio", "1,0,0", "--exclude", "("], ["--exclude '('", "regular expression"]),
             (["--split-ratio", "1,0,0", "--sample-type", "CaptionSample"], ["did you mean 'CaptioningSample'"]),
-            (["--split-ratio", "1,0,0", "--sample-type", "TextSample"], ["needs a field map", "png, json, cls"]),
             (["--split-ratio", "1,0,0", "--field-map", "{}"], ["a field map needs a sample type"]),
         ],
     )
@@ -219,6 +248,12 @@ class TestMistakes:
         assert code == 1 and "2 of 4 shards cannot be indexed" in output
         assert "s1.tar: the tar file is truncated" in output and "s2.tar: the shard is an empty file" in output
 
+    def test_broken_shards_are_left_out_if_that_is_wanted(self, data: Path) -> None:
+        os.truncate(data / "s1.tar", 3000)
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--skip-broken-shards")
+        assert code == 0 and "s1.tar: left out: the tar file is truncated" in output
+        assert list(read_info(str(data))) == ["s0.tar", "s2.tar", "s3.tar"]
+
     def test_no_such_folder(self, data: Path) -> None:
         code, output = run(data / "nowhere", "--non-interactive", "--split-ratio", "1,0,0")
         assert code == 1 and "no such folder" in output
@@ -238,24 +273,24 @@ class TestMistakes:
 
 class TestQuestions:
     def test_accepting_every_guess(self, data: Path) -> None:
-        # ratio, create a dataset.yaml, sample type, image, label, label_name
-        code, output = run(data, answers="\n\n\n\n\n\n")
+        # ratio, create a dataset.yaml, sample type, by a field map, image, label, label_name
+        code, output = run(data, answers="\n\n\n\n\ncls\n\n")
         assert code == 0
         assert document(data, "split.yaml")["split_parts"] == {"train": ["s{0..2}.tar"], "val": [], "test": ["s3.tar"]}  # type: ignore
         assert document(data) == {
             "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
             "field_map": {"image": "png", "label": "cls"},
         }
-        assert "[8,1,1]" in output and "label (int | None, optional) [cls]" in output
+        assert "[8,1,1]" in output and "label (int | None, optional, such as cls) [-]" in output
 
     def test_own_answers(self, data: Path) -> None:
-        code, output = run(data, answers="2,1,1\ny\n0\npng\njson[text]\n")
+        code, output = run(data, answers="2,1,1\ny\n0\ny\npng\njson[text]\n")
         assert code == 0 and "  0. CaptioningSample (image, caption)" in output
         assert "caption (str, required) [json[text]]" in output
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
 
     def test_wrong_answers_are_asked_again(self, data: Path) -> None:
-        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample pgn png - json[ json[text] "
+        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample y pgn png - json[ json[text] "
         code, output = run(data, answers=answers.replace(" ", "\n"))
         assert code == 0
         for message in (
@@ -270,7 +305,7 @@ class TestQuestions:
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
 
     def test_a_map_that_fits_no_sample_is_asked_again(self, data: Path) -> None:
-        answers = "1,0,0 y CaptioningSample png json[txet] CaptioningSample png json[text] "
+        answers = "1,0,0 y CaptioningSample y png json[txet] CaptioningSample y png json[text] "
         code, output = run(data, answers=answers.replace(" ", "\n"))
         assert code == 0 and "json has no key 'txet'" in output and "Please answer again" in output
 
@@ -278,12 +313,34 @@ class TestQuestions:
         code, _ = run(data, answers="1,0,0\ny\nCrudeWebdataset\n")
         assert code == 0 and document(data)["__class__"] == "CrudeWebdataset"  # type: ignore[index]
 
+    def test_code_instead_of_a_field_map(self, data: Path) -> None:
+        code, output = run(data, answers="1,0,0\ny\nTextSample\nn\n")
+        assert code == 0 and "run only with trust_code=True" in output
+        assert document(data)["sample_loader"] == "sample_loader.py:sample_loader"  # type: ignore[index]
+        loader = data / ".nv-meta/sample_loader.py"
+        assert '"text": raw["TODO"],  # str, required' in loader.read_text()
+        names: dict[str, Any] = {}
+        exec(loader.read_text(), names)
+        assert names["part_filter"]("png") and not names["part_filter"]("mp4")
+        # Again: the file that is there is replaced only if that is wanted, and even then not lost.
+        loader.write_text("mine")
+        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\nn\n")[0] == 0 and loader.read_text() == "mine"
+        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")[0] == 0 and "TODO" in loader.read_text()
+        assert loader.with_name("sample_loader.py.bak").read_text() == "mine"
+
+    def test_prepared_already(self, data: Path) -> None:
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        code, output = run(data, answers="n\n")
+        assert code == 0 and "Nothing was changed" in output
+        code, _ = run(data, answers="y\n0,1,0\nn\n")
+        assert code == 0 and document(data, "split.yaml")["split_parts"]["train"] == []  # type: ignore[index]
+
     def test_no_dataset_yaml(self, data: Path) -> None:
         code, output = run(data, answers="1,0,0\nn\n")
         assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
 
     def test_only_what_the_options_leave_open(self, data: Path) -> None:
-        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n")
+        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n\n")
         assert code == 0 and "Sample types" not in output
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
 

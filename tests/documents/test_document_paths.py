@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.errors import UsageError
 
 
 def test_urls() -> None:
@@ -32,3 +35,17 @@ def test_hidden_names_and_long_lists_are_left_out(tmp_path: Path) -> None:
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert missing_file_fix(str(tmp_path / "zzz" / "y"), "look") == "look"
+
+
+def test_cached_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", "/cache/")
+    assert local_path("dss://coco@1.2/train") == "/cache/coco/1.2/train"
+    assert local_path("dss://a@b@2") == "/cache/a@b/2"
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", "s3://bucket/cache")
+    assert local_path("dss://coco@1.2") == "s3://bucket/cache/coco/1.2" and is_url(local_path("dss://coco@1.2"))
+    for wrong in ("dss://coco/train", "dss://@1/train", "dss://coco@/train", "dss://..@1/x", "dss://coco@../x"):
+        with pytest.raises(UsageError, match="name@version"):
+            local_path(wrong)
+    monkeypatch.delenv("NVDATASET_CACHE_DIR")
+    with pytest.raises(UsageError, match="NVDATASET_CACHE_DIR is not set"):
+        local_path("dss://coco@1.2")

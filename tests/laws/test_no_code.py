@@ -219,7 +219,9 @@ def _loader(path: Any, **kwargs: Any) -> SavableDataLoader:
     ],
 )
 def test_another_configuration_is_named(leaf_of: Any, changed: dict[str, Any], words: str) -> None:
-    state = _loader(leaf_of(20, "a")).save_state_rank()
+    loader = _loader(leaf_of(20, "a"))
+    next(iter(loader))
+    state = loader.save_state_rank()
     with pytest.raises(StateMismatchError, match=words):
         _loader(leaf_of(20, "a"), **changed).restore_state_rank(state)
 

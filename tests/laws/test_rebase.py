@@ -216,8 +216,8 @@ def test_what_cannot_be_rebased(leaf_of: Any) -> None:
     old = make(document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of))
     state = get_savable_loader(old).save_state_rank()
     path = document({"weight": {"b": 1.0}}, leaf_of)
-    with pytest.raises(UsageError, match=r"nothing else.*batch_size: 3 and 4"):
-        rebase_state(state, old, make(path, batch_size=4))
+    with pytest.raises(UsageError, match=r"nothing else.*batch_drop_last: False and True"):
+        rebase_state(state, old, make(path, batch_size=4, batch_drop_last=True))
     with pytest.raises(UsageError, match="passes that end"):
         one = make(leaf_of(7, "a"), repeat=False)
         rebase_state(get_savable_loader(one).save_state_rank(), one, make(leaf_of(50, "b"), repeat=False))

@@ -11,7 +11,7 @@ from kill_steps import killed_at_every_step
 
 from energon_lite.errors import DatasetError
 from energon_lite.storage.index import sqlite_index
-from energon_lite.storage.index.sqlite_index import build_sqlite_index, find_duplicate_key
+from energon_lite.storage.index.sqlite_index import build_sqlite_index, find_duplicate_keys
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.tar.tar_scan import scan_shard
 
@@ -20,7 +20,7 @@ def test_contents(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("a.tar", [("0.txt", b"zero"), ("0.cls", b"0"), ("1.txt", b"one")])
     make_tar("b.tar", [("f/2.txt", b"two")])
     scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
-    assert find_duplicate_key(scans) is None
+    assert [*find_duplicate_keys(scans)] == []
     assert build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
         assert database.execute("SELECT * FROM samples").fetchall() == [
@@ -188,7 +188,7 @@ def test_keys_that_appear_twice(make_tar: Callable[..., Path], tmp_path: Path) -
     make_tar("b.tar", [("1.txt", b"")])
     scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
     assert not build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
-    assert find_duplicate_key(scans) == ("1", "a.tar", "b.tar")
+    assert next(find_duplicate_keys(scans)) == ("1", "a.tar", "b.tar")
 
 
 def test_keys_that_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ from energon_lite.loading.makers.sample_maker import SampleMaker
 __all__ = ["Executor", "InlineExecutor", "JobRunner", "Load"]
 
 
+#: Jobs that slow storage is told of before their turn.
+_NEAR = 4
+
+
 class JobRunner(Protocol):
     """What makes something of a job: a batch, the batches of a chunk, or lengths.
 
@@ -119,7 +123,17 @@ class InlineExecutor(Executor):
             return self._pipeline.run(job)
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
-        return map(self.result, jobs)
+        return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)
+
+    def _foreseen(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """The jobs; slow storage is told of each when its turn is near."""
+        near = deque[Job]()
+        for job in jobs:
+            self._pipeline.samples.foresee(job.addresses)
+            near.append(job)
+            if len(near) > _NEAR:
+                yield near.popleft()
+        yield from near
 
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""

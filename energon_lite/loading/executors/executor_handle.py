@@ -27,6 +27,7 @@ class ExecutorHandle:
     """
 
     def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
+        num_workers = 0 if options.start_method == "main" else num_workers
         self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)

@@ -9,7 +9,7 @@ from energon_lite.errors import UsageError, check_choice
 
 __all__ = ["OnTimeout", "PoolOptions", "StartMethod"]
 
-StartMethod = Literal["fork", "forkserver", "spawn", "thread"]
+StartMethod = Literal["fork", "forkserver", "spawn", "thread", "main"]
 OnTimeout = Literal["warn", "replace", "raise"]
 
 
@@ -19,7 +19,7 @@ class PoolOptions:
 
     Args:
         start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a pipeline (and hooks)
-            that can be pickled. ``thread``: threads of this process.
+            that can be pickled. ``thread``: threads of this process. ``main``: none, however many are asked for.
         watchdog_seconds: a micro-batch that is waited for longer than this is reported; None: never.
         on_timeout: then ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its job again.
         max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are

@@ -8,11 +8,15 @@ the pipe.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import os
 import pickle
+import socket
 import struct
+import termios
+from array import array
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,7 +27,7 @@ import torch
 
 from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
 
-__all__ = ["Channel", "Message", "pack", "receive", "send", "unpack"]
+__all__ = ["Channel", "Message", "WholeMessages", "pack", "receive", "send", "unpack"]
 
 #: Of what is in a message; its size in bytes is a multiple of it.
 _ALIGNMENT = 64
@@ -102,6 +106,31 @@ def receive(connection: Connection, segments: SegmentReader | None = None) -> tu
     found = next(_receiving(connection.fileno(), segments))
     assert found is not None  # since the pipe blocks
     return found
+
+
+class WholeMessages:
+    """Tells whether the next message has come as a whole, so that receiving it does not wait.
+
+    Args:
+        connection: an end of a two-way pipe.
+    """
+
+    def __init__(self, connection: Connection):
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def is_one_here(self) -> bool:
+        try:
+            lead = self._socket.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        if len(lead) < 16:
+            return False
+        size, segment = struct.unpack("<2Q", lead)
+        if segment:
+            return True
+        here = array("i", [0])
+        fcntl.ioctl(self._socket.fileno(), termios.FIONREAD, here)
+        return here[0] >= 16 + int(size)
 
 
 def _receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:

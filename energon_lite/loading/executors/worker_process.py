@@ -13,7 +13,9 @@ import pickle
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,7 +26,7 @@ from energon_lite.loading.executors.forked_streams import renew_streams
 from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.parent_watch import end_with_trainer
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
-from energon_lite.loading.executors.transport import Channel, Message, pack, receive, send
+from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.pipeline import Job
@@ -84,11 +86,9 @@ def serve(
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
+        orders = _Orders(connection, writer, pipeline)
         while True:
-            # Jobs with their tickets; segments that the trainer has no more use for; whether a worker died, or hung, in
-            # this job before: then each step is noted before it is taken.
-            (jobs, released, observe), _ = receive(connection)
-            writer.release(released)
+            jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
             for message in _run(pipeline, jobs):
                 send(connection, message, writer)
@@ -101,6 +101,29 @@ def serve(
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
     os._exit(code)
+
+
+class _Orders:
+    """What the trainer asks for. Slow storage is told of jobs as soon as they are here, before their turn."""
+
+    def __init__(self, connection: Connection, writer: SegmentWriter, pipeline: JobRunner):
+        self._connection, self._writer, self._pipeline = connection, writer, pipeline
+        self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
+        self._peek = WholeMessages(connection) if pipeline.samples.reads_ahead else None
+
+    def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
+        """Jobs with their tickets; and whether a worker died, or hung, in them before: then each step is noted before
+        it is taken."""
+        while not self._here or (self._peek is not None and self._peek.is_one_here()):
+            # With them come segments that the trainer has no more use for.
+            (jobs, released, observe), _ = receive(self._connection)
+            self._writer.release(released)
+            self._here.append((jobs, observe))
+            if self._peek is not None and not observe:
+                with suppress(Exception):  # whatever it is, the job itself will say it
+                    for _, job in jobs:
+                        self._pipeline.samples.foresee(job.addresses)
+        return self._here.popleft()
 
 
 def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:

@@ -58,6 +58,8 @@ class SavableDataset:
         rebase: the blend begins in the middle of a run, that was one of another blend before.
         limit: steps of a pass at most, on the ranks on which it begins; None: all.
         drop_last: a pass ends with its last step in which every rank has a micro-batch.
+        once: there is one pass and no other, and it is no concern of a rank what the others still have: it gets no
+            batch without samples, and ends when it has none left.
     """
 
     plan: Any
@@ -73,6 +75,7 @@ class SavableDataset:
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
+    once: bool = False
 
     @property
     def runs_as(self) -> SavableDataset:

@@ -10,6 +10,7 @@ from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, listed
 from energon_lite.hooks import Hooks, hooks_of
+from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, damaged
@@ -96,6 +97,7 @@ class LaneDataset(SavableDataset):
         config = self.worker_config
         rank, world, reads = (0, 1, True) if whole else (config.rank, config.world_size, config.reads)
         numbers = checked(state, "lanes")
+        self._check_batch_size(state)
         self.identity.check(state.get("identity"))
         lanes, found = read_lanes(state)
         if not whole and self.lanes not in (None, lanes):
@@ -122,6 +124,20 @@ class LaneDataset(SavableDataset):
         if reads:
             self.check_rebase(min(chunks, default=0) * self.plan.chunk)
         return cursor
+
+    def _check_batch_size(self, state: State) -> None:
+        """Refuse a state that only has another batch size, and say what can be done."""
+        size, here = saved_batch_size(state), self.plan.batch_size
+        if None in (size, here) or size == here:
+            return
+        other = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})
+        if other.fingerprint == state["identity"].get("fingerprint"):
+            raise StateMismatchError(
+                f"batch_size: {size} in the state, {here} here; hooks make the batches, so nobody knows where one of "
+                f"{here} begins",
+                fix=f"go on with batch_size={size}; or begin behind the chunks that were begun, with "
+                f"`energon-lite checkpoint rebase --batch-size {here} --give-up`, which says what is passed over",
+            )
 
     def state(self, cursor: LaneCursor) -> State:
         """A place in the run as plain data."""

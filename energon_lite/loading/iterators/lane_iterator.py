@@ -44,7 +44,7 @@ class LaneIterator(DatasetIterator):
 
     def start_loop(self) -> None:
         self._delivered = False
-        if self._ended:
+        if self._ended and not self.dataset.once:
             self._begin_pass(self.cursor.pass_number + 1)
         elif self._loop_is_over():
             self.cursor = replace(self.cursor, loop_start=self.cursor.position)
@@ -106,7 +106,7 @@ class LaneIterator(DatasetIterator):
             step = self._step
         else:
             found = self._next_step()
-            if found is None and not self._delivered and self.cursor.position:
+            if found is None and not self._delivered and self.cursor.position and not self.dataset.once:
                 # The place that was restored, or left by a `break`, was behind the last batch of its pass.
                 self._begin_pass(self.cursor.pass_number + 1)
                 found = self._next_step()
@@ -129,7 +129,7 @@ class LaneIterator(DatasetIterator):
             )
         if self.cursor.position >= self._stop:
             return None
-        if world == 1:
+        if world == 1 or self.dataset.once:
             step = self._own_next_step()
         else:
             check_group(world_size=world, group=group)

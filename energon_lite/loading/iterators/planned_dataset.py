@@ -8,8 +8,9 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.plan import Place, Plan
-from energon_lite.errors import UnknownLengthError
+from energon_lite.batching.plan import FixedPlan, Place, Plan
+from energon_lite.errors import StateMismatchError, UnknownLengthError
+from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, State, checked, damaged, is_count
@@ -67,6 +68,7 @@ class PlannedDataset(SavableDataset):
             refill=self.refill,
             batched=self.batched,
             error_handler=self.worker_config.global_error_handler,
+            empty=not self.once,
         )
 
     def for_workers(self) -> Self:
@@ -84,6 +86,12 @@ class PlannedDataset(SavableDataset):
             return None
         passes, position = cursor.pass_number, cursor.position + moved
         return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
+
+    def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
+        """Whether a rank has a micro-batch in the step between two cursors, or, if it has none, gets an empty one."""
+        if not self.once:
+            return True
+        return self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size) < after.position - cursor.position
 
     def place(self, cursor: Cursor, rank: int) -> Place:
         """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""
@@ -107,12 +115,51 @@ class PlannedDataset(SavableDataset):
         return self._make_state("planned", cursor, place, self._identity_at(cursor.place))
 
     def cursor(self, state: State) -> Cursor:
-        """The cursor of a saved state, after checking that it belongs to this very run.
+        """The cursor of a saved state, after checking that it belongs to this very run. Micro-batches of a fixed size
+        may have had another one, if one of this size begins where the state is.
 
         Raises:
             StateError: not a state, a damaged one, or one of a format that this version does not know.
             StateMismatchError: a state of other data, another configuration or another order; says what differs.
         """
+        before = self.as_saved(state)
+        return self._cursor(state) if before is self else self.resized(before._cursor(state), before)
+
+    def as_saved(self, state: State) -> Self:
+        """This data set with micro-batches of the size that a state's run had, if that is all that differs."""
+        checked(state, "planned")
+        size = saved_batch_size(state)
+        if not isinstance(self.plan, FixedPlan) or size == self.plan.batch_size:
+            return self
+        settings = {**self.identity.settings, BATCH_SIZE: size}
+        plan, identity = replace(self.plan, batch_size=size), replace(self.identity, settings=settings)
+        before = replace(self, plan=plan, identity=identity)
+        try:
+            before._cursor(state)
+        except StateMismatchError:
+            return self  # which tells all differences
+        return before
+
+    def resized(self, cursor: Cursor, before: PlannedDataset, *, give_up: bool = False) -> Cursor:
+        """A cursor of the same data set with micro-batches of another size.
+
+        Args:
+            give_up: pass over samples up to the next micro-batch of this size.
+
+        Raises:
+            StateMismatchError: no micro-batch of this size begins there.
+        """
+        old, new, number = before.plan.chunk, self.plan.chunk, cursor.pass_number
+        if self.limit is not None and cursor.position and old != new:
+            raise StateMismatchError(
+                f"batch_size: {old} in the state, {new} here, in the middle of a pass with a limit of batches",
+                fix=f"let the pass end with batch_size={old}, or validate from the beginning",
+            )
+        ends = before.plan.count(number), self.plan.count(number)
+        moved = resized(cursor, old, new, ends, self.worker_config.world_size, give_up=give_up)
+        return replace(moved, place=(moved.position,))
+
+    def _cursor(self, state: State) -> Cursor:
         numbers = checked(state, "planned")
         given = state.get("place", [numbers.position])
         if not isinstance(given, (list, tuple)) or not given or not all(is_count(number, _MOST) for number in given):
@@ -167,6 +214,8 @@ class PlannedDataset(SavableDataset):
             repetitions = self.repetitions or (1.0,) * len(self.leaves)
             samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
             return -(-samples // (self.plan.rows * world))
+        if self.once:
+            return -((self.worker_config.rank - count) // world)
         steps = count // world if self.drop_last else -(-count // world)
         return steps if self.limit is None else min(steps, self.limit)
 

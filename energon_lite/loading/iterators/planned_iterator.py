@@ -35,7 +35,7 @@ class PlannedIterator(DatasetIterator):
         return self.dataset.plan.rows is None
 
     def start_loop(self) -> None:
-        if self._following() is not None:
+        if self._following() is not None or self.dataset.once:
             return
         at_end = self.cursor
         if self.dataset.is_endless:
@@ -49,6 +49,12 @@ class PlannedIterator(DatasetIterator):
         return self._following() is None
 
     def take(self) -> Result | None:
+        while (result := self._take()) is not None and self.dataset.once and self._reads and not _has_samples(result):
+            self._report.add(result.outcomes, batches=0)
+            self.advance()
+        return result
+
+    def _take(self) -> Result | None:
         if self._in_line is None and self._reads:
             self._workers.executor()  # before anything is planned: who is forked should not inherit a thread at work
         if self._skip:
@@ -112,7 +118,8 @@ class PlannedIterator(DatasetIterator):
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
-                if not (self._skip and self._is_skipped(cursor.pass_number, cursor.position)):
+                skipped = bool(self._skip) and self._is_skipped(cursor.pass_number, cursor.position)
+                if not skipped and dataset.takes(cursor, following, self._config.rank):
                     places.append(dataset.place(cursor, self._config.rank))
                 cursor, following = following, dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
@@ -130,7 +137,11 @@ class PlannedIterator(DatasetIterator):
         if length and cursor.position - cursor.loop_start >= length * self._world:
             return None
         if self._stepped is None or self._stepped[0] is not cursor:
-            self._stepped = cursor, self.dataset.step(cursor)
+            after = self.dataset.step(cursor)
+            if after is not None and not self.dataset.takes(cursor, after, self._config.rank):
+                self._move(after)  # the last samples are others'
+                cursor, after = after, None
+            self._stepped = cursor, after
         return self._stepped[1]
 
     def _move(self, cursor: Cursor) -> None:
@@ -154,3 +165,7 @@ class PlannedIterator(DatasetIterator):
                 logger.warning("some samples do not fit into a batch: %s", found)
             self.counts += found
             self._counted = (pass_number, stop)
+
+
+def _has_samples(result: Result) -> bool:
+    return any(isinstance(outcome, int) for outcome in result.outcomes)

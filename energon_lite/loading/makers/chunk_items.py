@@ -2,17 +2,19 @@
 
 Packing works on buffers: ``packing_buffer_size`` samples that came through ``preencode_sample`` (fewer at a chunk's
 end). ``select_samples_to_pack`` makes lists of them, the samples of each list go through ``postencode_sample``, and
-``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun.
+``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun, but for
+samples that the selection pushes back: the next buffer begins with them. Such buffers are one as far as places go, with
+the packs of all of them numbered on, so who goes on in the middle makes their selections again, but not their packs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_lite.errors import SampleError
-from energon_lite.hooks import Hooks
+from energon_lite.errors import FatalSampleError, SampleError
+from energon_lite.hooks import Hooks, PackedSamplesOutput
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
@@ -27,6 +29,8 @@ _SELECT, _SELECTED, _PACK = 16, 17, 18
 #: Samples that are read together. A chunk may have thousands, and hooks that want few of them: who goes on in its
 #: middle needs no more than its buffer.
 _READ_TOGETHER = 64
+#: In place of the address of a sample that is counted with another part of it.
+_COUNTED: Address = (-1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -115,25 +119,49 @@ class ChunkItems:
         """Each result of packing."""
         job: ChunkJob = run.job
         start = (0, 0) if self.hooks.whole_chunks else (job.first.unit, job.first.item)
-        run.buffer = start
+        run.buffer, run.packs, turn = start, 0, 0
         buffer: list[Item] = []
         for sample in self._samples(run):
             if sample.start[:2] < start:
                 continue
             buffer.append(sample)
             if len(buffer) == self.buffer_size:
-                yield from self._packs(buffer, start, sample.after, run)
-                start = run.buffer = sample.after[:2]
-                buffer = []
-        if buffer:  # all that is behind its last sample was lost, and is told with its packs
-            yield from self._packs(buffer, start, job.end, run)
+                buffer = yield from self._packs(buffer, start, turn, sample.after, run)
+                if len(buffer) == self.buffer_size:
+                    raise FatalSampleError(
+                        f"select_samples_to_pack pushed back {len(buffer)} samples, as many as a buffer has",
+                        fix="make at least one pack of a full buffer, or give a larger packing_buffer_size",
+                    )
+                turn += 1
+                if not buffer:
+                    start = run.buffer = sample.after[:2]
+                    run.packs = turn = 0
+        while buffer:  # all that is behind its last sample was lost, and is told with its packs
+            before, buffer = len(buffer), (yield from self._packs(buffer, start, turn, job.end, run))
+            turn += 1
+            if len(buffer) >= before:
+                why = dropped("select_samples_to_pack", "it was pushed back at the end of a chunk", name="a sample")
+                run.at = (*start, run.packs, 0)
+                run.fail(why, _addresses(buffer))
+                return
 
-    def _packs(self, buffer: list[Item], start: tuple[int, int], end: Reading, run: ChunkRun) -> Iterator[Item]:
-        """The packs of a buffer; those that were delivered are selected again, but not made again."""
-        run.at = (*start, 0, 0)
-        packs = self._select(buffer, start, run)
+    def _packs(
+        self, buffer: list[Item], start: tuple[int, int], turn: int, end: Reading, run: ChunkRun
+    ) -> Generator[Item, None, list[Item]]:
+        """The packs of a buffer; those that were delivered are selected again, but not made again. Returns what is
+        pushed back.
+
+        Args:
+            start: of the buffer, or of the first of those that pushed samples back.
+            turn: number of the buffer among these.
+            end: behind its last sample.
+        """
+        first = run.packs
+        run.at = (*start, first, 0)
+        packs, pushed_back = self._select(buffer, start, turn, run)
+        run.packs = first + len(packs)
         known = {id(sample.value): sample for sample in buffer}
-        for number, pack in enumerate(packs):
+        for number, pack in enumerate(packs, first):
             here = (*start, number)
             if not self.hooks.whole_chunks and (*start, number + 1, 0) <= run.job.first.reading:
                 continue
@@ -141,29 +169,34 @@ class ChunkItems:
             encoded, origins = self._encode_selected(pack, known, here, run)
             if not encoded:
                 continue
+            origins = [origin for origin in origins if origin is not _COUNTED]
             with run.of_chunk(_PACK, *here, number=start[0] + number):
                 values = run.apply("pack_selected_samples", encoded, name=f"a pack of {len(encoded)}", origins=origins)
-            following = (*start, number + 1, 0) if number + 1 < len(packs) else (*end[:2], 0, 0)
+            following = (*start, number + 1, 0) if number + 1 < run.packs or pushed_back else (*end[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
                 yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
+        return pushed_back
 
-    def _select(self, buffer: list[Item], start: tuple[int, int], run: ChunkRun) -> list[list[Any]]:
-        """What ``select_samples_to_pack`` says, without empty packs; samples left out are counted."""
+    def _select(
+        self, buffer: list[Item], start: tuple[int, int], turn: int, run: ChunkRun
+    ) -> tuple[list[list[Any]], list[Item]]:
+        """What ``select_samples_to_pack`` says, without empty packs, and what it pushes back; samples left out are
+        counted."""
         values, name = [sample.value for sample in buffer], f"a buffer of {len(buffer)}"
         try:
-            with run.of_chunk(_SELECT, *start, number=start[0]):
-                packs: list[list[Any]] = run.samples.guarded(
-                    "select_samples_to_pack", "*", name, values, _lists_of_selected, values, run
+            with run.of_chunk(_SELECT, *start, *([turn] if turn else []), number=start[0]):
+                packs, pushback = run.samples.guarded(
+                    "select_samples_to_pack", "*", name, values, _selected, values, run
                 )
         except Rejected as rejected:
-            run.fail(rejected.failure, [sample.origins[0] for sample in buffer])
-            return []
-        left_out = _not_selected(buffer, packs)
+            run.fail(rejected.failure, _addresses(buffer))
+            return [], []
+        left_out = _not_selected(buffer, [*packs, pushback])
         if left_out:
             why = dropped("select_samples_to_pack", "it was not selected", name="a sample")
-            run.fail(why, [sample.origins[0] for sample in left_out])
-        return packs
+            run.fail(why, _addresses(left_out))
+        return packs, _pushed_back(buffer, packs, pushback)
 
     def _encode_selected(
         self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], run: ChunkRun
@@ -175,25 +208,49 @@ class ChunkItems:
             for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
                 # A sample's own randomness; an object that the selection made itself has that of its place.
                 item = known.get(id(value))
-                if item is None or item.result is None or item.origins[0] is None:
+                if item is None or item.result is None or item.origins[0] in (None, _COUNTED):
                     context = run.of_chunk(_SELECTED, *here, place, number=here[0] + here[2])
                 else:
                     context = run.of_sample(_SELECTED, item.origins[0], item.result)
                 with context:
-                    made = run.apply(hook, value, name="a sample", origins=(origin,))
+                    failing = None if origin is _COUNTED else origin
+                    made = run.apply(hook, value, name="a sample", origins=(failing,))
                 encoded += made
                 encoded_origins += [origin] * len(made)
             pack, origins = encoded, encoded_origins
         return pack, origins
 
 
-def _lists_of_selected(values: list[Any], run: ChunkRun) -> list[list[Any]]:
+def _selected(values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
     select = run.samples.encoder.select_samples_to_pack
     selected = select(list(values))
     if selected is None:
         raise returned_nothing("select_samples_to_pack", select)
-    packs = [list(pack) for pack in selected]
-    return [pack for pack in packs if pack]
+    if not isinstance(selected, PackedSamplesOutput):
+        selected = PackedSamplesOutput(selected)
+    packs = [list(pack) for pack in selected.packs]
+    return [pack for pack in packs if pack], list(selected.pushback)
+
+
+def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[Item]:
+    """Samples for the next buffer. One of which a pack has a part already is counted with that part."""
+    items = {id(sample.value): sample for sample in buffer}
+    by_key = {key: sample for sample in buffer if (key := _restore_key(sample.value)) is not None}
+    packed = {id(value) for pack in packs for value in pack}
+    packed_keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
+    found = []
+    for value in pushback:
+        key = _restore_key(value)
+        item = items.get(id(value)) or by_key.get(key) or buffer[-1]
+        is_new = item.value is not value and key not in by_key
+        again = is_new or id(value) in packed or key in packed_keys
+        found.append(replace(item, value=value, origins=(_COUNTED,) if again else item.origins))
+    return found
+
+
+def _addresses(samples: list[Item]) -> Origins:
+    """Where samples come from, as far as that is known."""
+    return [None if sample.origins[0] is _COUNTED else sample.origins[0] for sample in samples]
 
 
 def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:

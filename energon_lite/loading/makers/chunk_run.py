@@ -31,7 +31,9 @@ class ChunkRun:
     Attributes:
         context: of the hooks.
         at: where the work is.
-        buffer: where the running buffer of packing began; None: there are no buffers.
+        buffer: where the running buffer of packing began, or the first of those that push samples back into the next;
+            None: there are no buffers.
+        packs: packs that were made since there, before the running buffer.
         items: what the batch was made of that was made last.
     """
 
@@ -40,6 +42,7 @@ class ChunkRun:
         self.context = HookContext()
         self.at: Reading = (0, 0, 0, 0)
         self.buffer: tuple[int, int] | None = None
+        self.packs = 0
         self.items: Sequence[Item] = ()
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
@@ -97,7 +100,7 @@ class ChunkRun:
         if self.buffer is None:
             self.at = (unit, 0, 0, 0)
         else:  # a position whose results began in the buffer before this one belongs to that buffer
-            self.at = (self.buffer[0], self.buffer[1] if unit > self.buffer[0] else 0, 0, 0)
+            self.at = (self.buffer[0], self.buffer[1] if unit > self.buffer[0] else 0, self.packs, 0)
 
     def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
         """These samples were skipped, failed, or were dropped."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,12 @@ class LeafFields:
         self.can_collate = is_plain and given <= there.keys() and not any(map(_has_no_default, self.absent))
 
     @classmethod
-    def plan(cls, loader: SampleLoader) -> LeafFields | None:
-        """How it is done for a loader; None: code of the user's has a say in it, or it depends on the sample."""
+    def plan(cls, loader: SampleLoader, *, only_bytes: bool = False) -> LeafFields | None:
+        """How it is done for a loader; None: code of the user's has a say in it, or it depends on the sample.
+
+        Args:
+            only_bytes: parts may be other values than bytes, which are not decoded.
+        """
         kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
         if kind is None or field_map is None or loader.sample_loader is not None:
             return None
@@ -70,7 +75,12 @@ class LeafFields:
             return None
         if any(len(accesses) != 1 for _, accesses in field_map.fields):
             return None
-        return cls(kind, loader, {name: accesses[0] for name, accesses in field_map.fields})
+        made = cls(kind, loader, {name: accesses[0] for name, accesses in field_map.fields})
+        if only_bytes:
+            made.steps = {
+                part: (decode and partial(_of_bytes, decode), step) for part, (decode, step) in made.steps.items()
+            }
+        return made
 
 
 class Rows:
@@ -239,6 +249,10 @@ def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Seq
         return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
+
+
+def _of_bytes(decode: Callable[[bytes], Any], value: Any) -> Any:
+    return decode(value) if isinstance(value, bytes) else value
 
 
 def _has_no_default(field: dataclasses.Field[Any]) -> bool:

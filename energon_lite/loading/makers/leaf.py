@@ -7,8 +7,8 @@ from functools import cached_property
 
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.source import AnySource, OpenedSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["Leaf"]
@@ -45,7 +45,7 @@ class Leaf:
     @cached_property
     def fields(self) -> LeafFields | None:
         """How parts become the fields of samples, where no code of the user's has a say in it."""
-        return LeafFields.plan(self.loader)
+        return LeafFields.plan(self.loader, only_bytes=isinstance(self.source, OpenedSource))
 
     @cached_property
     def length(self) -> int:

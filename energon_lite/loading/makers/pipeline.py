@@ -66,6 +66,7 @@ class Pipeline:
         refill: replace samples that fail (training) or leave their places empty (validation).
         batched: call the batch hooks; else a job is a single sample.
         error_handler: see :class:`~energon_lite.WorkerConfig`.
+        empty: make a batch without samples where none are left; else the result has none.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class Pipeline:
         refill: bool,
         batched: bool,
         error_handler: ErrorHandler | None = None,
+        empty: bool = True,
     ):
         hooks = hooks_of(encoder, packing=False, batched=batched)
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self.refill = refill
-        self.batched = batched
+        self.batched, self.empty = batched, empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
         self._tolerances = failure_tolerances(encoder)
@@ -153,6 +155,9 @@ class Pipeline:
 
     def _batch_by_fields(self, job: Job) -> Any | None:
         """The batch as the default hooks make it; None: its samples have to be seen one by one."""
+        for leaf in map(self.samples.leaves.__getitem__, set(columns_of(job.addresses)[0])):
+            if leaf.cooker is not None or leaf.fields is None or not leaf.fields.can_collate:
+                return None  # before anything is read, which would be read again
         try:
             rows, places = self.samples.read_together(job.addresses)
             self.samples.tell("decode", "*", f"{len(job.addresses)} samples")
@@ -211,7 +216,7 @@ class Pipeline:
 
     def _empty(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:
         """Put a batch without samples into the result of a job."""
-        if self.batched:
+        if self.batched and self.empty:
             if self._example is None:
                 self._example = self._make_example(context)
             result.batch = self.samples.empty_batch(*self._example, context, _BATCH, job.pass_number, job.number)

@@ -63,6 +63,7 @@ class SampleMaker:
 
     Attributes:
         observers: told of each step. Without any, nothing is told, and costs nothing.
+        reads_ahead: some of the leaves are on slow storage; see :meth:`foresee`.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class SampleMaker:
         self._sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
-        self._reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
+        self.reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
         self._largest = max((leaf.mean_bytes for leaf in leaves), default=0)
 
     # -- samples --------------------------------------------------------------------------------------------------
@@ -150,9 +151,15 @@ class SampleMaker:
         where = {place: (those, at) for number, those in rows.items() for at, place in enumerate(places[number])}
         return [(address, *where[place]) for place, address in enumerate(addresses)]
 
+    def foresee(self, addresses: Sequence[Address]) -> None:
+        """Have slow storage begin to bring samples that will be made soon; does not wait, and changes none of them."""
+        if self.reads_ahead:
+            leaves = self.leaves
+            fetch_samples(((leaves[leaf].reader, index) for leaf, index, *_ in addresses), wait=False)
+
     def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
-        if self._reads_ahead:
+        if self.reads_ahead:
             leaves = self.leaves
             fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
         numbers, indices = columns_of(addresses)

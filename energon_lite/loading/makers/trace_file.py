@@ -47,6 +47,8 @@ class TraceFile:
             self._give_up(error)
         clock = time.time() - time.monotonic()
         header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
+        self._count = 0
+        header |= {"t": "SavableLoader.__init__", "r": rank}
         self._write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
 
     def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
@@ -61,7 +63,11 @@ class TraceFile:
             return
         made = result.trace or {}
         keys = _keys_of(result.batch)
-        line = {"pass": place[0], "step": place[1] // self._world, "asked": asked, "delivered": delivered}
+        step = place[1] // self._world
+        line: dict[str, Any] = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
+        # The same for programs that read Energon's debug files.
+        line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
+        self._count += 1
         self._write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -1,12 +1,15 @@
-"""Carrying a run over to a changed blend: leaves that stay go on where they were, new ones start at zero."""
+"""Carrying a run over to a changed blend, or to micro-batches of another size: leaves that stay go on where they were,
+new ones start at zero."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.batch_size import BATCH_SIZE
+from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.merge import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder
@@ -43,10 +46,11 @@ class RebaseReport:
 
     Args:
         position: micro-batches of the run so far, over all ranks.
-        first: position, in samples, at which the new blend begins.
+        first: position, in samples, at which the new blend, or the first micro-batch of the new size, begins.
         given_up: samples before it that are passed over.
         up_to: they are at most so many; where hooks decide, nobody knows better.
         leaves: those of the new blend, then those that go.
+        batch_size: samples in a micro-batch before and after, if that changes.
     """
 
     position: int
@@ -54,12 +58,17 @@ class RebaseReport:
     given_up: int
     up_to: bool
     leaves: tuple[RebasedLeaf, ...]
+    batch_size: tuple[int | None, int | None] | None = None
 
     def __str__(self) -> str:
-        lines = [f"the new blend begins at sample {self.first:,} of the run, after micro-batch {self.position:,}"]
+        what = "the new blend begins"
+        if self.batch_size is not None:
+            old, new = self.batch_size
+            what = f"batch_size {old} becomes {new}"
+        lines = [f"{what} at sample {self.first:,} of the run, after micro-batch {self.position:,}"]
         if self.given_up:
             most = "up to " if self.up_to else ""
-            lines.append(f"passed over: {most}{self.given_up:,} samples of chunks that were begun")
+            lines.append(f"passed over: {most}{self.given_up:,} samples of what was begun")
         for leaf in self.leaves:
             at = f"{leaf.shown:,} samples ({leaf.epochs:.4g} epochs) shown"
             was = f" (was {leaf.was})" if leaf.was else ""
@@ -84,8 +93,8 @@ def rebase_state(
     Args:
         state: of the whole run, or those of all ranks.
         old: the data set with which it was saved, built the same way; on any rank.
-        new: the data set with which the run will go on: the same arguments, another blend.
-        give_up: allow samples to be passed over, in chunks that were begun.
+        new: the data set with which the run will go on: the same arguments, another blend or batch size.
+        give_up: allow samples to be passed over, in chunks, or a new micro-batch, that were begun.
 
     Returns:
         The state, to be restored on all ranks by loaders of the new blend, and what happened to each leaf.
@@ -104,7 +113,8 @@ def rebase_state(
     _check_alike(old, new)
     before = old.at(state)
     order = _blend_of(before)
-    moved = before.behind_begun(state)
+    sizes = _batch_sizes(old, new)
+    moved = _resized(before.behind_begun(state), before, new, give_up)
     if moved.given_up and not give_up:
         raise UsageError(
             f"the chunks of {before.plan.chunk:,} samples that were begun have {'up to ' if moved.up_to else ''}"
@@ -114,9 +124,32 @@ def rebase_state(
         )
     shown = order.counts_before(moved.first).tolist()
     starts, leaves = _carried(before, new, shown)
-    after = new.rebased(Rebase(moved.first, starts))
-    report = RebaseReport(state["position"], moved.first, moved.given_up, moved.up_to, tuple(leaves))
+    same_blend = sizes is not None and _with_batch_size(old, sizes[1]) == new.identity.whole().fingerprint
+    after = new.at(state) if same_blend else new.rebased(Rebase(moved.first, starts))
+    report = RebaseReport(state["position"], moved.first, moved.given_up, moved.up_to, tuple(leaves), sizes)
     return after.state(moved.cursor), report
+
+
+def _batch_sizes(old: SavableDataset, new: SavableDataset) -> tuple[int | None, int | None] | None:
+    """Both, where they differ and may do so: micro-batches are of so many samples, before and after."""
+    before, after = (one.identity.settings.get(BATCH_SIZE) for one in (old, new))
+    fixed = isinstance(old, PlannedDataset) and old.plan.rows is not None
+    return (before, after) if before != after and (fixed or None not in (before, after)) else None
+
+
+def _with_batch_size(dataset: SavableDataset, size: int | None) -> str:
+    """The fingerprint of a data set that would have another batch size."""
+    identity = dataset.identity
+    return replace(identity, settings={**identity.settings, BATCH_SIZE: size}).whole().fingerprint
+
+
+def _resized(moved: Moved, old: SavableDataset, new: SavableDataset, give_up: bool) -> Moved:
+    """Where the new run begins, in micro-batches of its own size."""
+    if not (isinstance(old, PlannedDataset) and isinstance(new, PlannedDataset)) or old.plan.rows is None:
+        return moved
+    cursor = new.resized(moved.cursor, old, give_up=give_up)
+    first = cursor.position * new.plan.chunk
+    return Moved(cursor, first, first - moved.first)
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
@@ -125,6 +158,8 @@ def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
         {name: value for name, value in one.identity.settings.items() if not name.startswith(_OF_BLEND)}
         for one in (old, new)
     ]
+    if _batch_sizes(old, new) is not None:
+        settings = [{name: value for name, value in one.items() if name != BATCH_SIZE} for one in settings]
     differences = [
         f"{name}: {settings[0].get(name)!r} and {settings[1].get(name)!r}"
         for name in sorted({*settings[0], *settings[1]})
@@ -134,7 +169,8 @@ def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
         differences.append(f"kind of batches: {type(old).__name__} and {type(new).__name__}")
     if differences:
         raise UsageError(
-            f"a rebase changes the blend, and nothing else; here are different: {'; '.join(differences)}",
+            "a rebase changes the blend or the batch size, and nothing else; here are different: "
+            f"{'; '.join(differences)}",
             fix="build both data sets with the same arguments",
         )
     if old.plan.order.bounds(0) is not None:

@@ -10,6 +10,9 @@ from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_reb
 
 __all__ = ["summary", "summary_lines"]
 
+#: Batch sizes up to this one are named.
+_LARGEST = 1024
+
 
 def summary(state: State, files: int = 1) -> dict[str, Any]:
     """What is in a state, as plain data.
@@ -19,8 +22,9 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
         files: of so many ranks' states it was merged.
 
     Returns:
-        ``world_sizes`` is None where any number of ranks can go on; ``samples_delivered`` is None where only the hooks
-        know it; ``lanes_missing`` are those that other ranks' states have.
+        ``world_sizes`` is None where any number of ranks can go on; ``batch_sizes``, in endless runs that
+        are planned, those up to 1,024 with which it can go on, or None for any; ``samples_delivered`` is None where
+        only the hooks know it; ``lanes_missing`` are those that other ranks' states have.
 
     Raises:
         StateError: its lanes are damaged.
@@ -41,7 +45,8 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
     if kind == "planned" and isinstance(place, (list, tuple)) and len(place) == 2:  # by tokens
         found |= {"chunk": place[0], "batch": place[1]}
     elif kind == "planned" and settings.get("repeat") and isinstance(rows, int):
-        found["samples_delivered"] = state["position"] * rows
+        found["samples_delivered"] = samples = state["position"] * rows
+        found["batch_sizes"] = [size for size in range(1, _LARGEST + 1) if samples % size == 0] if samples else None
     if kind == "lanes":
         lanes, places = read_lanes(state)
         found |= {
@@ -82,6 +87,9 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         )
     worlds = found["world_sizes"]
     lines.append(("can go on on", "any number of ranks" if worlds is None else f"{ends_of(worlds)} ranks"))
+    if "batch_sizes" in found:
+        sizes = found["batch_sizes"]
+        lines.append(("with", "any batch_size" if sizes is None else f"batch_size {ends_of(sizes)}"))
     if None not in (found["leaves"], found["samples"]):
         lines.append(("data sets", f"{found['leaves']:,}, with {found['samples']:,} samples"))
     lines.append(("fingerprint", str(found["fingerprint"])))

@@ -80,6 +80,15 @@ class _Samples:
         self.seeded_hooks = frozenset().union(*(one.seeded_hooks for one in self._all))
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether slow storage wants to know what comes."""
+        return any(one.reads_ahead for one in self._all)
+
+    def foresee(self, addresses: Sequence[Address]) -> None:
+        """Tell slow storage what comes; each sample maker knows the leaves of all."""
+        self._all[0].foresee(addresses)
+
+    @property
     def observers(self) -> tuple[Observer, ...]:
         return tuple(self._all[0].observers)
 

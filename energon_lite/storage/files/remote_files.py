@@ -1,26 +1,60 @@
-"""Files behind a URL: ``s3://bucket/a.tar``, ``gs://...``, ``memory://...``, whatever fsspec reads.
+"""Files behind a URL: ``s3://bucket/a.tar``, ``gs://...``, ``msc://profile/...``, ``memory://...``, all of fsspec.
 
 No answer is taken on trust: it must have as many bytes as were asked for, and over HTTP its status and range must say
 that it is the part that was asked for. A store that knows no ranges answers with the whole object, the wrong bytes for
 nearly every request; it is refused.
+
+A request that fails is sent again as long as that may help (:mod:`energon_lite.storage.files.remote_errors`): while a
+store is overloaded or away, for minutes; after what is not understood, three times; after wrong credentials, never.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from energon_lite.errors import DatasetError, FatalStorageError
+from energon_lite.storage.files.remote_errors import kind_of, pauses
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
-__all__ = ["copy_file", "is_remote", "list_files", "read_range"]
+__all__ = [
+    "Listing",
+    "check_answer",
+    "copy_file",
+    "file_size",
+    "file_system",
+    "is_remote",
+    "list_files",
+    "read_range",
+    "read_range_in_loop",
+    "reads_in_loop",
+    "tried",
+    "version_of",
+    "wrong_range",
+]
 
-#: Seconds to wait before a failed request is sent again.
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: What a store says of its files, by path.
+Listing = Mapping[str, Mapping[str, Any]]
+
+#: Seconds to wait before a request is sent again that failed for a reason that is not understood.
 _RETRIES = (0.2, 1.0, 3.0)
+#: Seconds for which a store that is away is waited for: in the middle of a run, and when a data set is opened.
+_PATIENCE, _PATIENCE_AT_START = 600.0, 6.0
+#: Seconds of waiting after which it is told.
+_TOLD = 5.0
 
 # A file system object owns threads and sockets, which do not survive a fork: each process has its own.
 _file_systems: dict[tuple[int, str], Any] = {}
+#: Of each URL, since to look it up for each request takes as long as the rest of it; and of how many.
+_opened: dict[tuple[int, str], tuple[Any, str]] = {}
+_OPENED = 1 << 14
 
 
 def is_remote(path: str) -> bool:
@@ -29,48 +63,83 @@ def is_remote(path: str) -> bool:
 
 
 def read_range(url: str, offset: int, size: int) -> bytes:
-    """The ``size`` bytes at ``offset`` of a remote file.
+    """The ``size`` bytes at ``offset`` of a remote file. While the store is away, this waits for it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FatalStorageError: the store gives other bytes than those it is asked for.
-        DatasetError: the store failed, or gave fewer bytes, several times.
+        FatalStorageError: the store gives other bytes than those it is asked for, refuses the request, or stays away.
+        DatasetError: the store failed otherwise, or gave fewer bytes, several times.
     """
-    fs, path = _file_system(url)
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-
-        async def check(response: Any) -> None:
-            _check_answer(response, url, offset, size)
-
-        options["raise_for_status"] = check
+    fs, path = file_system(url)
+    options = _options(url, offset, size)
 
     def request() -> bytes:
-        data: bytes = fs.cat_file(path, start=offset, end=offset + size, **options)
-        if len(data) > size:
-            raise _wrong_range(url, f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
-        if len(data) < size:
-            raise OSError(f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
-        return data
+        return _checked(fs.cat_file(path, start=offset, end=offset + size, **options), url, offset, size)
 
-    answer: bytes = _tried(request, url, None)
-    return answer
+    return tried(request, url, None, _PATIENCE)
 
 
-def _check_answer(response: Any, url: str, offset: int, size: int) -> None:
-    """An answer over HTTP is the range that was asked for; called with aiohttp's response before its body is read."""
-    if response.status == 404:
+def reads_in_loop(url: str) -> Any | None:
+    """The event loop in which :func:`read_range_in_loop` can be awaited for this URL; None: in none."""
+    fs, _ = file_system(url)
+    # A class that has a cat_file of its own is not asynchronous at heart.
+    return getattr(fs, "loop", None) if getattr(fs, "async_impl", False) and "cat_file" in vars(fs) else None
+
+
+async def read_range_in_loop(url: str, offset: int, size: int) -> bytes:
+    """:func:`read_range`, in the loop of its file system, where very many can wait at the same time."""
+    fs, path = file_system(url)
+    options, tries = _options(url, offset, size), None
+    while True:
+        try:
+            data = await fs._cat_file(path, start=offset, end=offset + size, **options)
+            return _checked(data, url, offset, size)
+        except Exception as error:  # clients of stores raise what they like
+            tries = tries or Tries(url, None, _PATIENCE)
+            wait = tries.wait_after(error)
+        await asyncio.sleep(wait)
+
+
+def _options(url: str, offset: int, size: int) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        return {}
+
+    async def check(response: Any) -> None:
+        check_answer(response.status, response.headers, url, offset, size)
+        response.raise_for_status()
+
+    return {"raise_for_status": check}
+
+
+def _checked(data: bytes, url: str, offset: int, size: int) -> bytes:
+    if len(data) > size:
+        raise wrong_range(url, f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+    if len(data) < size:
+        raise OSError(f"{len(data)} bytes were answered instead of the {size} at byte {offset}")
+    return data
+
+
+def check_answer(status: int, headers: Mapping[str, str], url: str, offset: int, size: int) -> None:
+    """An answer over HTTP is the range that was asked for, or an error that others understand.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FatalStorageError: it is another range.
+    """
+    if status == 404:
         raise FileNotFoundError(url)
-    response.raise_for_status()
-    asked, found = f"bytes {offset}-{offset + size - 1}", response.headers.get("Content-Range", "")
-    coding = response.headers.get("Content-Encoding", "identity")
-    if response.status != 206:
-        raise _wrong_range(url, f"it answered with status {response.status}, where 206 says that it is a part")
+    if status >= 400:
+        return
+    asked, found = f"bytes {offset}-{offset + size - 1}", headers.get("Content-Range", "")
+    coding = headers.get("Content-Encoding", "identity")
+    if status != 206:
+        raise wrong_range(url, f"it answered with status {status}, where 206 says that it is a part")
     if not found.startswith(f"{asked}/") or coding != "identity":
-        raise _wrong_range(url, f"it was asked for {asked}, and answered with {found or 'no range'!r} as {coding}")
+        raise wrong_range(url, f"it was asked for {asked}, and answered with {found or 'no range'!r} as {coding}")
 
 
-def _wrong_range(url: str, how: str) -> FatalStorageError:
+def wrong_range(url: str, how: str) -> FatalStorageError:
+    """The error for an answer with other bytes."""
     return FatalStorageError(
         f"the store does not give the part of a file that it is asked for: {how}",
         where=url,
@@ -85,11 +154,11 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
     Raises:
         DatasetError: the store does not answer, or its package is not installed.
     """
-    fs, base = _file_system(url)
+    fs, base = file_system(url)
     where = f"{base}/{folder}".rstrip("/")
     fs.invalidate_cache()
     try:
-        found = _tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None)
+        found = tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
     except FileNotFoundError:
         return {}
     prefix = where.lstrip("/") + "/"
@@ -103,18 +172,47 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
         FileNotFoundError: there is no such file.
         DatasetError: the store failed, or gave fewer bytes, several times.
     """
-    fs, base = _file_system(url)
+    fs, base = file_system(url)
 
     def request() -> None:
         fs.get_file(f"{base}/{name}", target)
         if size is not None and os.path.getsize(target) != size:
             raise OSError(f"{os.path.getsize(target)} bytes were answered instead of {size}")
 
-    _tried(request, url, name)
+    tried(request, url, name, _PATIENCE_AT_START)
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    """The file system behind a URL, and the path in it."""
+def file_size(url: str) -> int:
+    """Bytes of a remote file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store failed, or does not say.
+    """
+    fs, path = file_system(url)
+    size = tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START).get("size")
+    if size is None:
+        raise DatasetError(
+            "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"
+        )
+    return int(size)
+
+
+def version_of(info: Mapping[str, Any]) -> list[str]:
+    """What tells one version of a remote file from another, as far as the store says; all empty if it says nothing."""
+    names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+    return ["" if info.get(name) is None else str(info[name]) for name in names]
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system behind a URL, and the path in it.
+
+    Raises:
+        DatasetError: nobody here can read it.
+    """
+    known = _opened.get((os.getpid(), url))
+    if known is not None:
+        return known
     if "::" in url:
         raise DatasetError(
             "chained URLs are not read: they can make fsspec do more than reading",
@@ -132,28 +230,78 @@ def _file_system(url: str) -> tuple[Any, str]:
             raise DatasetError(
                 f"fsspec cannot open {scheme}:// here: {error}",
                 where=url,
-                fix="install the package that fsspec names for it (s3fs for s3://, gcsfs for gs://)",
+                fix="install the package that fsspec names for it (s3fs for s3://, gcsfs for gs://, "
+                "multi-storage-client for msc://)",
             ) from error
         _file_systems[os.getpid(), scheme] = fs
     path: str = fs._strip_protocol(url)
-    return fs, path.rstrip("/")
+    if len(_opened) >= _OPENED:
+        _opened.clear()
+    return _opened.setdefault((os.getpid(), url), (fs, path.rstrip("/")))
 
 
-def _tried(request: Any, url: str, part: str | None) -> Any:
-    """Send a request; send it again if it fails in a way that may pass."""
-    for wait in (*_RETRIES, None):
+def tried(request: Callable[[], T], url: str, part: str | None, patience: float = _PATIENCE_AT_START) -> T:
+    """Send a request; send it again if it fails in a way that may pass, for so many seconds."""
+    tries = None
+    while True:
         try:
             return request()
-        except (FileNotFoundError, FatalStorageError):
-            raise
         except Exception as error:  # clients of stores raise what they like
-            if wait is None and isinstance(error, OSError) and error.errno in SHORTAGES:
-                raise out_of(error, url) from error
-            if wait is None or isinstance(error, (PermissionError, TypeError, NotImplementedError)):
-                raise DatasetError(
-                    f"the store cannot be read: {type(error).__name__}: {error}",
-                    where=url if part is None else f"{url}/{part}",
-                    fix="check the address, the credentials and the network",
-                ) from error
+            tries = tries or Tries(url, part, patience)
+            wait = tries.wait_after(error)
         time.sleep(wait)
-    raise AssertionError("not reached")
+
+
+class Tries:
+    """How often a request is sent again.
+
+    Args:
+        url, part: what is asked for.
+        patience: seconds for which a store that is away is waited for.
+    """
+
+    def __init__(self, url: str, part: str | None, patience: float):
+        self._url, self._part, self._patience = url, part, patience
+        self._began, self._told = time.monotonic(), False
+        self._waits, self._others = pauses(), iter(_RETRIES)
+
+    def wait_after(self, error: Exception) -> float:
+        """Seconds to wait before the next try.
+
+        Raises:
+            FileNotFoundError, FatalStorageError, DatasetError: there is none.
+        """
+        if isinstance(error, FatalStorageError):
+            raise error
+        where = self._url if self._part is None else f"{self._url}/{self._part}"
+        kind, waited = kind_of(error), time.monotonic() - self._began
+        if kind == "missing":
+            raise FileNotFoundError(where) from error
+        wait = next(self._waits) if kind == "passing" else None if kind == "refused" else next(self._others, None)
+        if wait is None or waited > self._patience:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise out_of(error, self._url) from error
+            raise _failed(error, kind, waited, where) from error
+        if waited > _TOLD and not self._told:
+            self._told = True
+            _log.warning("%s does not answer, waiting for at most %.0f s: %s", where, self._patience, error)
+        return wait
+
+
+def _failed(error: Exception, kind: str, waited: float, where: str) -> DatasetError:
+    said = f"{type(error).__name__}: {error}"
+    if kind == "refused":
+        return FatalStorageError(
+            f"the store cannot be read, it refuses the request: {said}",
+            where=where,
+            fix="check the credentials and what they allow, the address, and the name of the bucket",
+        )
+    if kind == "passing":
+        return FatalStorageError(
+            f"the store cannot be read, for {waited:.0f} s: {said}",
+            where=where,
+            fix="check the address and the network; a saved run goes on where it was",
+        )
+    return DatasetError(
+        f"the store cannot be read: {said}", where=where, fix="check the address, the credentials and the network"
+    )

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError
+from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.remote_files import is_remote, read_range
+from energon_lite.storage.files.remote_files import is_remote, read_range, read_range_in_loop
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
@@ -184,7 +184,7 @@ class ShardStore:
         for wait in _RETRIES[:1] if given_up else _RETRIES:
             if _number(error) in SHORTAGES:
                 self.close()  # what this process can give back
-            elif _number(error) in _PASSING_NUMBERS:
+            elif _number(error) in _PASSING_NUMBERS and not isinstance(error, FatalStorageError):
                 self.forget(path, identity)
             else:
                 raise error
@@ -223,11 +223,14 @@ class ShardStore:
         file = self._files.pop(key, None)
         if file is None:
             file = self._open(path, identity)
+        self._keep(key, file)
+        return file
+
+    def _keep(self, key: Shard, file: OpenShard) -> None:
         self._files[key] = file
         while len(self._files) > self.capacity:
             with suppress(RuntimeError, StopIteration):  # another thread was faster
                 self._files.pop(next(iter(self._files)), None)
-        return file
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
         """Open this file anew when it is read next."""
@@ -246,11 +249,28 @@ class ShardStore:
             raise _storage_error(path, error) from error
         if size != identity.size:
             raise changed_shard(path, identity.size, size)
-        if head != identity.head:
-            raise ShardChangedError(
-                "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
-            )
-        return file
+        return _checked(file, path, identity, head)
+
+    async def read_in_loop(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        """:meth:`read` of a remote shard, to be awaited in the loop of its file system."""
+        try:
+            key = (path, identity)
+            if key not in self._files:
+                head = head_checksum(await read_range_in_loop(path, 0, min(_HEAD, identity.size)))
+                self._keep(key, _checked(RemoteFile(path, identity.size), path, identity, head))
+            if offset + size > identity.size:
+                raise changed_shard(path, offset + size, identity.size)
+            return await read_range_in_loop(path, offset, size)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+
+
+def _checked(file: OpenShard, path: str, identity: ShardIdentity, head: int) -> OpenShard:
+    if head != identity.head:
+        raise ShardChangedError(
+            "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
+        )
+    return file
 
 
 def _number(error: DatasetError) -> int | None:

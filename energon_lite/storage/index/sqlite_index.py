@@ -25,7 +25,7 @@ from energon_lite.storage.tar.tar_scan import ShardScan
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_key", "tables_of_others"]
+__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_keys", "tables_of_others"]
 
 _OURS = ("samples", "sample_parts")
 _TABLES = """
@@ -43,15 +43,15 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 """
 
 
-def find_duplicate_key(scans: Sequence[ShardScan]) -> tuple[str, str, str] | None:
-    """The first key that appears twice: (key, shard, other shard), or None."""
+def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, str]]:
+    """The keys that appear again: (key, shard where it appeared first, shard where it does again)."""
     seen: dict[str, str] = {}
     for scan in scans:
         for key in scan.all_keys():
             if key in seen:
-                return key, seen[key], scan.name
-            seen[key] = scan.name
-    return None
+                yield key, seen[key], scan.name
+            else:
+                seen[key] = scan.name
 
 
 def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:

@@ -7,8 +7,8 @@ import os
 import re
 import uuid
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
 
-__all__ = ["Choice", "DatasetScan", "count_parts", "find_shards", "merge_scans"]
+__all__ = ["Choice", "DatasetScan", "chosen_shards", "count_parts", "dataset_scan", "find_shards", "merge_scans"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DatasetScan:
     """What is in a folder of shards.
 
     Attributes:
-        root: the folder, absolute.
+        root: the folder, absolute, or a URL.
         scans: shards that hold samples, in order.
         index: the packed index over them.
         parts: number of parts by part name, the most frequent first.
@@ -74,12 +74,14 @@ class Choice:
         may_be_empty: splits without shards that are no surprise.
         dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
         dataset_yaml_name: its name.
+        files: contents of other files in ``.nv-meta``, by name; those that are there already stay.
     """
 
     splits: Mapping[str, Sequence[str]]
     may_be_empty: Collection[str] = ()
     dataset_document: Mapping[str, Any] | None = None
     dataset_yaml_name: str = DATASET_YAML
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
@@ -98,18 +100,25 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
     """
     if not os.path.isdir(root):
         raise UsageError("there is no such folder", where=root, fix="give the folder that holds the tar files")
+    found = (os.path.join(folder, file) for folder, files in _folders(root) for file in files)
+    chosen = chosen_shards(root, [os.path.relpath(path, root).replace(os.sep, "/") for path in found], exclude)
+    for name in chosen:
+        check_is_file(os.path.join(root, name))
+    return chosen
+
+
+def chosen_shards(root: str, files: Iterable[str], exclude: str | None = None) -> list[str]:
+    """:func:`find_shards` of files that are known, by their names relative to ``root``."""
     try:
         unwanted = re.compile(exclude) if exclude else None
     except re.error as error:
         raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from None
     names, compressed = [], []
-    for folder, files in _folders(root):
-        for file in files:
-            name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, "/")
-            if file.endswith(".tar"):
-                names.append(name)
-            elif file.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2")):
-                compressed.append(name)
+    for name in files:
+        if name.endswith(".tar"):
+            names.append(name)
+        elif name.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2")):
+            compressed.append(name)
     chosen = sorted(name for name in names if not (unwanted and unwanted.search(name)))
     if not chosen and compressed:
         raise ShardFormatError(
@@ -121,7 +130,6 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
         left_out = f" that --exclude leaves in ({len(names)} were found)" if names else ""
         raise EmptyDatasetError(f"there are no .tar files in the folder{left_out}", where=root, fix="check the path")
     for name in chosen:
-        check_is_file(os.path.join(root, name))
         if "{" in name or "}" in name:
             raise UsageError(
                 f"shard {name!r} has a brace in its name, which split.yaml takes for a pattern",
@@ -157,17 +165,36 @@ def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
     return dict(parts.most_common())
 
 
-def merge_scans(scans: ShardScans) -> DatasetScan:
+def merge_scans(scans: ShardScans, *, skip_broken: bool = False) -> DatasetScan:
     """The scans of all shards, put together.
+
+    Args:
+        scans: of all shards.
+        skip_broken: leave out shards that cannot be indexed, with a note for each.
 
     Raises:
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shard holds a sample.
     """
-    root, shards = scans.root, scans.units
-    scans.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
-    found = [scans.read(name) for name in shards]
-    notes = [f"{scan.name}: {note}" for scan in found for note in scan.notes]
+    if not skip_broken:
+        fix = "write them again, or leave them out with --exclude or --skip-broken-shards"
+        scans.raise_errors(ShardFormatError, "be indexed", fix)
+    found = [scans.read(name) for name in scans.units if name not in scans.errors]
+    left_out = [f"{name}: left out: {error.what}" for name, error in scans.errors.items()]
+    return dataset_scan(os.path.abspath(scans.root), found, left_out)
+
+
+def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = ()) -> DatasetScan:
+    """What is in a folder, or behind a URL, with these shards.
+
+    Args:
+        notes: what is to be told of shards that are not among them.
+
+    Raises:
+        EmptyDatasetError: none of them holds a sample.
+    """
+    shards = [scan.name for scan in found]
+    notes = [*notes, *(f"{scan.name}: {note}" for scan in found for note in scan.notes)]
     notes += [f"{scan.name}: holds no sample, it is left out" for scan in found if not scan.samples]
     found = [scan for scan in found if scan.samples]
     if not found:
@@ -185,4 +212,4 @@ def merge_scans(scans: ShardScans) -> DatasetScan:
             f"there are {len(parts)} part names, such as {next(iter(parts))!r}: a key ends at the first dot of a file "
             "name, so keys must not contain dots"
         )
-    return DatasetScan(os.path.abspath(root), tuple(found), index, parts, tuple(notes))
+    return DatasetScan(root, tuple(found), index, parts, tuple(notes))

@@ -18,18 +18,26 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.documents import parse_yaml
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
+from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import build_sqlite_index, carry_over, find_duplicate_key, tables_of_others
+from energon_lite.storage.index.sqlite_index import (
+    build_sqlite_index,
+    carry_over,
+    find_duplicate_keys,
+    tables_of_others,
+)
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
+from energon_lite.storage.prepare.odd_samples import duplicate_notes, odd_sample_notes
+from energon_lite.storage.prepare.prepare_url import remote_folder
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
 from energon_lite.storage.sharded_job.job import Progress
@@ -81,7 +89,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
         choice: how it is divided, and what a sample is; None: the folder is prepared, and that stays as it is.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
     """
-    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes]
+    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes, *odd_sample_notes(scan.index)]
     splits = {} if choice is None else choice.splits
     database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
@@ -132,6 +140,14 @@ def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
     written = [nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": collapsed, "exclude": kept})]
     if choice.dataset_document is not None:
         written.append(nv_meta.write_meta(root, choice.dataset_yaml_name, choice.dataset_document))
+    for name, text in choice.files.items():
+        if os.path.exists(nv_meta.meta_path(root, name)):
+            warnings.append(f"{name}: kept the one that is there")
+        else:
+            written.append(nv_meta.write_meta(root, name, text))
+            warnings.append(
+                f"{name}: complete it where it says TODO. Since it is code, it is run only with trust_code=True"
+            )
     return written
 
 
@@ -165,7 +181,7 @@ def _database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool
     try:
         made = wanted and build_sqlite_index(temporary, scan.scans)
         if wanted and not made:
-            warnings.append(_why_no_database(scan))
+            warnings += _why_no_database(scan)
         if made and os.path.exists(earlier):
             is_carried = _carry_over(temporary, earlier, warnings)
         elif os.path.exists(kept):
@@ -193,16 +209,17 @@ def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
         return False
 
 
-def _why_no_database(scan: DatasetScan) -> str:
-    duplicate = find_duplicate_key(scan.scans)
+def _why_no_database(scan: DatasetScan) -> list[str]:
+    duplicate = next(find_duplicate_keys(scan.scans), None)
     if duplicate is None:
-        return "no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"
+        return ["no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"]
     key, one, other = duplicate
     place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
-    return (
+    return [
+        *duplicate_notes(scan.scans),
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
-        "look-ups by key (auxiliary data, joins) need unique keys"
-    )
+        "look-ups by key (auxiliary data, joins) need unique keys",
+    ]
 
 
 def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
@@ -229,7 +246,12 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
 
 
 def index_again(
-    root: str, *, workers: int | None = None, sqlite: bool = True, progress: Progress | None = None
+    root: str,
+    *,
+    workers: int | None = None,
+    sqlite: bool = True,
+    progress: Progress | None = None,
+    tmp_path: str | None = None,
 ) -> PrepareReport:
     """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` stay as they are.
 
@@ -238,6 +260,8 @@ def index_again(
         MissingShardError: a shard is not there.
         ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
     """
+    if is_remote(root):
+        return _index_remote_again(root, tmp_path, sqlite, progress)
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
@@ -249,6 +273,26 @@ def index_again(
     return _write(scan, None, sqlite)
 
 
+def _index_remote_again(url: str, tmp_path: str | None, sqlite: bool, progress: Progress | None) -> PrepareReport:
+    with remote_folder(url, tmp_path) as remote:
+        counts = nv_meta.read_info(remote.root)
+        remote.begin()
+        scan = remote.scan([name for name in counts if counts[name]], rescan=True, progress=progress)
+        for name in counts:
+            check_count(url, name, scan.index.shard_counts.get(name, 0), counts[name])
+        report = _write(remote.local(scan), None, sqlite)
+        remote.publish(scan)
+        return replace(report, path=remote.url)
+
+
+def _is_prepared(root: str) -> UsageError:
+    return UsageError(
+        "the data set has already been prepared",
+        where=os.path.join(root, nv_meta.META_FOLDER),
+        fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then replaced",
+    )
+
+
 def prepare_folder(
     path: str,
     choose: Callable[[DatasetScan], Choice],
@@ -258,13 +302,15 @@ def prepare_folder(
     sqlite: bool = True,
     workers: int | None = None,
     rescan: bool = False,
+    skip_broken: bool = False,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
+    tmp_path: str | None = None,
 ) -> PrepareReport:
     """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
 
     Args:
-        path: the folder. Shards are found in all of its subfolders.
+        path: the folder, or a URL. Shards are found in all of its subfolders.
         choose: decides what is to be decided when the samples are known, on rank 0. Nothing has been written by then
             but what spares the next attempt work.
         exclude: regular expression; shards in whose name it is found are left out.
@@ -272,11 +318,13 @@ def prepare_folder(
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
         rescan: read all shards again, also those that have not changed since the last preparation.
+        skip_broken: leave out shards that cannot be indexed; the report names them. False: they are an error.
         ranks: the processes that do this together, such as ``Ranks.from_environment()`` under ``torchrun``; each must
             call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
             of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
             otherwise the others return when their share is done. None: this process alone.
         progress: called with the number of shards that are done, of all, and a few words.
+        tmp_path: for a URL: a local folder for the small files until they are all made; None: the user's cache.
 
     Raises:
         DatasetError: another rank failed, or has not done its share in time.
@@ -284,22 +332,34 @@ def prepare_folder(
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shards, or no samples in them.
     """
-    root, ranks = os.path.abspath(path), ranks or Ranks()
+    ranks = ranks or Ranks()
+    if is_remote(path):
+        if ranks.world_size > 1:
+            raise UsageError(
+                "a data set behind a URL is prepared by one process, which reads many shards at the same time",
+                where=path,
+                fix="add --world-size 1 --rank 0, on one process (in Python: leave out ranks)",
+            )
+        with remote_folder(path, tmp_path) as remote:
+            if remote.is_prepared and not force_overwrite:
+                raise _is_prepared(path)
+            shards = remote.find_shards(exclude)
+            remote.begin()
+            scan = remote.scan(shards, rescan=rescan, progress=progress)
+            report = _write(remote.local(scan), choose(scan), sqlite)
+            remote.publish(scan)
+            return replace(report, path=remote.url)
+    root = os.path.abspath(path)
     with ranks.together():
         shards = find_shards(root, exclude)
         if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-            raise UsageError(
-                "the data set has already been prepared",
-                where=os.path.join(root, nv_meta.META_FOLDER),
-                fix="use --force-overwrite (in Python: force_overwrite=True) to prepare it again; its splits are then "
-                "replaced",
-            )
+            raise _is_prepared(root)
     scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
     scans.run()
     with ranks.together():
         if ranks.rank:
             return _share_report(scans)
-        scan = merge_scans(scans)
+        scan = merge_scans(scans, skip_broken=skip_broken)
         return _write(scan, choose(scan), sqlite)
 
 

@@ -16,10 +16,20 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
-__all__ = ["CRUDE", "check_parts", "find_sample_type", "is_required", "sample_document", "sample_fields"]
+__all__ = [
+    "CRUDE",
+    "SAMPLE_LOADER",
+    "check_parts",
+    "find_sample_type",
+    "is_required",
+    "sample_document",
+    "sample_fields",
+]
 
 #: The name under which crude data sets go, as in Energon.
 CRUDE = "CrudeWebdataset"
+#: The file beside ``dataset.yaml`` that may say what the fields are.
+SAMPLE_LOADER = "sample_loader.py"
 #: A field map is tried on this many samples; it is wrong if it fits none of them.
 _TRIED = 8
 
@@ -53,6 +63,7 @@ def sample_document(
     sample_type: str | None,
     field_map: Mapping[str, str] | None,
     crude: bool = False,
+    use_loader: bool = False,
 ) -> dict[str, Any] | None:
     """The document to write as ``dataset.yaml``; None if nothing was said about samples.
 
@@ -61,6 +72,7 @@ def sample_document(
         sample_type: name of a sample type, or :data:`CRUDE`.
         field_map: expression by field.
         crude: the same as ``sample_type=CRUDE``.
+        use_loader: without a field map, a file ``sample_loader.py`` says what the fields are.
 
     Raises:
         UsageError: arguments that do not fit together.
@@ -75,6 +87,10 @@ def sample_document(
             raise UsageError("a field map needs a sample type", fix="--sample-type CaptioningSample, for example")
         return None
     find_sample_type(sample_type)
+    # Energon does not export this one type at its top level.
+    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
+    if field_map is None and use_loader:
+        return loader_document(sample_type, module)
     if field_map is None:
         fields = json.dumps({field.name: "..." for field in sample_fields(sample_type) if is_required(field)})
         raise UsageError(
@@ -85,9 +101,16 @@ def sample_document(
     _check_fields(sample_type, field_map)
     check_parts(compiled, scan.parts)
     _try_on_samples(compiled, scan)
-    # Energon does not export this one type at its top level.
-    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
     return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
+
+
+def loader_document(sample_type: str, module: str) -> dict[str, Any]:
+    """The document that leaves the fields to two functions in :data:`SAMPLE_LOADER`."""
+    return {
+        "sample_type": {"__module__": module, "__class__": sample_type},
+        "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
+        "part_filter": f"{SAMPLE_LOADER}:part_filter",
+    }
 
 
 def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:

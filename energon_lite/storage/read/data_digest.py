@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
-from energon_lite.storage.read.source import AnySource, OpenedSource
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 
 __all__ = ["data_digest", "data_digests"]
 

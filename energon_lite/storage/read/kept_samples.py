@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +95,12 @@ class DenseExclusion:
 
     def __len__(self) -> int:
         return self._view[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_view"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _view=state["_before"].data)
 
     def place(self, number: int) -> int:
         """Where in the range the kept sample of this number stands."""

@@ -18,16 +18,18 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
 from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
+from energon_lite.storage.read.fetches import Fetch, Fetches
 
 __all__ = ["RangeCache", "ReadAhead", "shared_range_cache"]
 
@@ -50,6 +52,7 @@ class ReadAhead:
     Args:
         memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
         requests: requests of one process at the same time.
+        hedge: ask once more for what takes twice as long as usual; the first answer counts.
         folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
             that each range crosses the network once. What is put there only this user can read, and it is verified
             when it is taken from there. None: memory alone; then each worker fetches for itself.
@@ -61,9 +64,10 @@ class ReadAhead:
     """
 
     memory_bytes: int = 256 << 20
-    requests: int = 16
+    requests: int = 64
     folder: str | None = None
     folder_bytes: int = 64 << 30
+    hedge: bool = True
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "requests", "folder_bytes"):
@@ -72,7 +76,7 @@ class ReadAhead:
 
 
 class RangeCache:
-    """Ranges by their place.
+    """Ranges by their place. It belongs to one thread.
 
     Args:
         settings: see :class:`ReadAhead`.
@@ -87,15 +91,43 @@ class RangeCache:
         self._bytes = 0
         #: What the present job needs stays, however little memory is allowed.
         self._held: dict[ShardRange, memoryview] = {}
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
-        self._folder = None if settings.folder is None else _Folder(settings.folder, settings.folder_bytes)
+        self._failed: dict[ShardRange, BaseException] = {}
+        #: On their way.
+        self._coming: dict[ShardRange, Fetch] = {}
+        self._coming_bytes = 0
+        self._process = os.getpid()
+        self._requests = Fetches(
+            self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
+        )
+        self._fetches, self._folder = self._requests, None
+        if settings.folder is not None:
+            self._folder = _Folder(settings.folder, settings.folder_bytes)
+            self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
+
+    def foresee(self, ranges: Iterable[ShardRange]) -> None:
+        """Begin to fetch what will be loaded next, as far as there is room for it; does not wait."""
+        self._after_fork()
+        room = self.settings.memory_bytes // 2 - self._coming_bytes
+        wanted: dict[ShardRange, None] = {}
+        for one in ranges:
+            if one not in wanted and one not in self._coming and one not in self._kept and one not in self._held:
+                room -= one.size
+                if room < 0:
+                    break
+                wanted[one] = None
+        self._start([*wanted])
 
     def load(self, ranges: Iterable[ShardRange]) -> None:
-        """Have these ranges at hand until the next call. What fails is tried again, and raises, in :meth:`get`."""
+        """Have these ranges at hand until the next call. What fails raises in :meth:`get`."""
+        self._after_fork()
         found = {one: self._held.get(one) or self._kept.get(one) for one in ranges}
         missing = [one for one, data in found.items() if data is None]
-        if len(missing) > 1:
-            found.update(zip(missing, self._executor().map(self._fetch_or_none, missing), strict=True))
+        self._start([one for one in missing if one not in self._coming])
+        fetches = [self._coming[one] for one in missing]
+        self._fetches.wait(fetches)
+        self._failed = {}
+        for fetch in fetches:
+            found[fetch.one] = self._take(fetch)
         self._held = {one: data for one, data in found.items() if data is not None}
         for one, data in self._held.items():
             self._keep(one, data)
@@ -107,10 +139,35 @@ class RangeCache:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`ShardStore.read`.
         """
         data = self._held.get(one) or self._kept.get(one)
+        if data is None and one not in self._failed:
+            self._after_fork()
+            if one not in self._coming:
+                self._start([one])
+            fetch = self._coming[one]
+            self._fetches.wait([fetch])
+            data = self._take(fetch)
+            if data is not None:
+                self._keep(one, data)
         if data is None:
-            data = self._fetch(one)
-            self._keep(one, data)
+            raise self._failed.pop(one)
         return data
+
+    def _after_fork(self) -> None:
+        if self._process != os.getpid():  # what is on its way comes to the process that asked for it
+            self._process, self._coming, self._coming_bytes = os.getpid(), {}, 0
+
+    def _start(self, ranges: Sequence[ShardRange]) -> None:
+        if ranges:
+            self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
+            self._coming_bytes += sum([one.size for one in ranges])
+
+    def _take(self, fetch: Fetch) -> memoryview | None:
+        """What has come; an error is noted."""
+        if self._coming.pop(fetch.one, None) is not None:
+            self._coming_bytes -= fetch.one.size
+        if fetch.error is not None:
+            self._failed[fetch.one] = fetch.error
+        return None if fetch.data is None else memoryview(fetch.data)
 
     def _keep(self, one: ShardRange, data: memoryview) -> None:
         if self._kept.pop(one, None) is None:
@@ -119,24 +176,35 @@ class RangeCache:
         while self._bytes > self.settings.memory_bytes and len(self._kept) > 1:
             self._bytes -= self._kept.pop(next(iter(self._kept))).nbytes
 
-    def _fetch_or_none(self, one: ShardRange) -> memoryview | None:
-        try:
-            return self._fetch(one)
-        except EnergonLiteError:
-            return None
+    def _from_folder(self, one: ShardRange) -> memoryview:
+        assert self._folder is not None
+        return self._folder.get(one, self._from_store)
 
-    def _fetch(self, one: ShardRange) -> memoryview:
-        if self._folder is not None:
-            return self._folder.get(one, self._read)
-        return memoryview(self._read(one))
+    def _from_store(self, one: ShardRange) -> bytes:
+        [fetch] = self._requests.start([one])
+        self._requests.wait([fetch])
+        if fetch.error is not None:
+            raise fetch.error
+        assert fetch.data is not None
+        return bytes(fetch.data)
 
     def _read(self, one: ShardRange) -> bytes:
         return self._store.read(*one.shard, one.offset, one.size)
 
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._pool[0] != os.getpid():  # threads do not survive a fork
-            self._pool = os.getpid(), ThreadPoolExecutor(self.settings.requests, "energon-lite-read")
-        return self._pool[1]
+    async def _read_in_loop(self, one: ShardRange) -> bytes:
+        return await self._store.read_in_loop(*one.shard, one.offset, one.size)
+
+
+#: By process and scheme: the loop of its file system, if it has one.
+_loops: dict[tuple[int, str], Any] = {}
+
+
+def _loop_of(one: ShardRange) -> Any:
+    path = one.shard[0]
+    key = os.getpid(), path[: path.find("://") + 1]
+    if key not in _loops:
+        _loops[key] = reads_in_loop(path) if is_remote(path) else None
+    return _loops[key]
 
 
 class _Folder:

@@ -1,8 +1,8 @@
 """Data sets behind a URL: ``s3://bucket/coco``, ``gs://...``, ``memory://...``, whatever fsspec reads.
 
 The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
-they change; shards are never copied as a whole, only ranges of them are read. A remote data set must have been
-prepared with ``energon-lite prepare`` before it was uploaded: indexing needs a local folder. Requests are those of
+they change; shards are never copied as a whole, only ranges of them are read. Of a data set that Megatron-Energon
+prepared, the packed index is made here (:mod:`energon_lite.storage.read.remote_index`). Requests are those of
 :mod:`energon_lite.storage.files.remote_files`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from energon_lite.errors import NotPreparedError
 from energon_lite.storage.files.atomic_file import replacing, write_bytes
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.remote_files import copy_file, is_remote, list_files
+from energon_lite.storage.files.remote_files import Listing, copy_file, is_remote, list_files, version_of
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER
@@ -51,7 +51,7 @@ def local_meta(path: str) -> str:
         raise NotPreparedError(
             f"there is no prepared data set (no {META_FOLDER} folder)",
             where=path,
-            fix="run `energon-lite prepare` on a local copy, and upload .nv-meta with the shards",
+            fix=f"run `energon-lite prepare {path}`, or prepare a local copy and upload .nv-meta with the shards",
         )
     with only_one(os.path.join(root, "copy")):
         _copy_changed(path, there, root, folder)
@@ -66,7 +66,7 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
     except (FileNotFoundError, ValueError, RecursionError):
         read = None
     have = read if isinstance(read, dict) else {}
-    versions = {name: _version(info) for name, info in there.items()}
+    versions = {name: version_of(info) for name, info in there.items()}
     for name in versions:
         local = os.path.join(folder, name)
         if any(versions[name]) and have.get(name) == versions[name] and os.path.exists(local):
@@ -79,17 +79,14 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
         write_bytes(record, json.dumps(versions).encode())
 
 
-def _version(info: dict[str, Any]) -> list[str]:
-    """What tells one version of a remote file from another, as far as the store says; all empty if it says nothing."""
-    names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-    return ["" if info.get(name) is None else str(info[name]) for name in names]
-
-
-def shard_sizes(path: str) -> dict[str, int | None]:
+def shard_sizes(there: Listing) -> dict[str, int | None]:
     """Size of every file of a remote data set, by its path relative to it; None: a listing of this store does not say.
-    One listing, not one request a shard."""
-    sizes = {name: info.get("size") for name, info in list_files(path).items()}
-    return {name: None if size is None else int(size) for name, size in sizes.items()}
+
+    Args:
+        there: all its files, from :func:`~energon_lite.storage.files.remote_files.list_files`: one listing, not one
+            request a shard.
+    """
+    return {name: None if info.get("size") is None else int(info["size"]) for name, info in there.items()}
 
 
 def _is_used(name: str) -> bool:

@@ -8,7 +8,7 @@ several if they are large), and the cache keeps it while the window is walked th
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from energon_lite.storage.files.remote_files import is_remote
@@ -16,6 +16,7 @@ from energon_lite.storage.files.shard_store import Shard, ShardRange
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead, shared_range_cache
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["RunReader", "read_in_runs"]
 
@@ -57,11 +58,48 @@ class RunReader:
         number, place = divmod(index, self._length)
         run = self._runs.get(number)
         if run is None:
-            while len(self._runs) >= _RUNS:
-                self._runs.pop(next(iter(self._runs)))
+            self._make_room(1)
             first = number * self._length
             run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
         return run[place]
+
+    def unknown(self, indices: Iterable[int]) -> list[int]:
+        """Those samples whose ranges are not known yet and may be learned; none if they are read in runs."""
+        return [index for index in indices if index not in self._runs] if self._length == 1 else []
+
+    def learn(self, indices: Sequence[int], shards: Sequence[Shard], starts: Int64, stops: Int64) -> None:
+        """The ranges of many samples at once, as far as each is one request.
+
+        Args:
+            indices: of ``n`` samples.
+            shards: of each.
+            starts, stops: ``[n, parts]``, offsets of the wanted parts.
+        """
+        self._make_room(len(indices))
+        begins, ends = starts.min(axis=1), stops.max(axis=1)
+        is_one = ((starts[:, 1:] - stops[:, :-1]) <= _GAP).all(axis=1) & (ends - begins <= _LARGEST) & (ends > begins)
+        for row in zip(indices, shards, begins.tolist(), (ends - begins).tolist(), is_one.tolist(), strict=True):
+            index, shard, begin, size, is_alone = row
+            if is_alone:
+                self._runs[index] = [[ShardRange(shard, begin, size)]]
+
+    def spans(self, indices: Sequence[int]) -> list[tuple[int, memoryview]] | None:
+        """Offset and bytes of the one range of each sample; None: they have none each for itself.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
+        """
+        if self._length > 1:
+            return None
+        ranges = [self.ranges(index) for index in indices]
+        if any(len(some) != 1 for some in ranges):
+            return None
+        get = self.cache.get
+        return [(some[0].offset, get(some[0])) for some in ranges]
+
+    def _make_room(self, wanted: int) -> None:
+        while self._runs and len(self._runs) + wanted > _RUNS:
+            self._runs.pop(next(iter(self._runs)))
 
     def fetch(self, index: int, offset: int, size: int) -> bytes:
         """The bytes of sample ``index`` at ``offset`` of its shard, cut out of a range that is requested.

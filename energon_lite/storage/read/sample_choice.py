@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.columns import SKIPPED, Column, find_column
+from energon_lite.storage.index.filter_index import read_filter_index
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
 
@@ -34,10 +36,11 @@ class SampleChoice:
         excluded: ascending positions, among the samples of these shards, of those that ``split.yaml`` leaves out.
         span: first and last + 1 of the positions that are read; None: all.
         skips: name of a column by which samples are left out, too; None: none are.
+        filters: conditions that samples have to meet, all of them.
 
     Attributes:
         shards: path and identity of each chosen shard.
-        skipped: samples that only the column leaves out.
+        skipped, filtered: samples that only the column leaves out, and then those that only the filters do.
         fingerprint: identifies what is read: shards (name, size, number of samples, in order), the span, and what is
             left out of it, wherever the folder is.
         contents: identifies the data, too: shards of equal names, sizes and counts differ in their first blocks.
@@ -54,9 +57,10 @@ class SampleChoice:
         excluded: Int64,
         span: tuple[int, int] | None = None,
         skips: str | None = None,
+        filters: Sequence[SampleFilter] = (),
     ):
         self.index, self.path, self.shard_names = index, path, tuple(shard_names)
-        self.excluded, self.span, self.skips = excluded, span, skips
+        self.excluded, self.span, self.skips, self.filters = excluded, span, skips, tuple(filters)
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
@@ -73,10 +77,11 @@ class SampleChoice:
         if len(excluded):
             self._kept = SparseExclusion(stop - self._start, excluded - self._start)
         without_skips = stop - self._start - len(excluded)
-        left = None if skips is None else self._without_skips(skips, stop, excluded)
+        self.filtered = 0
+        left = None if skips is None and not filters else self._left(skips, stop, excluded)
         self._kept = self._kept if left is None else left
         self._length = without_skips if left is None else len(left)
-        self.skipped = without_skips - self._length
+        self.skipped = without_skips - self._length - self.filtered
         starts = np.array(self._starts, dtype=np.int64)
         self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
         read = [f"{name}\0{row[0]}\0{count}\n" for name, row, count in zip(shard_names, rows, counts, strict=True)]
@@ -151,20 +156,50 @@ class SampleChoice:
         fingerprint = file.fingerprint(self._shards)
         return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
 
-    def _without_skips(self, name: str, stop: int, excluded: Int64) -> DenseExclusion | None:
-        """What a column of skips leaves; None if it leaves all that are not excluded."""
-        file = find_column(self.path, self.index, name, self._shards)
+    def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
+        """What a column of skips, and the filters, leave; None if they leave all that are not excluded."""
+        skipped = None if skips is None else find_column(self.path, self.index, skips, self._shards)
+        filters = [self._filter(one) for one in self.filters]
 
         def kept() -> Iterator[NDArray[np.bool_]]:
             for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
                 low, high = max(begin, self._start), min(end, stop)
                 if low < high:
-                    left = file.values[first + low - begin : first + high - begin] != SKIPPED
+                    start, behind = first + low - begin, first + high - begin
+                    left = np.ones(high - low, dtype=bool)
+                    if skipped is not None:
+                        left &= skipped.values[start:behind] != SKIPPED
                     left[excluded[np.searchsorted(excluded, low) : np.searchsorted(excluded, high)] - low] = False
+                    before = int(np.count_nonzero(left))
+                    for keep in filters:
+                        left &= keep(start, behind)
+                    self.filtered += before - int(np.count_nonzero(left))
                     yield left
 
         left = DenseExclusion(stop - self._start, kept())
         return left if len(left) < stop - self._start - len(excluded) else None
+
+    def _filter(self, one: SampleFilter) -> Callable[[int, int], NDArray[np.bool_]]:
+        """``keep(first, stop)``: which of these samples, counted over all shards of the folder, a filter keeps."""
+        if one.index is not None:
+            numbers = read_filter_index(self.path, self.index, one.index)
+
+            def listed(first: int, stop: int) -> NDArray[np.bool_]:
+                found = np.zeros(stop - first, dtype=bool)
+                found[numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, stop)] - first] = True
+                return found
+
+            return listed
+        files = {name: find_column(self.path, self.index, name, self._shards) for name in one.columns}
+
+        def compared(first: int, stop: int) -> NDArray[np.bool_]:
+            values = {name: file.values[first:stop] for name, file in files.items()}
+            # Small integers would overflow in a product.
+            return one.keep(
+                {name: here.astype(np.int64) if here.dtype.kind in "iu" else here for name, here in values.items()}
+            )
+
+        return compared
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:

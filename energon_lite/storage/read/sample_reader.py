@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
+from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
 from energon_lite.storage.read.run_reader import RunReader
-from energon_lite.storage.read.source import OpenedSource
+from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
 __all__ = ["Columns", "SampleReader", "fetch_samples"]
@@ -42,22 +43,6 @@ _SPARSE = 8
 _REMEMBERED = 1 << 12
 #: Bytes that a key may have on the average to be looked up together with others.
 _LONGEST_KEY = 256
-
-
-class Columns(NamedTuple):
-    """Samples by columns.
-
-    Attributes:
-        keys: of each sample.
-        shards: the name of each sample's shard.
-        names: the parts that were read, in the order of the tar.
-        parts: by name, the bytes of each sample's part.
-    """
-
-    keys: list[str]
-    shards: list[str]
-    names: tuple[str, ...]
-    parts: dict[str, list[bytes]]
 
 
 class _Found(NamedTuple):
@@ -155,6 +140,21 @@ class SampleReader:
         shard, offset, length = ranges[-1]  # of two parts with one name the last counts, as in sample
         return self._fetch(index, [(shard, offset, min(size, length))])[0]
 
+    def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
+        """What is requested of slow storage for these samples."""
+        ahead = self.ahead
+        if ahead is None:
+            return []
+        new = ahead.unknown(indices)
+        if len(new) > 1:
+            choice = self.source.choice
+            places, samples = choice.locate_many(np.array(new, dtype=np.int64))
+            found = self._look_up(samples)
+            if found is not None and found.names:
+                shards = [choice.shards[place] for place in places.tolist()]
+                ahead.learn(new, shards, found.starts, found.stops)
+        return [one for index in indices for one in ahead.ranges(index)]
+
     # -- one by one -----------------------------------------------------------------------------------------------
 
     def _fetch(self, index: int, ranges: list[Range]) -> list[bytes]:
@@ -176,6 +176,12 @@ class SampleReader:
         starts, stops = found.starts, found.stops
         columns = zip(starts.T.tolist(), (stops - starts).T.tolist(), strict=True)
         if self.ahead is not None:
+            alone = self.ahead.spans(indices)
+            if alone is not None:  # each sample is a request
+                begin = np.array([start for start, _ in alone], dtype=np.int64)[:, None]
+                cuts = zip((starts - begin).T.tolist(), (stops - begin).T.tolist(), strict=True)
+                views = [view for _, view in alone]
+                return [[bytes(view[low:high]) for view, low, high in zip(views, *cut, strict=True)] for cut in cuts]
             fetch_one = self.ahead.fetch
             return [[fetch_one(*where) for where in zip(indices, *column, strict=True)] for column in columns]
         fetch = self.source.store.fetch
@@ -303,12 +309,21 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-def fetch_samples(samples: Iterable[tuple[SampleReader | OpenedSource, int]]) -> None:
+def fetch_samples(samples: Iterable[tuple[SampleReader | OpenedSource, int]], *, wait: bool = True) -> None:
     """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
-    same time. Does nothing for sources that are read directly. Never raises; the read itself does."""
-    wanted: dict[ReadAhead, list[ShardRange]] = {}
+    same time. Does nothing for sources that are read directly. Never raises; the read itself does.
+
+    Args:
+        wait: until they are there; else they will be wanted later.
+    """
+    of_reader: dict[int, tuple[SampleReader, list[int]]] = {}
     for reader, index in samples:
+        if isinstance(reader, SampleReader) and reader.ahead is not None:
+            of_reader.setdefault(id(reader), (reader, []))[1].append(index)
+    wanted: dict[ReadAhead, list[ShardRange]] = {}
+    for reader, indices in of_reader.values():
         if reader.ahead is not None:
-            wanted.setdefault(reader.ahead.settings, []).extend(reader.ahead.ranges(index))
+            wanted.setdefault(reader.ahead.settings, []).extend(reader.ranges(indices))
     for settings, ranges in wanted.items():
-        shared_range_cache(settings).load(ranges)
+        cache = shared_range_cache(settings)
+        cache.load(ranges) if wait else cache.foresee(ranges)

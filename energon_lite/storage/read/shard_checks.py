@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, nearest
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import changed_shard
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.remote import shard_sizes
 
 __all__ = ["check_files", "check_known", "split_words"]
 
@@ -48,13 +46,17 @@ def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_
             )
 
 
-def check_files(root: str, shards: Sequence[str], index: PackedIndex) -> None:
+def check_files(
+    root: str, shards: Sequence[str], index: PackedIndex, there: Mapping[str, int | None] | None = None
+) -> None:
     """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read).
+
+    Args:
+        there: sizes of the files of a remote data set.
 
     Raises:
         MissingShardError, ShardChangedError: it is not so.
     """
-    there = shard_sizes(root) if is_remote(root) else None
     if there is None and len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
     sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))

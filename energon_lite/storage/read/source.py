@@ -1,16 +1,17 @@
-"""Samples from anywhere: a source of the user's own, opened by the scheme of its URL, and seen as a data set."""
+"""Samples from anywhere: what a source is, and how one is opened by the path that names it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
-from energon_lite.samples import SourceInfo
-from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
+from energon_lite.documents.paths import add_data_endings, is_url
+from energon_lite.errors import UsageError
+from energon_lite.storage.index.nv_meta import META_FOLDER
 
-__all__ = ["AnySource", "OpenSource", "OpenedSource", "Source", "register_source", "source_opener"]
+__all__ = ["OpenSource", "Source", "has_own_scheme", "register_source", "source_opener"]
 
 
 class Source(Protocol):
@@ -20,7 +21,17 @@ class Source(Protocol):
         identity: tells its samples from others: a name with a version, or a digest. The order comes from it, and a
             saved state of another identity is refused.
 
-    With a method ``column(name)``, which returns an integer for each sample as an array, it has measured lengths.
+    That is all it has to have. What it may have beside that:
+
+    * ``read_many(indices)``: the parts of many samples by columns, ``{"txt": ["a", "b"], "n": [7, 9]}``, a value for
+      each index. Samples of a batch are then read together. If it raises, they are read one by one.
+    * ``column(name)``: an integer for each sample as an array: measured lengths.
+    * ``part_names``: the names of the parts that samples have. Field maps are checked against them.
+    * ``select(names)``: the same samples with these parts only, as another source. Its identity does not count.
+    * ``mean_bytes``: bytes of a sample on the average. Large samples are read in smaller portions.
+    * ``shard_names`` and ``locate(index)``: the names of its files, and in which of them (by number) and where in it a
+      sample is, for messages.
+    * ``portable = True``: it may be used after a fork, and be pickled. Others are opened by each process for itself.
     """
 
     @property
@@ -33,19 +44,34 @@ class Source(Protocol):
         extension, as those of a tar are; other values stay as they are. Any process may ask for any sample."""
 
 
-#: ``(url, split_part) -> source``
+#: ``(path, split_part) -> source``
 OpenSource = Callable[[str, str], Source]
 
-_openers: dict[str, OpenSource] = {}
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is known of a kind of source: what opens it, and the paths that mean it."""
+
+    open: OpenSource
+    extensions: tuple[str, ...] = ()
+    marker: str = ""
 
 
-def register_source(scheme: str, open: OpenSource) -> None:
-    """Have paths that begin with ``scheme://`` opened by a function, in YAML too. Their samples are crude ones.
+_openers: dict[str, _Kind] = {}
+
+
+def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...] = (), marker: str = "") -> None:
+    """Have paths that begin with ``scheme://`` opened by a function, in YAML too. Their samples are crude ones, unless
+    a ``dataset.yaml`` in the ``.nv-meta`` beside the files says otherwise.
 
     Args:
         scheme: such as ``rows``; not one of a file system.
-        open: gets the whole path and the name of the split; called in each process that reads. With the start methods
-            ``spawn`` and ``forkserver`` it has to be a function that can be imported.
+        open: gets the whole path and the name of the split; called in each process that reads, unless the source is
+            ``portable``. With the start methods ``spawn`` and ``forkserver`` it has to be a function that can be
+            imported.
+        extensions: such as ``(".rows",)``: paths, URLs and patterns that end so are opened by it, too; and folders on
+            local disks in which there is such a file, if they are no prepared data sets.
+        marker: the name of a file; a folder on a local disk in which it is, is opened by it, too.
 
     Raises:
         UsageError: the scheme is none, or another function has it.
@@ -56,95 +82,50 @@ def register_source(scheme: str, open: OpenSource) -> None:
     """
     if not scheme.isidentifier() or scheme == "file":
         raise UsageError(f"{scheme!r} is no scheme of a source", fix="give a word, such as 'rows'")
-    if _openers.setdefault(scheme, open) is not open:
+    if any(not extension.startswith(".") or extension in (".tar", ".yaml") for extension in extensions):
+        raise UsageError(f"{extensions} are no extensions of a source", fix="write them with a dot: ('.rows',)")
+    if _openers.setdefault(scheme, kind := _Kind(open, tuple(extensions), marker)) != kind:
         raise UsageError(f"the scheme {scheme!r} is registered already", fix="give another one")
+    add_data_endings(*extensions, *([f"/{marker}"] if marker else []))
+
+
+def has_own_scheme(path: str) -> bool:
+    """Whether a URL's scheme is that of a registered source, so that it leads to no file."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme in _openers
 
 
 def source_opener(path: str) -> OpenSource | None:
-    """The function that opens what is at ``path``; None: it is no source of a user's."""
-    scheme, separator, _ = path.partition("://")
-    return _openers.get(scheme) if separator else None
+    """The function that opens what is at ``path``; None: it is a data set of tar shards, or a JSONL file."""
+    if has_own_scheme(path):
+        return _openers[path.partition("://")[0]].open
+    if os.path.exists(os.path.join(path, META_FOLDER, ".info.json")):
+        return None  # prepared, whatever else lies there
+    name = path.rstrip("/")
+    for kind in _openers.values():
+        if kind.extensions and name.endswith(kind.extensions):
+            return kind.open
+        if kind.marker and name.endswith(f"/{kind.marker}"):
+            return kind.open
+    return None if is_url(path) else _opener_of_folder(path)
 
 
-class OpenedSource:
-    """A user's source as a data set, in the shape of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`
-    and of what reads that. Each process opens the source for itself: connections do not survive a fork.
-
-    Args:
-        path: its URL.
-        open: what opens it.
-        split_part: the split.
-        subset: the part of it that is read.
-
-    Raises:
-        EmptyDatasetError: there is no sample.
-        ConfigError: the subset does not fit.
-    """
-
-    read_ahead = runs = ahead = None
-    part_names: frozenset[str] = frozenset()
-    shard_names = ("",)
-    skipped, mean_bytes = 0, 0.0
-
-    def __init__(self, path: str, open: OpenSource, split_part: str, subset: SampleRange | None = None):
-        self._arguments = (path, open, split_part, subset)
-        self.path, self.split_part, self._open = path, split_part, open
-        self._source, self._process = open(path, split_part), os.getpid()
-        self._start, self._stop = (0, len(self._source)) if subset is None else subset.bounds(len(self._source))
-        if self._start >= self._stop:
-            raise EmptyDatasetError(
-                f"the source has no samples in {split_part!r}", where=path, fix="leave it out, or give another split"
-            )
-        self.fingerprint = f"{self._source.identity} {self._start}:{self._stop}"
-        self.contents = ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OpenedSource, self._arguments
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def __str__(self) -> str:
-        return f"{self.path} [{self.split_part}]: {len(self)} samples"
-
-    def key(self, index: int) -> str:
-        return str(self._start + index)
-
-    def locate(self, index: int) -> tuple[int, int]:
-        return 0, self._start + index
-
-    def sample(self, index: int) -> RawSample:
-        """One sample.
-
-        Raises:
-            DatasetError: the source does not return parts.
-        """
-        if self._process != os.getpid():
-            self._source, self._process = self._open(self.path, self.split_part), os.getpid()
-        parts = self._source.read(self._start + index)
-        if not isinstance(parts, Mapping):
-            raise DatasetError(
-                f"read returned a {type(parts).__name__}", where=self.path, fix="return a dict of parts by name"
-            )
-        info = SourceInfo(dataset_path=self.path, index=index, shard_name="", file_names=tuple(parts))
-        return RawSample(self.key(index), dict(parts), info)
-
-    def read(self, indices: Sequence[int]) -> None:
-        """Many at once, by columns: none are, they are read one by one."""
-
-    def column(self, name: str) -> Any:
-        """A measured column, where the source has any.
-
-        Raises:
-            DataIndexError: it has none.
-        """
-        column = getattr(self._source, "column", None)
-        if column is None:
-            raise DataIndexError(
-                f"the source has no column {name!r}", where=self.path, fix="give it a method column(name)"
-            )
-        return column(name)[self._start : self._stop]
-
-
-#: What a leaf reads from.
-AnySource = WebdatasetSource | OpenedSource
+def _opener_of_folder(path: str) -> OpenSource | None:
+    """By what is in a folder, or in one folder in it; or by files that begin with the path."""
+    if not os.path.isdir(path):
+        kinds = (kind for kind in _openers.values() for ending in kind.extensions if os.path.isfile(path + ending))
+        return next((kind.open for kind in kinds), None)
+    names = {entry.name for entry in os.scandir(path)}
+    if any(name.endswith(".tar") for name in names):
+        return None
+    for kind in _openers.values():
+        if kind.marker in names or (kind.extensions and any(name.endswith(kind.extensions) for name in names)):
+            return kind.open
+    for name in sorted(names):
+        folder = os.path.join(path, name)
+        if not name.startswith(".") and os.path.isdir(folder):
+            inside = {entry.name for entry in os.scandir(folder)}
+            for kind in _openers.values():
+                if kind.extensions and any(one.endswith(kind.extensions) for one in inside):
+                    return kind.open
+    return None

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError, NotPreparedError
+from energon_lite.errors import DataIndexError, EmptyDatasetError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.remote_files import is_remote, list_files
 from energon_lite.storage.files.shard_store import ShardStore, shared_store
 from energon_lite.storage.index.columns import Column
-from energon_lite.storage.index.index_cache import find_index, open_index, shard_counts
+from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.read.remote import local_meta, shard_sizes
+from energon_lite.storage.read.remote_index import remote_index
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
@@ -87,7 +89,7 @@ class WebdatasetSource:
         self._length, self._shard_count = len(choice), len(choice.shards)
         # How the choice is made again; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
-        self._again = index_path, index.digest, names, (choice.excluded, choice.span, choice.skips)
+        self._again = index_path, index.digest, names, (choice.excluded, choice.span, choice.skips, choice.filters)
 
     @classmethod
     def open(
@@ -99,6 +101,7 @@ class WebdatasetSource:
         split_part: str = "",
         subset: SampleRange | None = None,
         skips: str | None = None,
+        filters: Sequence[SampleFilter] = (),
         store: ShardStore | None = None,
     ) -> WebdatasetSource:
         """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
@@ -114,6 +117,7 @@ class WebdatasetSource:
                 left out afterwards, as in Energon, so an exclusion does not move the bounds of a subset.
             skips: name of a column, such as ``"skip"``: samples that were skipped when it was measured are left out, in
                 the same way. Nothing else of the order or of the other samples' places depends on it.
+            filters: conditions, all of which samples have to meet; others are left out in the same way.
             store: the store to read with; None for the one that all data sets of this process share.
 
         Raises:
@@ -122,18 +126,25 @@ class WebdatasetSource:
             ShardFormatError: the index had to be made, and a shard cannot be parsed.
             EmptyDatasetError: nothing is left to read.
             ConfigError: the subset does not fit the data set.
-            DataIndexError: there is no column ``skips``, it is older than the data, or does not know these shards.
+            DataIndexError: there is no column ``skips``, or one of a filter, it is older than the data, or does not
+                know these shards; or there is no such filter index.
         """
         root = _plain_path(path)
         meta = local_meta(root)
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
-        index, index_path = _remote_index(root, meta, counts) if is_remote(root) else open_index(root, counts)
-        check_files(folder_of_shards(root), names, index)
+        if is_remote(root):
+            there = list_files(root)
+            index, index_path = remote_index(root, meta, counts, there)
+            check_files(root, names, index, shard_sizes(there))
+        else:
+            index, index_path = open_index(root, counts)
+            check_files(folder_of_shards(root), names, index)
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
-        choice = SampleChoice(index, root, names, excluded_positions(index, names, excluded_samples), span, skips)
+        excluded = excluded_positions(index, names, excluded_samples)
+        choice = SampleChoice(index, root, names, excluded, span, skips, filters)
         source = cls(choice, index_path=index_path, split_part=split_part, store=store)
         if not len(source):
             raise _empty(source, samples, subset)
@@ -209,21 +220,14 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
 
 
-def _remote_index(root: str, meta: str, counts: dict[str, int]) -> tuple[PackedIndex, str]:
-    found = find_index(meta, counts)
-    if found is None:
-        raise NotPreparedError(
-            "the data set has no packed index, or one that is older than its list of shards",
-            where=root,
-            fix="run `energon-lite prepare` on a local copy, and upload all of .nv-meta with the shards",
-        )
-    return found
-
-
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:
     """The error for a source of no samples; ``samples``: of its shards, excluded ones too."""
     path, split, where = source.path, split_words(source.split_part), source.path
-    if source.skipped:
+    if source.choice.filtered:
+        left = " and ".join(one.text for one in source.choice.filters)
+        what = f"the filter {left!r} leaves none of the {samples} samples in {split}"
+        fix = "allow more, or leave the data set out"
+    elif source.skipped:
         what = f"all {source.skipped} samples in {split} were skipped when they were measured"
         fix = "see what the task encoder skips, or read the data set without use_measured_skips"
     elif subset is not None:

@@ -195,6 +195,11 @@ class SampleDecoder:
             return partial(self.decode, part_name)
         return self._built_in(extension)
 
+    def refuses(self, part_name: str) -> bool:
+        """Whether parts of this name are refused, whatever is in them: reading them could run code."""
+        function = self.function(part_name)
+        return isinstance(function, partial) and function.func is _refuse
+
     def _built_in(self, extension: str) -> Decode | None:
         return _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
 

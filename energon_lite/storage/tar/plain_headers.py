@@ -16,6 +16,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.tar.member_columns import Bytes2D, MemberColumns, padded_width
 from energon_lite.storage.tar.pax_records import pax_records
 
@@ -34,11 +35,11 @@ class PlainHeaders:
     """Find runs of plain members in an open tar file.
 
     Args:
-        fd: descriptor of the open file. Its position is neither used nor changed.
+        fd: descriptor of the open file, whose position is neither used nor changed; or a remote file.
         size: bytes in the file.
     """
 
-    def __init__(self, fd: int, size: int):
+    def __init__(self, fd: int | RangeFile, size: int):
         self._fd, self._size = fd, size
         self._buffer = bytearray(min(_LARGEST_CHUNK, size // _BLOCK * _BLOCK + _BLOCK))
         self._blocks = np.frombuffer(self._buffer, dtype=np.uint8).reshape(-1, _BLOCK)
@@ -65,7 +66,9 @@ class PlainHeaders:
     def _chunk_headers(self, position: int) -> tuple[list[int], int, bool]:
         """What look like headers in the next chunk: their places, that of the next one, and whether it may be plain."""
         view = memoryview(self._buffer)[: self._chunk]
-        last = os.preadv(self._fd, [view], position) - _BLOCK
+        fd = self._fd
+        got = os.preadv(fd, [view], position) if isinstance(fd, int) else fd.read_into(view, position)
+        last = got - _BLOCK
         places, place, going = _walk(self._buffer, last)
         # Small members: read many headers at once. Large ones: read little more than the header.
         if len(places) >= 8:

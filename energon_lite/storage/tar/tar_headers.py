@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_lite.errors import ShardFormatError
+from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.tar.member_columns import Member, MemberColumns
 from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
 from energon_lite.storage.tar.plain_headers import PlainHeaders
 
-__all__ = ["BLOCK", "Member", "TarHeaders"]
+__all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
 
 #: Tar files are made of blocks of this many bytes.
 BLOCK = 512
@@ -54,7 +55,7 @@ class TarHeaders:
     """Iterate over the regular members of an open tar file; afterwards :attr:`end` and :attr:`notes` are set.
 
     Args:
-        fd: descriptor of the open file. Its position is neither used nor changed.
+        fd: descriptor of the open file, whose position is neither used nor changed; or a remote file.
         size: bytes in the file.
         path: named in errors.
 
@@ -66,7 +67,7 @@ class TarHeaders:
         ...     names = [m.name for m in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
     """
 
-    def __init__(self, fd: int, size: int, path: str):
+    def __init__(self, fd: int | RangeFile, size: int, path: str):
         self._fd, self._size, self._path = fd, size, path
         self._buffer, self._base = b"", 0
         #: What global extended headers say of all members that follow.
@@ -78,6 +79,10 @@ class TarHeaders:
 
     def __iter__(self) -> Iterator[Member]:
         return self._members(0)
+
+    def members_from(self, position: int) -> Iterator[Member]:
+        """The members whose headers start at ``position``, where a header has to stand, or behind it."""
+        return self._members(position)
 
     def _members(self, position: int) -> Iterator[Member]:
         """The members whose headers start at ``position`` or behind it."""
@@ -145,20 +150,17 @@ class TarHeaders:
         """Bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
         if start < 0 or start + length > len(self._buffer):
-            self._buffer, self._base = os.pread(self._fd, max(_CHUNK, length), position), position
+            self._buffer, self._base = self._bytes(max(_CHUNK, length), position), position
             start = 0
         return self._buffer[start : start + length]
+
+    def _bytes(self, length: int, position: int) -> bytes:
+        return os.pread(self._fd, length, position) if isinstance(self._fd, int) else self._fd.read(length, position)
 
     def _check(self, block: bytes, position: int) -> None:
         if len(block) < BLOCK:
             raise self._truncated(f"in the header at byte {position}")
-        field = block[148:156]
-        stored = _number(field)
-        # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
-        if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
-            return
-        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
-        if stored == signed:  # some old writers summed signed characters
+        if is_header(block):
             return
         if position == 0:
             for magic, (format_name, tool) in _COMPRESSED.items():
@@ -188,7 +190,7 @@ class TarHeaders:
         if not marker:
             self.notes.append("no end marker: its writer may not have finished, samples may be missing")
         self.end = position = end
-        while chunk := os.pread(self._fd, _TRAILER, position):
+        while chunk := self._bytes(_TRAILER, position):
             rest = chunk.lstrip(b"\0")
             if rest:
                 first = position + len(chunk) - len(rest)
@@ -222,6 +224,19 @@ class TarHeaders:
 
     def _error(self, what: str, fix: str = _WRITE_AGAIN) -> ShardFormatError:
         return ShardFormatError(what, where=self._path, fix=fix)
+
+
+def is_header(block: bytes) -> bool:
+    """Whether a block of 512 bytes is a header of a tar file: its checksum is right."""
+    if len(block) < BLOCK:
+        return False
+    field = block[148:156]
+    stored = _number(field)
+    # adler32's lower half is 1 + the sum of the bytes, modulo 65521: the header's checksum at C speed.
+    if stored >= 0 and (stored + sum(field) - 8 * 32 + 1) % 65521 == zlib.adler32(block) & 0xFFFF:
+        return True
+    # Some old writers summed signed characters.
+    return stored == sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
 
 
 def _padded(size: int) -> int:

@@ -14,13 +14,14 @@ from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
 from energon_lite.storage.tar.member_columns import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_shard", "unchanged_file"]
+__all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_remote_shard", "scan_shard", "unchanged_file"]
 
 #: Version of the rules by which samples are found; raised when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -110,6 +111,25 @@ def scan_shard(root: str, name: str) -> ShardScan:
         for members in headers.columns():
             samples.add(members)
     return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
+
+
+def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
+    """Scan the shard ``name`` of ``size`` bytes below the URL ``root``, by requests for parts of it.
+
+    Raises:
+        ShardFormatError, MissingShardError: as :func:`scan_shard`.
+        DatasetError: the store failed.
+    """
+    path = f"{root}/{name}"
+    file = RangeFile(path, size)
+    try:
+        head = head_checksum(file.read(BLOCK, 0))
+        headers, samples = TarHeaders(file, size, path), SampleColumns()
+        for members in headers.columns():
+            samples.add(members)
+    except FileNotFoundError:
+        raise MissingShardError("the shard does not exist", where=path, fix="put it back") from None
+    return ShardScan(name=name, size=size, head=head, end=headers.end, notes=tuple(headers.notes), **samples.fields())
 
 
 @contextmanager

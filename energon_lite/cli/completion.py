@@ -1,0 +1,30 @@
+"""``energon-lite completion``: what a shell needs to complete commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["command"]
+
+_SHELLS = ("bash", "zsh", "fish")
+_PROGRAM, _VARIABLE = "energon-lite", "_ENERGON_LITE_COMPLETE"
+
+
+@click.command(name="completion")
+@click.argument("shell", type=click.Choice(_SHELLS))
+def command(shell: str) -> None:
+    """Write the completion script for SHELL: commands, options and their values.
+
+    \b
+    bash   eval "$(energon-lite completion bash)"    in ~/.bashrc
+    zsh    eval "$(energon-lite completion zsh)"     in ~/.zshrc
+    fish   energon-lite completion fish > ~/.config/fish/completions/energon-lite.fish
+    """
+    from energon_lite.cli.main import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click has all three
+    if shell == "bash":
+        kind = type("_Bash", (kind,), {"_check_version": staticmethod(lambda: None)})  # of the shell that reads this
+    click.echo(kind(main, {}, _PROGRAM, _VARIABLE).source())

@@ -1,0 +1,94 @@
+"""What is known of a prepared folder as a whole: who prepared it, what its samples are, how it is divided."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.split import load_split_config
+from energon_lite.errors import EnergonLiteError, TrustError
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.index.index_cache import find_index
+from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
+from energon_lite.storage.read.remote import local_meta
+
+__all__ = ["fact_lines", "folder_facts"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str, Any]:
+    """A prepared folder in numbers and names, as plain data.
+
+    Args:
+        path: the folder, or its URL.
+        dataset_config, split_config: names of the files in ``.nv-meta``.
+
+    Raises:
+        DatasetError, ConfigError: it is not prepared, or its ``split.yaml`` is wrong.
+    """
+    meta = local_meta(path)
+    counts = read_info(meta)
+    split = load_split_config(meta_path(meta, split_config))
+    splits = {}
+    for name in split.split_parts:
+        shards = [shard for shard in split.shards(name) if shard in counts]
+        splits[name] = {"shards": len(shards), "samples": sum(counts[shard] for shard in shards)}
+    found = None if is_remote(path) else find_index(path, counts)
+    return {
+        "path": path,
+        "prepared_by": _version(meta),
+        "sample_type": _sample_type(meta_path(meta, dataset_config)),
+        "samples": sum(counts.values()),
+        "shards": len(counts),
+        "bytes": None if found is None else int(found[0].shards[:-1, 0].sum()),
+        "splits": splits,
+        "excluded": len(split.exclude),
+    }
+
+
+def _version(meta: str) -> str:
+    try:
+        with open(meta_path(meta, INFO_JSON), encoding="utf-8") as file:
+            found = str(json.load(file).get("energon_version", "unknown"))
+    except (OSError, ValueError):
+        return "unknown"
+    return found if found.startswith("energon") else f"energon {found}"
+
+
+def _sample_type(path: str) -> str:
+    if not os.path.isfile(path):
+        return f"not said: there is no {os.path.basename(path)}"
+    try:
+        config = load_dataset_config(path)
+    except TrustError:
+        return "made by code, which is not run without trust_code=True"
+    except EnergonLiteError as error:
+        return f"not known: {error}"
+    if config.kind == "crude":
+        return "crude"
+    return config.sample_type if isinstance(config.sample_type, str) else getattr(config.sample_type, "__name__", "?")
+
+
+def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """The same as text."""
+    size = "" if facts["bytes"] is None else f", {_size(facts['bytes'])}"
+    yield f"{facts['path']}: {facts['samples']:,} samples in {facts['shards']:,} shards{size}"
+    yield f"  prepared by  {facts['prepared_by']}"
+    yield f"  sample type  {facts['sample_type']}"
+    for name, split in facts["splits"].items():
+        share = f"{100 * split['samples'] / max(1, facts['samples']):.4g}%"
+        yield f"  split        {name}: {split['samples']:,} samples in {split['shards']:,} shards, {share}"
+    if facts["excluded"]:
+        yield f"  excluded     {facts['excluded']:,} shards or samples, by split.yaml"
+
+
+def _size(count: float) -> str:
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.4g} {unit}"

@@ -1,0 +1,39 @@
+"""``energon-lite filter``: store which samples of a data set meet a condition, as a filter index."""
+
+from __future__ import annotations
+
+import click
+
+from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command(name="filter", context_settings={"show_default": True})
+@click.argument("path", type=ExistingPath())
+@click.argument("name")
+@click.argument("where")
+@click.option("--overwrite", is_flag=True, help="Replace a filter index of that name.")
+def command(path: str, name: str, where: str, overwrite: bool) -> None:
+    """Store which samples of PATH, a prepared folder or a JSONL file, meet the condition WHERE, under a NAME.
+
+    WHERE compares columns that were measured, such as "tokens <= 4096 and quality.score > 0.5". A metadataset may name
+    the filter (filter: NAME), also for Megatron-Energon 8. Ours takes the condition itself just as well, and then
+    follows the columns; an index stays as it was.
+
+    \b
+    Example:
+      energon-lite filter data/coco short "tokens <= 4096"
+    """
+    from energon_lite.storage.index.filter_index import build_filter_index
+    from energon_lite.storage.index.sample_filter import SampleFilter
+    from energon_lite.storage.read.webdataset import WebdatasetSource
+
+    condition = SampleFilter(where)
+    if condition.index is not None:
+        raise UsageError(f"{where!r} is no condition", fix='compare columns: "tokens <= 4096"')
+    source = WebdatasetSource.open(path)
+    kept = condition.keep({column: source.column(column)[:] for column in condition.columns}).nonzero()[0]
+    build_filter_index(path, name, kept, overwrite=overwrite)
+    click.echo(f"{path}: filter {name!r} keeps {len(kept):,} of {len(source):,} samples")

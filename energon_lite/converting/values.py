@@ -1,0 +1,131 @@
+"""What becomes of a part in another format.
+
+A part is the bytes of a file, whose kind its name says (``jpg``, ``txt``, ``json``), or a value. In a table and in MDS,
+text and numbers are to be read by others, so ``txt`` becomes text there, and ``cls`` a number; in a tar, a value
+becomes a file of a kind that has it back when it is decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from energon_lite.errors import UsageError
+from energon_lite.storage.samples.decoding import SampleDecoder
+
+__all__ = ["as_file", "as_json", "as_value", "is_file_struct"]
+
+#: Extensions whose parts are decoded where values are wanted; others stay bytes.
+_TEXTS = frozenset(["txt", "text", "transcript"])
+_NUMBERS = frozenset(["cls", "cls2", "index", "inx", "id"])
+_DECODED = _TEXTS | _NUMBERS | {"npy"}
+_JSON = frozenset(["json", "jsn"])
+_DECODER = SampleDecoder(image_decode=None)
+
+
+def extension_of(name: str) -> str:
+    """What a part is decoded by."""
+    return name.rpartition(".")[2]
+
+
+def is_file_struct(value: Any) -> bool:
+    """Whether a value is a file as Hugging Face's data sets have it: its bytes and its path."""
+    return isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes)
+
+
+def as_value(name: str, value: Any) -> Any:
+    """A part as text, number or array, where it is one; else as it is.
+
+    Raises:
+        DecodeError: its bytes are not what its name says.
+    """
+    if isinstance(value, bytes) and extension_of(name) in _DECODED:
+        return _DECODER.decode(name, value)
+    return value
+
+
+def as_json(name: str, value: Any, where: str) -> Any:
+    """A part as JSON has it: bytes of text and JSON decoded, arrays as lists.
+
+    Raises:
+        UsageError: JSON has no such value.
+    """
+    if isinstance(value, bytes):
+        if extension_of(name) not in _DECODED | _JSON:
+            raise UsageError(
+                f"part {name!r} is of bytes, which JSON does not have",
+                where=where,
+                fix=f"leave it out (--without {name}), or convert to tar, mds or parquet",
+            )
+        value = _DECODER.decode(name, value)
+    if isinstance(value, dict):
+        return {key: as_json(str(key), one, where) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(name, one, where) for one in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else _plain(name, value, where)
+
+
+def _plain(name: str, value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if type(value).__name__ in ("Decimal", "datetime", "date", "time", "timedelta", "UUID"):
+        return str(value)
+    raise UsageError(
+        f"part {name!r} is a {type(value).__name__}, which has no place there",
+        where=where,
+        fix=f"leave it out: --without {name}",
+    )
+
+
+def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
+    """The name and the bytes of the file that a part is in a tar.
+
+    Raises:
+        UsageError: there is no kind of file for it.
+    """
+    if isinstance(value, bytes):
+        return name, value
+    if is_file_struct(value):
+        ending = os.path.splitext(value["path"] or "")[1].lower() or _sniffed(value["bytes"])
+        return _with_extension(name, {ending[1:]}, ending[1:]) if ending else name, value["bytes"]
+    if isinstance(value, str):
+        return _with_extension(name, _TEXTS, "txt"), value.encode()
+    if isinstance(value, np.ndarray):
+        import io
+
+        stream = io.BytesIO()
+        np.save(stream, value, allow_pickle=False)
+        return _with_extension(name, {"npy"}, "npy"), stream.getvalue()
+    if isinstance(value, int) and not isinstance(value, bool) and extension_of(name) in _NUMBERS:
+        return name, str(value).encode()
+    if hasattr(value, "getbands"):  # Pillow's
+        import io
+
+        stream = io.BytesIO()
+        value.save(stream, format="PNG")
+        return _with_extension(name, {"png"}, "png"), stream.getvalue()
+    if _has_bytes(value):
+        import msgpack
+
+        return _with_extension(name, {"mp", "msg", "msgpack"}, "mp"), msgpack.packb(value)
+    text = json.dumps(as_json(name, value, where), ensure_ascii=False)
+    return _with_extension(name, _JSON, "json"), text.encode()
+
+
+def _with_extension(name: str, known: frozenset[str] | set[str], extension: str) -> str:
+    return name if extension_of(name) in known else f"{name}.{extension}"
+
+
+def _has_bytes(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_bytes, value.values()))
+    return any(map(_has_bytes, value)) if isinstance(value, (list, tuple)) else isinstance(value, bytes)
+
+
+def _sniffed(data: bytes) -> str:
+    """The extension of a picture, by its first bytes; empty: it is none that one knows."""
+    heads = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
+    return next((ending for head, ending in heads.items() if data.startswith(head)), "")

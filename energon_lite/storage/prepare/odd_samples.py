@@ -1,0 +1,99 @@
+"""Samples that look broken already in the headers: without bytes in a part, without a part, with a part twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.sqlite_index import find_duplicate_keys
+from energon_lite.storage.tar.tar_scan import ShardScan
+
+__all__ = ["duplicate_notes", "odd_sample_notes", "usual_parts"]
+
+#: More samples of a kind are only counted.
+_NAMED = 1000
+#: Samples that are looked at together.
+_BLOCK = 1 << 20
+
+
+def usual_parts(numbers: NDArray[np.int64], names: Sequence[str], samples: int) -> frozenset[str]:
+    """The parts that nearly all samples have: 98 of 100.
+
+    Args:
+        numbers: the name of each part, as a number.
+        names: what the numbers stand for.
+        samples: how many there are.
+
+    Example:
+        >>> usual_parts(np.array([0, 1, 0, 1, 0]), ["jpg", "txt"], 3)
+        frozenset({'jpg'})
+    """
+    counts = np.bincount(numbers, minlength=len(names)).tolist()
+    return frozenset(name for name, count in zip(names, counts, strict=True) if count >= 0.98 * samples)
+
+
+def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
+    """What looks broken in a data set, each kind with the samples that have it: ``shard: key.part``.
+
+    Args:
+        index: the packed index of the data set.
+    """
+    usual = usual_parts(index.parts[:][:, 2], index.part_names, len(index)) if len(index) else frozenset()
+    known = np.array([name in usual for name in index.part_names], dtype=bool)
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for start in range(0, len(index), _BLOCK):
+        for what, pairs in _odd(index, known, start, min(start + _BLOCK, len(index))):
+            found.setdefault(what, []).append(pairs)
+    for what, blocks in found.items():
+        pairs = np.concatenate(blocks)
+        samples, parts = pairs[:_NAMED].T.tolist()
+        rows = (np.searchsorted(index.shards[:, 3], samples, side="right") - 1).tolist()
+        names = [f"{index.key(sample)}.{index.part_names[part]}" for sample, part in zip(samples, parts, strict=True)]
+        named = [f"{index.shard_names[row]}: {name}" for row, name in zip(rows, names, strict=True)]
+        yield f"{_samples(len(pairs))} {what}: {_listed(named, len(pairs))}"
+
+
+def _odd(
+    index: PackedIndex, known: NDArray[np.bool_], start: int, stop: int
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Kind, and ``[n, 2]`` sample and number of the part, of what is odd in a range of samples."""
+    first = index.samples[start : stop + 1][:, 0]
+    parts = index.parts[int(first[0]) : int(first[-1])]
+    owners = np.repeat(np.arange(start, stop), np.diff(first))
+    empty = np.flatnonzero(parts[:, 1] == 0)
+    if len(empty):
+        yield "a part without bytes", np.stack([owners[empty], parts[empty, 2]], 1)
+    # Where something else stands in its place, a part is no loss.
+    plain = np.ones(stop - start, dtype=bool)
+    plain[owners[~known[parts[:, 2]]] - start] = False
+    for number in np.flatnonzero(known).tolist():
+        lacks = plain.copy()
+        lacks[owners[parts[:, 2] == number] - start] = False
+        if lacks.any():
+            missing = np.flatnonzero(lacks) + start
+            what = f"no part {index.part_names[number]!r}, which nearly all others have"
+            yield what, np.stack([missing, np.full(len(missing), number)], 1)
+    both = np.sort(owners * len(known) + parts[:, 2])
+    doubled = both[1:][both[1:] == both[:-1]]
+    if len(doubled):
+        yield "a part more than once", np.stack(np.divmod(doubled, len(known)), 1)
+
+
+def duplicate_notes(scans: Sequence[ShardScan]) -> Iterator[str]:
+    """The keys that more than one sample has, with the places of the later ones."""
+    found = find_duplicate_keys(scans)
+    named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in found]
+    if named:
+        yield f"{_samples(len(named))} the key of another one: {_listed(named)}"
+
+
+def _samples(count: int) -> str:
+    return "1 sample has" if count == 1 else f"{count:,} samples have"
+
+
+def _listed(named: Sequence[str], count: int = 0) -> str:
+    more = max(count, len(named)) - _NAMED
+    return ", ".join(named[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

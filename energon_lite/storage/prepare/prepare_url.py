@@ -1,0 +1,191 @@
+"""Preparing a data set where it is: in a store. Headers are read by ranges, and only small files are written.
+
+All is made in a local folder, as for a local data set, and then put beside the shards: last comes ``.info.json``, with
+which a data set is prepared. What was found in a shard is kept in that folder, so that a run that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError
+from energon_lite.storage.files.atomic_file import remove_leftovers
+from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.remote_files import Listing, copy_file, file_size, list_files, version_of
+from energon_lite.storage.files.remote_writes import check_writable, put_file, remove_file
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.index_cache import cache_folder
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.dataset_scan import DatasetScan, chosen_shards, dataset_scan
+from energon_lite.storage.sharded_job.job import Progress
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote_shard
+
+__all__ = ["RemoteFolder", "remote_folder"]
+
+#: Shards whose headers are read, and files that are put, at the same time.
+_TOGETHER = 32
+#: The empty file that shows that one can write, and that a preparation is not at its end.
+_MARK = "energon_lite.unfinished"
+#: What makes a data set prepared; the last of them most of all.
+_LAST = (nv_meta.SQLITE_INDEX, nv_meta.INFO_YAML, nv_meta.INFO_JSON)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A data set in a store, and the local folder in which its small files are made.
+
+    Args:
+        url: of the data set.
+        root: the local folder.
+        there: what the store says of its files.
+    """
+
+    url: str
+    root: str
+    there: Listing
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it was prepared, and to the end."""
+        names = {f"{nv_meta.META_FOLDER}/{name}" for name in (nv_meta.INFO_JSON, nv_meta.INFO_YAML)}
+        return bool(names & self.there.keys()) and f"{nv_meta.META_FOLDER}/{_MARK}" not in self.there
+
+    def begin(self) -> None:
+        """Mark the data set as one that is being prepared.
+
+        Raises:
+            UsageError: nothing can be written there.
+        """
+        check_writable(self.url, f"{nv_meta.META_FOLDER}/{_MARK}")
+
+    def find_shards(self, exclude: str | None) -> list[str]:
+        """As :func:`~energon_lite.storage.prepare.dataset_scan.find_shards`."""
+        return chosen_shards(self.url, [name for name in self.there if not _is_hidden(name)], exclude)
+
+    def scan(self, shards: list[str], *, rescan: bool, progress: Progress | None) -> DatasetScan:
+        """What is in these shards, to be written into the local folder.
+
+        Raises:
+            ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+            EmptyDatasetError: no shard holds a sample.
+        """
+        kept = os.path.join(self.root, "scans")
+        os.makedirs(kept, exist_ok=True)
+        found, errors = dict[str, ShardScan](), dict[str, DatasetError]()
+        with ThreadPoolExecutor(_TOGETHER, "energon-lite-prepare") as pool:
+            work = {pool.submit(self._scan, kept, name, rescan): name for name in shards}
+            try:
+                for done in as_completed(work):
+                    try:
+                        found[work[done]] = done.result()
+                    except ShardFormatError as error:
+                        errors[work[done]] = error
+                    if progress is not None:
+                        progress(len(found) + len(errors), len(shards), "")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        if errors:
+            reasons = "".join(f"\n    {name}: {error.what}" for name, error in sorted(errors.items()))
+            raise ShardFormatError(
+                f"{len(errors)} of {len(shards)} shards cannot be indexed:{reasons}",
+                where=self.url,
+                fix="write them again, or leave them out with --exclude",
+            )
+        return dataset_scan(self.url, [found[name] for name in shards])
+
+    def _scan(self, kept: str, name: str, rescan: bool) -> ShardScan:
+        info = self.there[name]
+        said = info.get("size")
+        size = file_size(f"{self.url}/{name}") if said is None else int(said)
+        version = json.dumps([SCAN_RULES, name, size, version_of(info)])
+        path = os.path.join(kept, hashlib.sha256(version.encode()).hexdigest()[:32])
+        if not rescan and any(version_of(info)):
+            with suppress(FileNotFoundError, DataIndexError):
+                return PackedIndex.open(path).scan(0)
+        scan = scan_remote_shard(self.url, name, size)
+        PackedIndex.from_scans([scan]).write(path)
+        return scan
+
+    def local(self, scan: DatasetScan) -> DatasetScan:
+        """The same scan, to be written into the local folder, with the ``.tar.idx`` files."""
+        for one in scan.scans:
+            path = nv_meta.shard_index_path(self.root, one.name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            nv_meta.write_shard_index(self.root, one, flush=False)
+        return replace(scan, root=self.root)
+
+    def publish(self, scan: DatasetScan) -> None:
+        """Put what was written into the local folder beside the shards.
+
+        Raises:
+            DatasetError: the store refuses, or failed.
+        """
+        meta = os.path.join(self.root, nv_meta.META_FOLDER)
+        names = [name for name in os.listdir(meta) if os.path.isfile(os.path.join(meta, name)) and name != _MARK]
+        for name in reversed(_LAST):
+            remove_file(self.url, f"{nv_meta.META_FOLDER}/{name}")
+        first = [os.path.relpath(nv_meta.shard_index_path("", one.name), ".") for one in scan.scans]
+        first += [f"{nv_meta.META_FOLDER}/{name}" for name in names if name not in _LAST]
+        with ThreadPoolExecutor(_TOGETHER, "energon-lite-put") as pool:
+            list(pool.map(self._put, first))
+        for name in _LAST:
+            if name in names:
+                self._put(f"{nv_meta.META_FOLDER}/{name}")
+        remove_file(self.url, f"{nv_meta.META_FOLDER}/{_MARK}")
+
+    def _put(self, name: str) -> None:
+        put_file(self.url, name, os.path.join(self.root, name))
+
+
+@contextmanager
+def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolder]:
+    """A data set in a store, as it is, to be prepared in the block. Its small files are copied to a local folder, which
+    is removed when the block ends well.
+
+    Args:
+        url: of the data set.
+        tmp_path: where the local folder is made; None: in the user's cache.
+
+    Raises:
+        UsageError: nothing can be written there.
+        DatasetError: the store does not answer.
+    """
+    url = url.rstrip("/")
+    base = os.path.join(cache_folder(), "prepare") if tmp_path is None else os.path.abspath(tmp_path)
+    name = f"{os.path.basename(url)}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    root = os.path.join(base, name)
+    mark = f"{nv_meta.META_FOLDER}/{_MARK}"
+    with only_one(root):
+        there = list_files(url)
+        meta = os.path.join(root, nv_meta.META_FOLDER)
+        shutil.rmtree(meta, ignore_errors=True)
+        os.makedirs(meta)
+        with suppress(FileNotFoundError):
+            remove_leftovers(os.path.join(root, "scans"))
+        try:
+            for path, info in there.items():
+                folder, _, file = path.rpartition("/")
+                if folder == nv_meta.META_FOLDER and file != _MARK and not file.endswith((".lock", ".tmp")):
+                    size = info.get("size")
+                    copy_file(url, path, os.path.join(meta, file), None if size is None else int(size))
+            yield RemoteFolder(url, root, there)
+        except BaseException:
+            if mark not in there:
+                with suppress(Exception):
+                    now = {f"{nv_meta.META_FOLDER}/{name}" for name in list_files(url, nv_meta.META_FOLDER)}
+                    if now - {mark} == {name for name in there if name.startswith(nv_meta.META_FOLDER + "/")}:
+                        remove_file(url, mark)  # nothing was changed there
+            raise
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/")[:-1])

@@ -1,0 +1,101 @@
+"""Keys that are unique in a data set, made so by putting the name of its shard before each member's name.
+
+``0001.jpg`` of ``a.tar`` becomes ``a.tar/0001.jpg``, as Energon's ``--fix-duplicates`` does it. Only names in headers
+are written, in place; the bytes of samples are not touched, and nothing moves. What was killed on the way is finished
+by the next call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from energon_lite.errors import ShardFormatError
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.tar.sample_columns import split_member_name
+from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar.tar_scan import scan_shard
+
+__all__ = ["make_keys_unique"]
+
+_NAME, _PREFIX = 100, 155
+
+
+def make_keys_unique(root: str, shards: Sequence[str]) -> list[str]:
+    """Rename the members of all shards of a folder if two shards have a key in common.
+
+    Args:
+        root: the folder.
+        shards: names of its shards.
+
+    Returns:
+        The shards that were changed; none if all keys were unique.
+
+    Raises:
+        ShardFormatError: names of a shard have no room for it; then no shard is changed.
+    """
+    if not _is_needed(root, shards):
+        return []
+    plans = {name: [*_renamings(root, name)] for name in shards}  # all of them, before the first is written
+    for name, plan in plans.items():
+        fd = os.open(os.path.join(root, name), os.O_RDWR)
+        try:
+            for place, block in plan:
+                os.pwrite(fd, block, place)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return [name for name, plan in plans.items() if plan]
+
+
+def _is_needed(root: str, shards: Sequence[str]) -> bool:
+    """Whether two shards have a key in common, or an earlier call was not finished."""
+    seen: set[str] = set()
+    begun = whole = False
+    for name in shards:
+        keys = set(scan_shard(root, name).all_keys())
+        if not seen.isdisjoint(keys):
+            return True
+        own = [key.startswith(f"{name}/") for key in keys]
+        begun, whole = begun or any(own), whole or not all(own)
+        seen |= keys
+    return begun and whole
+
+
+def _renamings(root: str, shard: str) -> Iterator[tuple[int, bytes]]:
+    """Place and contents of each header that is to be written."""
+    path = os.path.join(root, shard)
+    with open(path, "rb", buffering=0, opener=open_file) as file:
+        fd = file.fileno()
+        for member in TarHeaders(fd, os.fstat(fd).st_size, path):
+            name = f"{shard}/{member.name}"
+            if member.name.startswith(f"{shard}/") or split_member_name(member.name) is None:
+                continue
+            block = os.pread(fd, BLOCK, member.offset - BLOCK)
+            is_plain = member.header_offset == member.offset - BLOCK
+            new = _renamed(block, name.encode("utf-8", "surrogateescape")) if is_plain else None
+            if new is None:
+                raise ShardFormatError(
+                    f"the member {member.name!r} cannot be renamed in place: there is no room for {name!r}",
+                    where=path,
+                    fix="write the shards again with unique keys, such as ones that begin with the shard's name",
+                )
+            yield member.offset - BLOCK, new
+
+
+def _renamed(block: bytes, name: bytes) -> bytes | None:
+    """A header with another name; None: it does not fit."""
+    prefix, is_posix = b"", block[257:263] == b"ustar\0"
+    if len(name) > _NAME:
+        places = [place for place, byte in enumerate(name) if byte == 47]
+        fits = [place for place in places if 0 < place <= _PREFIX and 0 < len(name) - place - 1 <= _NAME]
+        if not (is_posix and fits):
+            return None
+        prefix, name = name[: fits[0]], name[fits[0] + 1 :]
+    new = bytearray(block)
+    new[:_NAME] = name.ljust(_NAME, b"\0")
+    if is_posix:
+        new[345 : 345 + _PREFIX] = prefix.ljust(_PREFIX, b"\0")
+    new[148:156] = b" " * 8
+    new[148:156] = b"%06o\0 " % sum(new)
+    return bytes(new)

@@ -1,0 +1,279 @@
+"""Requests for ranges, many at the same time, with a second one for those that take far too long.
+
+Where a file system works in an event loop (``s3fs``, ``gcsfs``, ``http``), all requests wait in that one thread; where
+it does not, each waits in a thread of a pool. What takes twice as long as requests of its size usually do is asked for
+once more, and the first answer counts: of a thousand requests to an object store, some hang for a second. A tenth of
+all requests at most are sent twice, so that a store that is slow as a whole gets no further load.
+
+J. Dean and L. A. Barroso, The Tail at Scale, CACM 2013, call this a hedged request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from energon_lite.storage.files.shard_store import ShardRange
+
+__all__ = ["Fetch", "Fetches"]
+
+#: Requests for the same range, at most; a second one may hang, too.
+_TRIES = 3
+#: Requests that may be sent twice at once, and for each answer how many more.
+_SPARE, _SHARE = 16.0, 0.1
+#: Seconds below which nobody waits too long, and that count as too long as long as nobody knows better.
+_SHORT, _UNKNOWN = 0.01, 1.0
+#: Bytes up to which all requests take about the same time.
+_SMALL = 1 << 17
+#: Answers of a size by which is known how long they take, at least; and after how many one looks again.
+_KNOWN, _AGAIN = 16, 32
+
+
+class Fetch:
+    """A range that is on its way, or has come.
+
+    Attributes:
+        one: the range.
+        data: its bytes.
+        error: why there are none.
+        is_done: one of them is there.
+    """
+
+    __slots__ = ("data", "error", "is_done", "one", "started", "tasks", "tries", "waiter")
+
+    def __init__(self, one: ShardRange):
+        self.one = one
+        self.data: bytes | memoryview | None = None
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.started = 0.0
+        self.tries = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self.waiter: _Waiter | None = None
+
+
+class _Waiter:
+    __slots__ = ("left", "woken")
+
+    def __init__(self, left: int):
+        self.left, self.woken = left, threading.Event()
+
+
+class Fetches:
+    """Fetches ranges.
+
+    Args:
+        read: reads one, in a thread.
+        requests: so many at the same time.
+        loop_of: the event loop in which ``read_in_loop`` can read a range; None: it is read in a thread.
+        read_in_loop: see above.
+        is_hedged: ask for what takes too long once more.
+
+    Example:
+        >>> fetches = Fetches(read, 64)
+        >>> some = fetches.start([one, other])
+        >>> fetches.wait(some)
+        >>> some[0].data
+        b'...'
+    """
+
+    def __init__(
+        self,
+        read: Callable[[ShardRange], bytes | memoryview],
+        requests: int,
+        *,
+        loop_of: Callable[[ShardRange], Any] = lambda _: None,
+        read_in_loop: Callable[[ShardRange], Coroutine[Any, Any, bytes]] | None = None,
+        is_hedged: bool = True,
+    ):
+        self._read, self._requests, self._is_hedged = read, requests, is_hedged
+        self._loop_of, self._read_in_loop = loop_of, read_in_loop
+        self._process = 0
+        self._times: dict[int, _Times] = {}
+        #: Requests that were sent once more.
+        self.hedged = 0
+
+    def _begin(self) -> None:
+        """Threads, locks and requests do not survive a fork."""
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._queue: SimpleQueue[Fetch] = SimpleQueue()
+        self._threads = 0
+        self._waiting: deque[Fetch] = deque()  # for a place in the loop
+        self._at_work = 0  # in the loop
+        self._active: dict[int, Fetch] = {}
+        self._spare = _SPARE
+        self._busy = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def start(self, ranges: Sequence[ShardRange]) -> list[Fetch]:
+        """Begin to fetch; does not wait."""
+        if self._process != os.getpid():
+            self._begin()
+        fetches = [Fetch(one) for one in ranges]
+        loops: dict[Any, list[Fetch]] = {}
+        if self._read_in_loop is None:
+            loops[None] = fetches
+        else:
+            for fetch in fetches:
+                loops.setdefault(self._loop_of(fetch.one), []).append(fetch)
+        with self._lock:
+            for fetch in fetches:
+                self._active[id(fetch)] = fetch
+        for loop, some in loops.items():
+            if loop is None:
+                self._to_threads(some, self._requests)
+            else:
+                loop.call_soon_threadsafe(self._launch, some)
+        if self._is_hedged and self._active:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="energon-lite-hedge", daemon=True)
+                self._watcher.start()
+            self._busy.set()
+        return fetches
+
+    def wait(self, fetches: Sequence[Fetch]) -> None:
+        """Wait until all of them are done."""
+        with self._lock:
+            left = [fetch for fetch in fetches if not fetch.is_done]
+            waiter = _Waiter(len(left))
+            for fetch in left:
+                fetch.waiter = waiter
+        if left:
+            waiter.woken.wait()
+
+    def _finish(self, fetch: Fetch, data: bytes | memoryview | None, error: BaseException | None) -> None:
+        with self._lock:
+            if fetch.is_done:
+                return
+            fetch.data, fetch.error, fetch.is_done = data, error, True
+            self._active.pop(id(fetch), None)
+            if self._is_hedged:
+                self._spare = min(_SPARE, self._spare + _SHARE)
+                if error is None:
+                    self._times_of(fetch.one.size).add(time.monotonic() - fetch.started)
+            if not self._active:
+                self._busy.clear()
+            waiter = fetch.waiter
+            if waiter is not None:
+                waiter.left -= 1
+                if not waiter.left:
+                    waiter.woken.set()
+        for task in fetch.tasks:
+            task.cancel()  # the other request; this one is at its end
+
+    # -- in threads -----------------------------------------------------------------------------------------------
+
+    def _to_threads(self, fetches: Sequence[Fetch], most: int) -> None:
+        for fetch in fetches:
+            self._queue.put(fetch)
+        while self._threads < min(most, self._threads + self._queue.qsize()):
+            self._threads += 1
+            threading.Thread(
+                target=self._work, args=(self._queue,), name=f"energon-lite-read-{self._threads}", daemon=True
+            ).start()
+
+    def _work(self, queue: SimpleQueue[Fetch]) -> None:
+        while True:
+            fetch = queue.get()
+            if fetch.is_done:
+                continue
+            fetch.started = fetch.started or time.monotonic()
+            fetch.tries += 1
+            try:
+                self._finish(fetch, self._read(fetch.one), None)
+            except BaseException as error:
+                self._finish(fetch, None, error)
+            del fetch
+
+    # -- in an event loop -----------------------------------------------------------------------------------------
+
+    def _launch(self, fetches: Sequence[Fetch]) -> None:
+        self._waiting.extend(fetches)
+        while self._waiting and self._at_work < self._requests:
+            fetch = self._waiting.popleft()
+            fetch.started = time.monotonic()
+            self._at_work += 1
+            self._send(fetch)
+
+    def _send(self, fetch: Fetch) -> None:
+        if fetch.is_done:
+            return
+        fetch.tries += 1
+        fetch.tasks.append(asyncio.get_running_loop().create_task(self._request(fetch, fetch.tries == 1)))
+
+    async def _request(self, fetch: Fetch, is_first: bool) -> None:
+        assert self._read_in_loop is not None
+        task = asyncio.current_task()
+        try:
+            data, error = await self._read_in_loop(fetch.one), None
+        except asyncio.CancelledError:
+            return
+        except BaseException as failure:
+            data, error = b"", failure
+        finally:
+            if task in fetch.tasks:
+                fetch.tasks.remove(task)
+            if is_first:
+                self._at_work -= 1
+                if self._waiting:
+                    self._launch(())
+        if error is not None and fetch.tasks and not fetch.is_done:
+            return  # the other request may do better
+        self._finish(fetch, None if error else data, error)
+
+    # -- those that take too long ---------------------------------------------------------------------------------
+
+    def _times_of(self, size: int) -> _Times:
+        return self._times.setdefault(max(_SMALL, size).bit_length() // 2, _Times())
+
+    def _watch(self) -> None:
+        while True:
+            self._busy.wait()
+            with self._lock:
+                now, late = time.monotonic(), list[Fetch]()
+                shortest = _UNKNOWN
+                for fetch in self._active.values():
+                    limit = self._times_of(fetch.one.size).limit
+                    shortest = min(shortest, limit)
+                    waits = fetch.started and 0 < fetch.tries < _TRIES and now - fetch.started > limit * fetch.tries
+                    if waits and self._spare >= 1.0:
+                        self._spare -= 1.0
+                        late.append(fetch)
+            for fetch in late:
+                self._again(fetch)
+            time.sleep(max(shortest / 4, _SHORT / 2))
+
+    def _again(self, fetch: Fetch) -> None:
+        self.hedged += 1
+        loop = None if self._read_in_loop is None else self._loop_of(fetch.one)
+        if loop is None:
+            self._to_threads([fetch], self._requests * _TRIES)
+        else:
+            loop.call_soon_threadsafe(self._send, fetch)
+
+
+class _Times:
+    """How long answers of about one size take, lately."""
+
+    __slots__ = ("_new", "_seconds", "limit")
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=256)
+        self._new = 0
+        #: What takes longer takes too long.
+        self.limit = _UNKNOWN
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        self._new += 1
+        if self._new >= (_AGAIN if self.limit != _UNKNOWN else _KNOWN):
+            self._new = 0
+            known = sorted(self._seconds)
+            middle, most = known[len(known) // 2], known[len(known) * 9 // 10]
+            self.limit = max(_SHORT, 2 * middle, 1.3 * most)

@@ -1,0 +1,163 @@
+"""A data set as a tree of read-only files: each part of a sample is a file, without anything being unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from energon_lite.storage.files.shard_store import Shard
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar.sample_columns import split_member_name
+
+__all__ = ["FileEntry", "FileView"]
+
+#: Contents of folders that are kept; one takes a look at all keys.
+_LISTINGS = 16
+
+
+class FileEntry(NamedTuple):
+    """What is at a path.
+
+    Attributes:
+        size: bytes of a file; of a sample's folder, of all that is in it.
+        part: where the bytes are: shard, byte, size; None: it is a folder.
+    """
+
+    size: int
+    part: tuple[Shard, int, int] | None
+
+
+class FileView:
+    """The samples of a data set as files ``<key>.<part>``, or as folders ``<key>/`` with a file for each part.
+
+    Slashes in keys make folders. Of several samples with one key the first is shown.
+
+    Args:
+        path: the prepared folder, its URL, or a JSONL file.
+        sample_folders: a folder for each sample.
+
+    Attributes:
+        doubled: samples that are not shown, since another one has their key.
+
+    Example:
+        >>> view = FileView("data/coco")
+        >>> [*view.listing("")][:2], view.entry("000007.txt").size
+        (['000000.jpg', '000000.txt'], 21)
+    """
+
+    def __init__(self, path: str, *, sample_folders: bool = False):
+        self.source = WebdatasetSource.open(path)
+        self.sample_folders = sample_folders
+        index = self.source.index
+        hashes = np.fromiter((_hash(key) for key in index.keys(0, len(index))), dtype=np.uint64, count=len(index))
+        self._order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+        self.doubled = int((self._hashes[1:] == self._hashes[:-1]).sum())
+        self.names = lru_cache(_LISTINGS)(self._names)
+
+    @cached_property
+    def total_size(self) -> int:
+        """Bytes of all parts."""
+        return int(self.source.index.parts[:][:, 1].sum())
+
+    @property
+    def files(self) -> int:
+        """Number of parts."""
+        return len(self.source.index.parts)
+
+    def entry(self, path: str) -> FileEntry:
+        """What is at a path, without a slash in front.
+
+        Raises:
+            FileNotFoundError: nothing is.
+        """
+        path = path.strip("/")
+        if not path:
+            return FileEntry(0, None)
+        if self.sample_folders:
+            if (sample := self._find(path)) is not None:
+                return FileEntry(sum(size for _, _, size in self._parts(sample)), None)
+            key, _, part = path.rpartition("/")
+        else:
+            key, part = split_member_name(path) or ("", "")
+        sample = self._find(key)
+        for name, offset, size in [] if sample is None else reversed(self._parts(sample)):
+            if sample is not None and name == part:  # of two with one name the last counts, as in a sample
+                place, _ = self.source.locate(sample)
+                return FileEntry(size, (self.source.choice.shards[place], offset, size))
+        if self.names(path):
+            return FileEntry(0, None)
+        raise FileNotFoundError(path)
+
+    def listing(self, path: str) -> Iterator[str]:
+        """The names in a folder.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        path = path.strip("/")
+        if self.sample_folders and path and (sample := self._find(path)) is not None:
+            return iter(dict.fromkeys(name for name, _, _ in self._parts(sample)))
+        names = self.names(path)
+        if path and not names:
+            raise FileNotFoundError(path)
+        return iter(names)
+
+    def read(self, path: str, size: int, offset: int = 0) -> bytes:
+        """Bytes of a file; fewer, or none, at its end.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            IsADirectoryError: it is a folder.
+            DatasetError: the shard cannot be read, or is another one than it was.
+        """
+        found = self.entry(path)
+        if found.part is None:
+            raise IsADirectoryError(path)
+        shard, begin, whole = found.part
+        size = max(0, min(size, whole - offset))
+        return self.source.store.fetch([(shard, begin + offset, size)])[0] if size else b""
+
+    # -- look-ups -----------------------------------------------------------------------------------------------------
+
+    def _find(self, key: str) -> int | None:
+        """The first sample with a key."""
+        wanted = np.uint64(_hash(key))
+        place = int(np.searchsorted(self._hashes, wanted))
+        while place < len(self._hashes) and self._hashes[place] == wanted:
+            sample = int(self._order[place])
+            if self.source.index.key(sample) == key:
+                return sample
+            place += 1
+        return None
+
+    def _parts(self, sample: int) -> list[tuple[str, int, int]]:
+        """Name, offset and size of each part."""
+        index = self.source.index
+        _, flat = index.key_and_part_rows(sample)
+        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return [(index.part_names[name], offset, size) for offset, size, name in rows]
+
+    def _names(self, folder: str) -> tuple[str, ...]:
+        """What is in a folder that keys with slashes make; empty: no key does."""
+        start, index = f"{folder}/" if folder else "", self.source.index
+        names: dict[str, None] = {}
+        for sample, key in enumerate(index.keys(0, len(index))):
+            if not key.startswith(start):
+                continue
+            head, slash, _ = key[len(start) :].partition("/")
+            if slash or self.sample_folders:
+                names[head] = None
+            else:
+                names.update((f"{head}.{name}", None) for name, _, _ in self._parts(sample))
+        return tuple(names)
+
+
+def _hash(key: str) -> int:
+    digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,215 @@
+"""A source of any format as a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
+from energon_lite.samples import SourceInfo
+from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.read.kept_samples import DenseExclusion
+from energon_lite.storage.read.sample_columns import Columns
+from energon_lite.storage.read.source import OpenSource, Source
+from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
+
+__all__ = ["AnySource", "OpenedSource", "Renaming"]
+
+#: By the name of a part, how it is made of the columns of a source: which it needs, and a function of a sample's.
+Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
+
+
+class OpenedSource:
+    """A source as a data set, in the shape of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource` and of
+    what reads that. Each process opens the source for itself, unless that is ``portable``: connections do not survive
+    a fork.
+
+    Args:
+        path: its URL.
+        open: what opens it.
+        split_part: the split.
+        subset: the part of it that is read.
+        parts: names of the parts that are read; None: all.
+        renaming: parts that are made of others; None: they are what the source calls them.
+        filters: conditions on its columns, all of which samples have to meet.
+
+    Raises:
+        EmptyDatasetError: there is no sample.
+        ConfigError: the subset does not fit.
+        DataIndexError: it has no such column.
+        UsageError: a filter is no condition on columns.
+    """
+
+    read_ahead = runs = ahead = None
+    skipped, contents = 0, ""
+
+    def __init__(
+        self,
+        path: str,
+        open: OpenSource,
+        split_part: str,
+        subset: SampleRange | None = None,
+        parts: frozenset[str] | None = None,
+        renaming: Renaming | None = None,
+        filters: Sequence[SampleFilter] = (),
+    ):
+        self.path, self.split_part, self._open = path, split_part, open
+        self._parts, self._renaming = parts, renaming
+        self._opened: Source | None = None
+        source = self._source()
+        self._start, self._stop = (0, len(source)) if subset is None else subset.bounds(len(source))
+        self._kept = self._left(filters) if filters else None
+        if not len(self):
+            raise EmptyDatasetError(
+                f"the source has no samples in {split_part!r}" + " that meet the filter" * (self._kept is not None),
+                where=path,
+                fix="leave it out, or give another split",
+            )
+        self.fingerprint = f"{source.identity} {self._start}:{self._stop}"
+        if self._kept is not None:
+            self.fingerprint += f" kept {self._kept.digest}"
+        self.part_names = frozenset[str](getattr(source, "part_names", ()) if renaming is None else renaming)
+        self.mean_bytes = float(getattr(source, "mean_bytes", 0.0))
+        self.shard_names: Sequence[str] = getattr(source, "shard_names", ("",))
+
+    def selected(self, parts: frozenset[str] | None, renaming: Renaming | None = None) -> OpenedSource:
+        """The same samples with some parts only, and with other names for them; see the arguments of the class."""
+        if parts is None and renaming is None:
+            return self
+        other: OpenedSource = object.__new__(type(self))
+        vars(other).update(vars(self), _parts=parts, _renaming=renaming, _opened=None)
+        source = self._source() if getattr(self._opened, "portable", False) and self._parts is None else None
+        other._opened = other._select(source) if source is not None else None
+        if renaming is not None:
+            other.part_names = frozenset(renaming)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        keeps = getattr(self._opened, "portable", False)
+        return vars(self) | {"_opened": self._opened if keeps else None}
+
+    def __len__(self) -> int:
+        return self._stop - self._start if self._kept is None else len(self._kept)
+
+    def __str__(self) -> str:
+        return f"{self.path} [{self.split_part}]: {len(self)} samples"
+
+    def key(self, index: int) -> str:
+        return str(self._place(index))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        locate, place = getattr(self._source(), "locate", None), self._place(index)
+        found: tuple[int, int] = (0, place) if locate is None else locate(place)
+        return found
+
+    def _place(self, index: int) -> int:
+        """The number that the source has for a sample."""
+        return self._start + (index if self._kept is None else self._kept.place(index))
+
+    def _left(self, filters: Sequence[SampleFilter]) -> DenseExclusion | None:
+        """The samples that meet all filters; None: all do."""
+        kept = np.ones(self._stop - self._start, dtype=bool)
+        for one in filters:
+            if one.index is not None:
+                raise UsageError(
+                    f"a source of your own has no filter index {one.index!r}",
+                    where=self.path,
+                    fix="write a comparison of its columns, such as tokens <= 4096",
+                )
+            kept &= one.keep({name: np.asarray(self._whole_column(name)) for name in one.columns})
+        return None if kept.all() else DenseExclusion(len(kept), [kept])
+
+    def sample(self, index: int) -> RawSample:
+        """One sample.
+
+        Raises:
+            DatasetError: the source does not return parts.
+        """
+        found = self._source().read(self._place(index))
+        if not isinstance(found, Mapping):
+            raise DatasetError(
+                f"read returned a {type(found).__name__}", where=self.path, fix="return a dict of parts by name"
+            )
+        parts = dict(found) if self._renaming is None else self._renamed_one(found)
+        if self._parts is not None:
+            parts = {name: value for name, value in parts.items() if name in self._parts}
+        key = self.key(index)
+        names = tuple([f"{key}.{name}" for name in parts])
+        shard = self.shard_names[self.locate(index)[0]]
+        info = SourceInfo(dataset_path=self.path, index=index, shard_name=shard, file_names=names)
+        return RawSample(key, parts, info)
+
+    def read(self, indices: Sequence[int]) -> Columns | None:
+        """Many at once, by columns; None: the source reads them one by one only."""
+        source = self._source()
+        read_many = getattr(source, "read_many", None)
+        if read_many is None:
+            return None
+        wanted = [self._place(index) for index in indices]
+        found = read_many(wanted)
+        if self._renaming is None:
+            parts = {name: found[name] for name in found if self._parts is None or name in self._parts}
+        else:
+            made = {name: one for name, one in self._renaming.items() if self._parts is None or name in self._parts}
+            parts = {name: [make(value) for value in found[column]] for name, (column, make) in made.items()}
+        if any(len(values) != len(wanted) for values in parts.values()):
+            raise DatasetError("read_many returned columns of another length", where=self.path)
+        names, locate = self.shard_names, getattr(source, "locate", None)
+        if locate is None or len(names) == 1:
+            shards = [names[0]] * len(wanted)
+        else:
+            shards = [names[locate(index)[0]] for index in wanted]
+        return Columns(list(map(str, wanted)), shards, tuple(parts), parts)
+
+    def column(self, name: str) -> Any:
+        """A measured column, where the source has any.
+
+        Raises:
+            DataIndexError: it has none.
+        """
+        values = self._whole_column(name)
+        return values if self._kept is None else np.asarray(values)[self._kept.places(np.arange(len(self)))]
+
+    def _whole_column(self, name: str) -> Any:
+        """A column of what the subset leaves, whatever the filters are."""
+        column = getattr(self._source(), "column", None)
+        if column is None:
+            raise DataIndexError(
+                f"the source has no column {name!r}", where=self.path, fix="give it a method column(name)"
+            )
+        return column(name)[self._start : self._stop]
+
+    def _source(self) -> Source:
+        source = self._opened
+        if source is None or (self._process != os.getpid() and not getattr(source, "portable", False)):
+            source = self._opened = self._select(self._open(self.path, self.split_part))
+            self._process = os.getpid()
+        return source
+
+    _process = 0
+
+    def _select(self, source: Source) -> Source:
+        """With the columns that are needed only, if it can do without the others."""
+        select = getattr(source, "select", None)
+        if select is None or (self._parts is None and self._renaming is None):
+            return source
+        wanted = self._parts or frozenset()
+        if self._renaming is not None:
+            made = self._renaming.items()
+            wanted = frozenset(one for name, (one, _) in made if self._parts is None or name in self._parts)
+        selected: Source = select(wanted)
+        return selected
+
+    def _renamed_one(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._renaming is not None
+        made = self._renaming.items()
+        return {
+            name: make(found[column]) for name, (column, make) in made if self._parts is None or name in self._parts
+        }
+
+
+#: What a leaf reads from.
+AnySource = WebdatasetSource | OpenedSource

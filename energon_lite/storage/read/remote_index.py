@@ -1,0 +1,141 @@
+"""The packed index of a remote data set that has none: made from what Megatron-Energon has put beside the shards.
+
+``index.sqlite`` knows where all samples are. Shards that it does not know, or not rightly, have their headers read by
+ranges, many shards at the same time. The index is kept in the user's cache, under a name with the versions of all
+shards in it: when the data set is uploaded again, it has another name. One process makes it, the others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from energon_lite.errors import MissingShardError
+from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers, temporary_path
+from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.remote_files import Listing, copy_file, file_size, read_range, version_of
+from energon_lite.storage.index.energon_index import RemoteShard, energon_scans
+from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index
+from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, read_uuid
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.tar.tar_headers import BLOCK
+from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard
+
+__all__ = ["remote_index"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+#: Requests, and shards whose headers are read, at the same time.
+_TOGETHER = 32
+#: Seconds after which an index of an earlier version, which a run may still use, is removed.
+_OLD = 7 * 86400.0
+
+
+def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> tuple[PackedIndex, str]:
+    """The packed index of a remote data set, and the local file that it is in.
+
+    Args:
+        root: its URL.
+        meta: the folder with the copy of its ``.nv-meta``.
+        counts: samples by shard.
+        there: what the store says of all its files.
+
+    Raises:
+        MissingShardError, ShardChangedError, ShardFormatError: it had to be made, and a shard is not as it should be.
+        DatasetError: the store failed.
+        OSError: the cache cannot be written.
+    """
+    found = find_index(meta, counts)
+    if found is not None:
+        return found
+    missing = next((name for name in counts if name not in there), None)
+    if missing is not None:
+        raise MissingShardError(
+            "a shard of the data set does not exist", where=f"{root}/{missing}", fix="upload it, or prepare again"
+        )
+    path = _place(root, meta, counts, there)
+    with suppress(FileNotFoundError):
+        return PackedIndex.open(path), path
+    with only_one(path):
+        with suppress(FileNotFoundError):
+            return PackedIndex.open(path), path
+        _remove_older(path)
+        index = PackedIndex.from_scans(_scans(root, os.path.dirname(path), counts, there), uuid=read_uuid(meta))
+        index.write(path)
+    return PackedIndex.open(path), path
+
+
+def _place(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> str:
+    versions = [[name, count, version_of(there[name])] for name, count in counts.items()]
+    digest = hashlib.sha256(json.dumps([read_uuid(meta), versions]).encode()).hexdigest()[:16]
+    place = hashlib.sha256(root.encode()).hexdigest()[:16]
+    return os.path.join(cache_folder(), "index", f"{os.path.basename(root)}-{place}-{digest}.idx")
+
+
+def _remove_older(path: str) -> None:
+    """Remove the indexes of what was behind the URL a week ago, and what killed processes left."""
+    folder, name = os.path.split(path)
+    remove_leftovers(folder)
+    prefix = name.rpartition("-")[0] + "-"
+    for other in os.listdir(folder):
+        old = os.path.join(folder, other)
+        with suppress(OSError):
+            if other.startswith(prefix) and other.endswith(".idx") and time.time() - os.stat(old).st_mtime > _OLD:
+                os.unlink(old)
+
+
+def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
+    _log.warning("%s has no packed index: making one of what is beside its %d shards", root, len(counts))
+    with ThreadPoolExecutor(_TOGETHER, "energon-lite-index") as pool:
+
+        def each(work: Callable[[U], T], units: Iterable[U]) -> list[T]:
+            try:
+                return list(pool.map(work, units))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+        def size_of(name: str) -> int:
+            said = _size(there[name])
+            return file_size(f"{root}/{name}") if said is None else said
+
+        sizes, found = dict(zip(counts, each(size_of, counts), strict=True)), {}
+        if f"{META_FOLDER}/{SQLITE_INDEX}" in there:
+            blocks = each(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
+            shards = {
+                name: RemoteShard(sizes[name], block, counts[name]) for name, block in zip(counts, blocks, strict=True)
+            }
+            found = _from_database(root, folder, shards, there)
+        left = [name for name in counts if name not in found]
+        if left:
+            _log.warning("%s: reading the headers of %d shards", root, len(left))
+        found |= {scan.name: scan for scan in each(lambda name: scan_remote_shard(root, name, sizes[name]), left)}
+    for name, count in counts.items():
+        check_count(root, name, found[name].samples, count)
+    return [found[name] for name in counts]
+
+
+def _from_database(root: str, folder: str, shards: Mapping[str, RemoteShard], there: Listing) -> dict[str, ShardScan]:
+    name = f"{META_FOLDER}/{SQLITE_INDEX}"
+    # Of use only now, so it never gets a name of its own; what a killed process leaves is removed by the next one.
+    temporary = temporary_path(os.path.join(folder, "energon.sqlite"))
+    try:
+        copy_file(root, name, temporary, _size(there[name]))
+        return {scan.name: scan for scan in energon_scans(temporary, shards)}
+    finally:
+        remove_if_there(temporary)
+
+
+def _size(info: Mapping[str, Any]) -> int | None:
+    size = info.get("size")
+    return None if size is None else int(size)

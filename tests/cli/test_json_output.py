@@ -1,0 +1,51 @@
+"""Commands that report say the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from click.testing import CliRunner
+from conftest import text_dataset
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.cli.main import main
+
+
+def found(*arguments: object) -> Any:
+    result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_plan(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.arange(1, 101))
+    table = found("plan", tmp_path / "lengths.npy", "--capacity", 1000, "-s", "fixed", "-s", "bfd")
+    assert (table["samples"], table["tokens"]) == (100, 5050)
+    assert [plan["strategy"] for plan in table["plans"]] == ["fixed", "bfd"] and "fill" in table["plans"][0]
+
+
+def test_trace(tmp_path: Path) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_train_dataset(text_dataset(tmp_path / "data", 10), worker_config=config, batch_size=2)
+    with get_savable_loader(dataset, trace=str(tmp_path / "trace.jsonl")) as loader:
+        for _ in zip(range(5), loader, strict=False):
+            pass
+    said = found("trace", tmp_path / "trace.jsonl", "--slowest", 3)
+    assert (said["batches"], said["samples"], said["ranks"], said["keys"]) == (5, 10, [0], {})
+    assert said["stages"]["read"] > 0
+
+
+def test_layout() -> None:
+    said = found("layout", "--world", 4, "--tp", 2, "--layers", 4)
+    assert said["sizes"] == {"tp": 2, "cp": 1, "dp": 2, "pp": 1} and said["groups"]["dp"] == [[0, 2], [1, 3]]
+    assert said["layers_of_stages"] == [[[0, 1, 2, 3]]]
+
+
+def test_measure(tmp_path: Path) -> None:
+    path = text_dataset(tmp_path / "data", 10)
+    arguments = ["--task-encoder", "energon_lite:DefaultTaskEncoder", "--length-field", "text", "--num-workers", 0]
+    said = found("measure", path, *arguments, "--no-progress")
+    assert said["samples"] == 10 and said["failed"] == 0 and said["shortest"] > 0

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import text_dataset, write_dataset
+from PIL import Image
+
+from energon_lite.cli import preview
+from energon_lite.cli.main import main
+from energon_lite.cli.sample_text import picture_lines, sample_lines
+
+CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+def run(*arguments: object, answers: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["preview", *map(str, arguments)], input=answers)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+class TestCommand:
+    def test_the_first_samples_of_each_split(self, tmp_path: Path) -> None:
+        text_dataset(tmp_path / "a", 5)
+        code, output = run(tmp_path / "a", "-n", 2)
+        assert code == 0 and output.count("TextSample") == 4 and f"{tmp_path}/a [train]: 5 samples" in output
+        assert "Sample 4" in run(tmp_path / "a", "--start", 4, "--split-parts", "val")[1]
+
+    def test_crude_samples_json_lines_and_blends(self, tmp_path: Path) -> None:
+        write_dataset(
+            tmp_path / "crude", {"a.tar": [("k", {"txt": b"words", "bin": b"\0" * 20})]}, dataset_yaml=CRUDE_YAML
+        )
+        (tmp_path / "b.jsonl").write_text('{"q": "why"}\n')
+        (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: crude}, {path: b.jsonl}]}}")
+        code, output = run(tmp_path / "all.yaml")
+        assert code == 0 and "txt: 'words'" in output and "bin: 20 bytes" in output and "json: {'q': 'why'}" in output
+        assert run(tmp_path / "b.jsonl")[1].count("Sample 0") == 1
+
+    def test_a_broken_sample_and_an_empty_split(self, tmp_path: Path) -> None:
+        splits = {"train": ["a.tar"], "val": []}
+        write_dataset(tmp_path / "x", {"a.tar": [("0", {"txt": b"\xff"}), ("1", {"txt": b"fine"})]}, splits=splits)
+        code, output = run(tmp_path / "x")
+        assert code == 0 and "decode: DecodeError" in output and "text: 'fine'" in output and "[val]" not in output
+
+    def test_no_such_split(self, tmp_path: Path) -> None:
+        code, output = run(text_dataset(tmp_path / "a", 5), "--split-parts", "trian")
+        assert code == 1 and "did you mean 'train'?" in output
+
+    def test_on_a_terminal_each_sample_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Terminal:
+            def isatty(self) -> bool:
+                return True
+
+        monkeypatch.setattr(preview, "sys", type("sys", (), {"stdin": Terminal(), "stdout": Terminal()}))
+        _, output = run(text_dataset(tmp_path / "a", 5), answers="y\nn\n")
+        assert output.count("TextSample") == 2
+
+
+class TestText:
+    def lines(self, sample: object, colours: bool = False) -> list[str]:
+        return [*sample_lines(sample, width=80, colours=colours)]
+
+    def test_values(self) -> None:
+        sample = {
+            "tensor": torch.arange(3),
+            "matrix": np.array([[0.5, 2.0]]),
+            "nothing": None,
+            "__restore_key__": (1,),
+            "image": Image.new("L", (4, 2)),
+            "nested": {"a": [torch.zeros(2, 2), b"12"]},
+            "empty": torch.zeros(0, 3),
+            "flags": np.zeros((2, 2), dtype=bool),
+            "long": "x" * 1000,
+        }
+        assert self.lines(sample)[:-1] == [
+            "  tensor: Tensor[3] int64 [0, 1, 2]",
+            "  matrix: ndarray[1, 2] float64, 0.5 to 2",
+            "  image: image 4x2 L",
+            "  nested:",
+            "    a: (list of 2)",
+            "      0: Tensor[2, 2] float32, 0 to 0",
+            "      1: 2 bytes b'12'",
+            "  empty: Tensor[0, 3] float32",
+            "  flags: ndarray[2, 2] bool",
+        ]
+        assert "(1,002 characters)" in self.lines(sample)[-1]
+
+    @pytest.mark.parametrize(
+        "image",
+        [
+            torch.zeros(3, 4, 6),
+            torch.zeros(1, 4, 6, dtype=torch.uint8),
+            np.zeros((4, 6, 4), dtype=np.uint8),
+            Image.new("RGB", (6, 4)),
+        ],
+    )
+    def test_images_are_drawn(self, image: object) -> None:
+        lines = self.lines({"image": image}, colours=True)
+        assert len(lines) == 3 and all(line.count("▀") == 6 for line in lines[1:])
+
+    def test_a_picture(self) -> None:
+        pixels = np.zeros((2, 2, 3), dtype=np.uint8)
+        pixels[0, 0], pixels[1, 0] = (1, 2, 3), (4, 5, 6)
+        (line,) = picture_lines(pixels, 10)
+        assert line.startswith("\x1b[38;2;1;2;3m\x1b[48;2;4;5;6m▀\x1b[38;2;0;0;0m") and line.endswith("\x1b[0m")
+        assert len([*picture_lines(np.zeros((100, 400, 3), dtype=np.uint8), 40)]) == 5

@@ -1,0 +1,221 @@
+"""Packing that pushes samples back into the buffer: nothing is lost, and a run may be cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    FatalSampleError,
+    PackedSamplesOutput,
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+
+ROOM = 20
+
+
+def size_of(key: str) -> int:
+    return int(key.partition("-")[2]) * 7 % 11 + 1
+
+
+class Greedy(TaskEncoder):
+    """Fills packs one after the other; the last one, which may have room left, goes back.
+
+    Args:
+        skips: each so many-th sample is left out.
+    """
+
+    failure_tolerance = 0
+
+    def __init__(self, skips: int = 0):
+        self.skips = skips
+
+    def preencode_sample(self, sample: Any) -> Any:
+        number = int(sample.__key__.partition("-")[2])
+        if self.skips and number % self.skips == 1:
+            raise SkipSample("not this one")
+        key = sample.__restore_key__
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": key,
+            "size": size_of(sample.__key__),
+            "drawn": float(self.rng.random()),
+        }
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        packs: list[list[Any]] = [[]]
+        room = ROOM + int(self.rng.integers(3))
+        for sample in samples:
+            if sum(one["size"] for one in packs[-1]) + sample["size"] > room:
+                packs.append([])
+            packs[-1].append(sample)
+        if len(packs) > 1:
+            return PackedSamplesOutput(packs=packs[:-1], pushback=tuple(packs[-1]))
+        return packs  # there is nothing to come, or the buffer is small
+
+    def postencode_sample(self, sample: Any) -> Any:
+        return {**sample, "late": float(self.rng.random())}
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {
+            "__key__": [sample["__key__"] for sample in samples],
+            "noise": [float(self.rng.random()), *(sample[name] for sample in samples for name in ("drawn", "late"))],
+        }
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"packs": [pack["__key__"] for pack in samples], "noise": [pack["noise"] for pack in samples]}
+
+
+class Twice(Greedy):
+    """Each sample comes twice."""
+
+    def preencode_sample(self, sample: Any) -> Iterator[Any]:  # type: ignore[override]
+        made = super().preencode_sample(sample)
+        yield made
+        yield {**made, "__key__": made["__key__"] + "'", "drawn": made["drawn"] + 1}
+
+
+def builder(leaf: Path, size: int, buffer: int, chunk: int, skips: int, yields: bool) -> Callable[[WorkerConfig], Any]:
+    arguments = {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 12}
+
+    def build(config: WorkerConfig) -> Any:
+        return get_train_dataset(
+            leaf, task_encoder=(Twice if yields else Greedy)(skips), worker_config=config, **arguments
+        )
+
+    return build
+
+
+topologies = st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 0, 1]))
+
+
+@settings(max_examples=examples(15))
+@given(
+    chain=st.lists(st.tuples(topologies, st.integers(0, 7)), min_size=1, max_size=3),
+    size=st.integers(1, 3),
+    buffer=st.integers(4, 9),
+    chunk=st.sampled_from([9, 16, 30]),
+    skips=st.sampled_from([0, 3, 7]),
+    yields=st.booleans(),
+)
+def test_cut_anywhere(
+    cluster: Any, leaf_of: Callable[..., Path], chain: Any, size: int, buffer: int, chunk: int, skips: int, yields: bool
+) -> None:
+    build = builder(leaf_of(50), size, buffer, chunk, skips, yields)
+    total = sum(world * count for (world, _), count in chain)
+
+    def run(topology: Any, states: Any, steps: int) -> Any:
+        with cluster(build, *topology) as ranks:
+            for loader in ranks.loaders:
+                if states is not None:
+                    loader.restore_state_global(states)
+            batches = [{name: one[name] for name in ("packs", "noise")} for one in ranks.steps(steps)]
+            return batches, json.loads(json.dumps([loader.save_state_rank() for loader in ranks.loaders]))
+
+    expected, _ = run((1, 0), None, total)
+    found: list[Any] = []
+    states: Any = None
+    for topology, count in chain:
+        batches, states = run(topology, states, count)
+        found += batches
+    assert found == expected
+
+
+@settings(max_examples=examples(25))
+@given(
+    buffer=st.integers(4, 12),
+    chunk=st.sampled_from([12, 16, 50]),
+    skips=st.sampled_from([0, 3, 7]),
+    yields=st.booleans(),
+    cut=st.integers(0, 20),
+)
+def test_nothing_is_lost(
+    leaf_of: Callable[..., Path], buffer: int, chunk: int, skips: int, yields: bool, cut: int
+) -> None:
+    """An epoch: each sample is in a pack, also those that were pushed back; also around a cut, and from the keys."""
+    arguments = {"batch_size": 1, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 1}
+    config = WorkerConfig(rank=0, world_size=1)
+    packs: list[list[str]] = []
+    state: Any = None
+    counted = 0
+    for stop in (cut, 1000):
+        dataset = get_val_dataset(
+            leaf_of(50), task_encoder=(Twice if yields else Greedy)(skips), worker_config=config, **arguments
+        )
+        loader = get_savable_loader(dataset).with_restored_state_rank(state)
+        taken = 0
+        for batch in loader if stop else ():
+            packs += batch["packs"]
+            again = loader.restore_sample(batch["__restore_key__"]) if "__restore_key__" in batch else batch
+            assert again == batch
+            taken += 1
+            if taken == stop:
+                break
+        state = loader.save_state_rank()
+        counted += loader.stats()["skipped"]
+        assert loader.stats()["dropped"] == loader.stats()["failed"] == 0
+    if taken == 0 and cut:  # the cut was at the end: another epoch was begun
+        return
+    kept = [f"a-{number}" for number in range(50) if not (skips and number % skips == 1)]
+    expected = Counter(key + mark for key in kept for mark in (("", "'") if yields else ("",)))
+    if sum(map(len, packs)) == sum(expected.values()):
+        assert Counter(key for pack in packs for key in pack) == expected and counted == 50 - len(kept)
+    else:  # the cut was behind the last batch, and the next epoch came as well
+        assert Counter(key for pack in packs for key in pack) == Counter(dict.fromkeys(expected, 2))
+    assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
+
+
+class Stubborn(Greedy):
+    """Pushes everything back."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return PackedSamplesOutput([], pushback=samples)
+
+
+class Rest(Greedy):
+    """A pack of the first sample and a half of the second one, of which the rest goes back."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        if len(samples) < 2:
+            return [samples]
+        half = {**samples[1], "__key__": samples[1]["__key__"] + "/"}
+        return PackedSamplesOutput([[samples[0], half]], pushback=[dict(half), *samples[2:]])
+
+
+def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
+    config, arguments = WorkerConfig(rank=0, world_size=1), {"batch_size": 1, "lanes": 1}
+    dataset = get_train_dataset(
+        leaf_of(50), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
+    )
+    with pytest.raises(FatalSampleError, match="pushed back 4 samples, as many as a buffer has"):
+        next(iter(get_savable_loader(dataset)))
+    dataset = get_val_dataset(
+        leaf_of(3), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
+    )
+    loader = get_savable_loader(dataset)
+    assert list(loader) == [] and loader.stats()["dropped"] == 3
+    assert "pushed back at the end of a chunk" in loader.stats()["reasons"][0]["reason"]
+
+
+def test_the_rest_of_a_sample_is_counted_with_its_first_part(leaf_of: Callable[..., Path]) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_val_dataset(
+        leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest(), worker_config=config
+    )
+    loader = get_savable_loader(dataset)
+    packs = [pack for batch in loader for pack in batch["packs"]]
+    assert {key.strip("/") for pack in packs for key in pack} == {f"a-{number}" for number in range(7)}
+    assert loader.stats()["samples"] == 7 and loader.stats()["dropped"] == 0

@@ -1,0 +1,78 @@
+"""How a loader begins and ends, by Energon 8's names: worker types, ``shutdown``, ``with``, restoring in a chain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    TaskEncoder,
+    UsageError,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+
+class Where(TaskEncoder):
+    """Says who made a sample, and draws by its own generator only."""
+
+    @stateless(restore_task_encoder_seeds=True)
+    def encode_sample(self, sample: Any) -> Any:
+        return {"__key__": sample.__key__, "pid": os.getpid(), "drawn": float(self.rng.numpy.random())}
+
+
+def dataset(leaf: Path, workers: int) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    return get_train_dataset(leaf, batch_size=2, task_encoder=Where(), worker_config=config)
+
+
+@pytest.mark.parametrize("kind", ["fork", "thread", "main"])
+def test_worker_types_make_the_same_batches(leaf_of: Callable[..., Path], kind: str) -> None:
+    one = dataset(leaf_of(50), 0)
+    expected = [batch for _, batch in zip(range(3), get_loader(one), strict=False)]
+    with get_savable_loader(dataset(leaf_of(50), 2), worker_type=kind) as loader:
+        found = [batch for _, batch in zip(range(3), loader, strict=False)]
+    assert [batch["drawn"] for batch in found] == [batch["drawn"] for batch in expected]
+    here = {pid == os.getpid() for batch in found for pid in batch["pid"]}
+    assert here == {kind in ("thread", "main")}
+
+
+def test_hooks_of_threads_that_draw_by_their_own_generator_run_side_by_side(
+    leaf_of: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with get_loader(dataset(leaf_of(50), 2), worker_type="thread") as loader:
+        next(iter(loader))
+    assert "one at a time" not in caplog.text
+
+
+def test_shutdown_ends_the_workers_and_a_chain_restores(leaf_of: Callable[..., Path]) -> None:
+    loader = get_savable_loader(dataset(leaf_of(50), 1))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.save_state_rank()
+    following = next(batches)["__key__"]
+    loader.shutdown()
+    loader.shutdown()
+    assert loader.stats()["queue"]["pending"] == 0
+    again = get_savable_loader(dataset(leaf_of(50), 0))
+    with again.with_restored_state_rank(state) as resumed:
+        assert resumed is again and next(iter(resumed))["__key__"] == following
+    with again.with_restored_state_global([state, None]) as resumed:
+        assert next(iter(resumed))["__key__"] == following
+
+
+def test_what_does_not_go_together(leaf_of: Callable[..., Path]) -> None:
+    one = dataset(leaf_of(50), 1)
+    assert get_loader(one, worker_type="fork", start_method="fork", pin_memory="automatic")
+    with pytest.raises(UsageError, match="worker_type='thread' with start_method='spawn'"):
+        get_loader(one, worker_type="thread", start_method="spawn")
+    with pytest.raises(UsageError, match="did you mean 'thread'"):
+        get_loader(one, worker_type="threads")
