@@ -116,10 +116,11 @@ class EPath(os.PathLike[str]):
         return f"EPath({self.url!r})"
 
     def __hash__(self) -> int:
-        return hash((self._protocol, self._inside))
+        return hash(self.url)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EPath) and self.url == other.url
+        # Paths are plain text in this library, such as the dataset_path of a SourceInfo.
+        return self.url == (other.url if isinstance(other, EPath) else other)
 
     def __lt__(self, other: EPath) -> bool:
         return self.url < other.url
