@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError, UsageError, listed
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
@@ -81,9 +81,8 @@ def show_scan(scan: DatasetScan) -> None:
     click.echo(f"Found {len(names)} shards with {scan.samples} samples ({_bytes(size)}) in {scan.root}")
     click.echo(f"  first shard: {names[0]}")
     click.echo(f"  last shard:  {names[-1]}")
-    listed = [f"{name} ({count})" for name, count in list(scan.parts.items())[:10]]
-    more = f" and {len(scan.parts) - 10} more" if len(scan.parts) > 10 else ""
-    click.echo(f"  parts:       {', '.join(listed)}{more}")
+    parts = [f"{name} ({count})" for name, count in scan.parts.items()]
+    click.echo(f"  parts:       {listed(parts, 10)}")
 
 
 def show_samples(scan: DatasetScan, count: int = 2) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
-from energon_lite.errors import UsageError, nearest
+from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.options import ByTokens, Chunks, Reading
@@ -137,8 +137,7 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
             what = "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)"
             _log.warning(what, function.__name__)
         else:
-            guess = nearest(name, known)
-            fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(known)
+            fix = did_you_mean(name, known, "the arguments are: " + ", ".join(known))
             if name in _OF_THE_DECODER:
                 fix = "set your task encoder's attribute: decoder = SampleDecoder(image_decode=...), or None for bytes"
             raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
