@@ -15,7 +15,7 @@ import numpy as np
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays
+from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.key_hashes import UInt64, hash_keys, hash_text
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -69,36 +69,30 @@ class KeyIndex:
 
 def _open(index: PackedIndex) -> tuple[Numbers, Numbers]:
     path = os.path.join(cache_folder(), "keys", f"{index.digest}.keys")
-    found = _found(path, len(index))
-    if found is not None:
-        return found
+    found = whole_or_none(_opened, path)
     try:
-        with only_one(path):
-            found = _found(path, len(index))  # another process may have made it while this one waited
-            if found is None:
-                hashes, samples = _sorted_hashes(index)
-                write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
-                found = _found(path, len(index))
+        if found is None:
+            with only_one(path):
+                found = whole_or_none(_opened, path)  # another process may have made it while this one waited
+                if found is None:
+                    hashes, samples = _sorted_hashes(index)
+                    write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
+                    found = _opened(path)
     except OSError as error:
         if isinstance(error, DataIndexError):
             raise
         _log.warning("%s cannot be written (%s): each process keeps the keys in memory", path, error.strerror or error)
-    if found is None:
         hashes, samples = _sorted_hashes(index)
         return hashes.view(MemoryArray), samples.view(MemoryArray)
     return found
 
 
-def _found(path: str, count: int) -> tuple[Numbers, Numbers] | None:
+def _opened(path: str) -> tuple[Numbers, Numbers]:
+    arrays, _ = open_arrays(path, _FILE)
     try:
-        arrays, _ = open_arrays(path, _FILE)
-        hashes, samples = arrays["hashes"], arrays["samples"]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    except (DataIndexError, KeyError) as error:
-        _log.warning("%s (it will be made again)", error)
-        return None
-    return (hashes, samples) if len(hashes) == len(samples) == count else None
+        return arrays["hashes"], arrays["samples"]
+    except KeyError:
+        raise _FILE.damaged(path, "its tables do not fit together") from None
 
 
 def _sorted_hashes(index: PackedIndex) -> tuple[UInt64, Int64]:
