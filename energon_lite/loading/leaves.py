@@ -14,7 +14,7 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
-from energon_lite.errors import ConfigError, NotPreparedError, UsageError, listed, nearest
+from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.iterators.identity import LeafIdentity
@@ -301,9 +301,8 @@ def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renam
     renaming = compile_columns(config.columns)
     for name, (column, _) in renaming.items():
         if source.part_names and column not in source.part_names:
-            close = nearest(column, source.part_names)
-            fix = f"did you mean {close!r}? " if close else ""
-            fix += f"There are: {listed(sorted(source.part_names))}"
+            known = f"there are: {listed(sorted(source.part_names))}"
+            fix = did_you_mean(column, source.part_names, known, always=True)
             raise ConfigError(f"there is no column {column!r}", file=config.origin, at=f"columns.{name}", fix=fix)
     return source.selected(None, renaming), renaming
 
