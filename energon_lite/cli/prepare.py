@@ -89,7 +89,7 @@ def command(path: str, **asked: Any) -> None:
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     path = local_path(path)
-    if is_url(path) and not is_jsonl(path) and not is_metadataset(path):
+    if is_url(path):
         _prepare_url(path, asked)
         return
     root = local_dataset(path, "prepare")
@@ -116,6 +116,15 @@ _Asked = Mapping[str, Any]
 
 
 def _prepare_url(url: str, asked: _Asked) -> None:
+    if is_metadataset(url):
+        _prepare_metadataset(url, asked)
+        return
+    if is_jsonl(url):
+        raise UsageError(
+            "prepare indexes JSONL files of this machine",
+            where=url,
+            fix="load it as it is: it is read once, and its index kept; or prepare a local copy, and upload its .idx",
+        )
     if asked["media"] is not None:
         raise UsageError(
             "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
