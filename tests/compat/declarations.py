@@ -236,6 +236,8 @@ class _Writer:
                 [{"split_config": "other.yaml", "split_part": "train"}, {"dataset_config": "bound.yaml"}]
             )
         self.common(entry, absolute=not path.endswith("yaml"))
+        if path.endswith("jsonl"):  # Energon cannot choose a cooker for one without any
+            entry.setdefault("subflavors", {"cook": "plain"})
         if self.chance(0.15):
             entry["path"] = f"msc://defaultROOT/{path}"
         return entry

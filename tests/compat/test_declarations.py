@@ -7,7 +7,6 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def our_one_pass(path: Path | str, split: str, repeats: bool) -> list[Any]:
 
 def compare(data: tuple[Path, Any], seed: int) -> str:
     """Read a declaration both ways; returns in a word what came of it."""
-    (root, tools), document = data, declaration(seed)
+    root, document = data[0], declaration(seed)
     (split,) = document["splits"]
     path = root / f"declared-{seed}.yaml"
     path.write_text(written(document, root))
@@ -130,18 +129,14 @@ def compare(data: tuple[Path, Any], seed: int) -> str:
         fsspec.filesystem("memory").pipe_file(f"/declared/{path.name}", path.read_bytes())
     repeats = "blend_epochized" in document["splits"][split]
     try:
-        theirs = [tools.plain(sample) for sample in energon_one_pass(path, split, repeats)]
+        theirs = [_plain(data, sample) for sample in energon_one_pass(path, split, repeats)]
     except Exception as error:
         try:
             our_one_pass(ours_at, split, repeats)
         except EnergonLiteError:
             return f"both refuse: {type(error).__name__}"
         raise AssertionError(f"Energon refuses {document}") from error
-    ours = [tools.plain(sample) for sample in our_one_pass(ours_at, split, repeats)]
-    for sample in (*theirs, *ours):
-        # Energon's from_joined has the first sample's source twice; its JSONL samples have None for no subflavors.
-        sample["__sources__"] = tuple(dict.fromkeys(sample["__sources__"]))
-        sample["__subflavors__"] = sample["__subflavors__"] or {}
+    ours = [_plain(data, sample) for sample in our_one_pass(ours_at, split, repeats)]
     theirs, ours = sorted(theirs, key=_content), sorted(ours, key=_content)
     for one, other in zip(ours, theirs, strict=True):
         if _content(one) != _content(other):
@@ -151,6 +146,15 @@ def compare(data: tuple[Path, Any], seed: int) -> str:
     if "blend" in document["splits"][split]:
         assert energon_weights(path, split) == pytest.approx(our_weights(ours_at, split))
     return "equal"
+
+
+def _plain(data: tuple[Path, Any], sample: Any) -> dict[str, Any]:
+    root, tools = data
+    found: dict[str, Any] = tools.plain(sample)
+    # Energon's from_joined has the first sample's source twice; its JSONL samples have None for no subflavors. A folder
+    # of files is named by its whole path.
+    sources = [(shard.replace("memory://declared", str(root)), names) for shard, names in found["__sources__"]]
+    return found | {"__sources__": tuple(dict.fromkeys(sources)), "__subflavors__": found["__subflavors__"] or {}}
 
 
 def _content(value: Any) -> str:
@@ -163,16 +167,6 @@ def _content(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"tensor {value.dtype} {list(value.shape)} {value.contiguous().numpy().tobytes().hex()}"
     return f"{type(value).__name__} {value!r}"
-
-
-def same(tools: Any, one: Any, other: Any) -> bool:
-    """Equal to the last bit, in lists and dicts too."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(tools, one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, repeat(tools), one, other))
-    found: bool = tools.equal(one, other)
-    return found
 
 
 def energon_weights(path: Path, split: str) -> list[float]:
@@ -189,37 +183,27 @@ def our_weights(path: Path | str, split: str) -> list[float]:
     return [leaf.weight for leaf in load_metadataset(path, split_part=split, read_url=read_file)]
 
 
-@pytest.mark.parametrize("seed", range(QUICK))
-def test_a_declaration(data: tuple[Path, Any], seed: int) -> None:
-    compare(data, seed)
+@pytest.mark.parametrize("start", range(0, QUICK, 8))
+def test_declarations(data: tuple[Path, Any], start: int) -> None:
+    outcomes = [compare(data, seed) for seed in range(start, start + 8)]
+    assert outcomes.count("equal") >= 4, outcomes
 
 
 def test_declarations_behind_a_url(data: tuple[Path, Any]) -> None:
     """The same documents and data in a store give the same samples, in the same order."""
-    import fsspec
-
-    (root, tools), store = data, fsspec.filesystem("memory")
-    seeds = range(0, QUICK, 5)
-    documents = {seed: declaration(seed) for seed in seeds}
-    local = {}
-    for seed, document in documents.items():
-        (root / f"declared-{seed}.yaml").write_text(json.dumps(document))
-        local[seed] = _ours_or_error(root / f"declared-{seed}.yaml", document)
-    for path in root.rglob("*"):
-        if path.is_file():
-            store.pipe_file(f"/declared/{path.relative_to(root)}", path.read_bytes())
-    try:
-        for seed, document in documents.items():
-            found = _ours_or_error(f"memory://declared/declared-{seed}.yaml", document)
-            if isinstance(found, str) or isinstance(local[seed], str):
-                assert found == local[seed]
-                continue
-            assert len(found) == len(local[seed])
-            for one, other in zip(found, local[seed], strict=True):
-                assert same(tools, tools.plain(one), tools.plain(other)), document
-    finally:
-        store.store.clear()
-        store.pseudo_dirs[:] = [""]
+    root, store = data[0], fsspec.filesystem("memory")
+    for seed in range(0, QUICK, 8):
+        document = declaration(seed)
+        path = root / f"declared-{seed}.yaml"
+        path.write_text(written(document, root))
+        store.pipe_file(f"/declared/{path.name}", path.read_bytes())
+        local, found = _ours_or_error(path, document), _ours_or_error(f"memory://declared/{path.name}", document)
+        if isinstance(found, str) or isinstance(local, str):
+            assert found == local
+            continue
+        assert len(found) == len(local)
+        for one, other in zip(found, local, strict=True):
+            assert _content(_plain(data, one)) == _content(_plain(data, other)), document
 
 
 def _ours_or_error(path: Any, document: dict[str, Any]) -> Any:
@@ -233,12 +217,12 @@ def _ours_or_error(path: Any, document: dict[str, Any]) -> Any:
 @pytest.mark.nightly
 @pytest.mark.parametrize("start", range(QUICK, ALL, 32))
 def test_many_declarations(data: tuple[Path, Any], start: int) -> None:
-    for seed in range(start, start + 32):
-        compare(data, seed)
+    outcomes = [compare(data, seed) for seed in range(start, start + 32)]
+    assert outcomes.count("equal") >= 24, outcomes
 
 
-def test_declarations_are_worth_comparing(data: tuple[Path, Any]) -> None:
-    """Most of them are read, and all kinds of them."""
+def test_declarations_are_worth_comparing() -> None:
+    """There are all kinds of them."""
     documents = [declaration(seed) for seed in range(QUICK)]
     texts = [str(document) for document in documents]
     for word in (
@@ -249,6 +233,11 @@ def test_declarations_are_worth_comparing(data: tuple[Path, Any]) -> None:
         "nonmatch': 'none",
         "OCRSample",
         "bound.yaml",
+        "'aux': {'notes': 'filesystem",
+        "'aux': {'pictures'",
+        "'cook': 'own'",
+        "chats.jsonl",
+        "'path': 'bound'",
+        "msc://",
     ):
         assert sum(word in text for text in texts) >= 3, word
-    assert sum(compare(data, seed) == "equal" for seed in range(8)) >= 4
