@@ -97,7 +97,9 @@ def make_data(root: Path, tools: Any) -> Path:
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(SAMPLES)))
     tools.energon_prepare(root / "lines.jsonl")
     turns = ({"n": n, "turns": [{"from": "ü", "value": f"{n}"}] * (n % 3), "none": None} for n in range(SAMPLES))
-    (root / "chats.jsonl").write_text("".join(json.dumps(turn, ensure_ascii=n % 2 == 0) + "\n" for n, turn in enumerate(turns)))
+    (root / "chats.jsonl").write_text(
+        "".join(json.dumps(turn, ensure_ascii=n % 2 == 0) + "\n" for n, turn in enumerate(turns))
+    )
     tools.energon_prepare(root / "chats.jsonl")
     (root / "notes" / "deep").mkdir(parents=True)
     for number in range(SAMPLES):
@@ -127,7 +129,7 @@ def declaration(seed: int, splits: tuple[str, ...] = ("train", "val")) -> dict[s
     return _Writer(random.Random(seed)).document(splits[seed % len(splits)], seed)
 
 
-#: The data sets whose samples are crude; with a label ``cook``, the cooker of that name makes them (see :data:`COOKERS`).
+#: The data sets whose samples are crude; with a label ``cook``, the cooker of that name makes them.
 _CRUDE = ("crude", "bound", "lines.jsonl", "chats.jsonl")
 #: By cooker: what it takes, as a document names it. ``ROOT`` stands for the folder of everything.
 COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -136,6 +138,16 @@ COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
     "own": {},
     "all": {"notes": ("filesystem://notes",), "pictures": ("image", "label")},
 }
+
+#: None with ``bound``: of a member whose own document names its split Energon takes samples of other keys.
+_JOINS = (
+    ("text", "image"),
+    ("image", "text"),
+    ("text", "label"),
+    ("crude", "image", "text"),
+    ("label", "crude"),
+    ("older", "text"),
+)
 
 
 def written(document: dict[str, Any], root: Path) -> str:
@@ -174,7 +186,9 @@ def cookers(lib: Any) -> list[Any]:
     def everything(sample: dict[str, Any], primary: Any, notes: Any, pictures: Any) -> Cooked:
         number = sample["json"]["n"]
         picture = pictures.get(f"k{2 * (number // 2):03d}.png", sample)
-        return cooked(sample, note=notes.get(f"{number}.txt", sample), picture=picture, own=primary.get(".json", sample))
+        return cooked(
+            sample, note=notes.get(f"{number}.txt", sample), picture=picture, own=primary.get(".json", sample)
+        )
 
     named = {"notes": notes, "pictures": pictures, "own": own, "all": everything}
     chosen = [lib.Cooker(cook, has_subflavors={"cook": name}) for name, cook in named.items()]
@@ -191,6 +205,7 @@ class _Writer:
     def __init__(self, dice: random.Random):
         self.dice = dice
         self.epochized = False
+        self.joined: set[tuple[str, ...]] = set()
 
     def document(self, split: str, seed: int) -> dict[str, Any]:
         self.epochized = seed % 4 == 2
@@ -244,16 +259,9 @@ class _Writer:
 
     def join(self) -> dict[str, Any]:
         """Data sets that are joined."""
-        names = self.dice.choice(
-            [
-                ("text", "image"),
-                ("image", "text"),
-                ("text", "label"),
-                ("crude", "image", "text"),
-                ("label", "crude"),
-                ("older", "text"),
-            ]
-        )
+        # Energon has one index for two joins of the same data sets in a document, whatever their splits are.
+        names = self.dice.choice([names for names in _JOINS if names not in self.joined])
+        self.joined.add(names)
         members = [self.member(name, number) for number, name in enumerate(names)]
         by_name = self.chance(0.5)
         joiner = {"__module__": "joiners_of_tests", "__function__": "together"}
@@ -284,9 +292,11 @@ class _Writer:
         if self.chance(0.3):
             entry["subset"] = {"range": self.dice.choice([*_RANGES, [1, 7], [0, "end"]] if absolute else _RANGES)}
         if self.chance(0.4):
-            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"} | entry.get("subflavors", {})
+            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"} | entry.get(
+                "subflavors", {}
+            )
         if self.chance(0.2):  # with 2, a sample may come twice in one epoch, and not in the other
-            entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else 2
+            entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else self.dice.choice([2, 3, -1, None])
 
 
 JOINERS = """

@@ -143,8 +143,8 @@ def compare(data: tuple[Path, Any], seed: int) -> str:
             names = {name for name in {*one, *other} if _content(one.get(name)) != _content(other.get(name))}
             pairs = {name: (one.get(name, "absent"), other.get(name, "absent")) for name in names}
             raise AssertionError((document, one["__key__"], pairs))
-    if "blend" in document["splits"][split]:
-        assert energon_weights(path, split) == pytest.approx(our_weights(ours_at, split))
+    if "join" not in document["splits"][split]:
+        compare_leaves(path, ours_at, split, "blend" in document["splits"][split])
     return "equal"
 
 
@@ -169,18 +169,20 @@ def _content(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def energon_weights(path: Path, split: str) -> list[float]:
+def compare_leaves(path: Path, ours_at: Path | str, split: str, blended: bool) -> None:
+    """Shares of the data sets, and over how many epochs each is shuffled."""
     from megatron.energon import WorkerConfig
     from megatron.energon.metadataset.loader import load_dataset
 
     loaded = load_dataset(str(path)).get_datasets(
         training=True, split_part=split, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0)
     )
-    return [one.weight for one in loaded.datasets]
-
-
-def our_weights(path: Path | str, split: str) -> list[float]:
-    return [leaf.weight for leaf in load_metadataset(path, split_part=split, read_url=read_file)]
+    leaves = load_metadataset(ours_at, split_part=split, read_url=read_file)
+    if blended:
+        assert [one.weight for one in loaded.datasets] == pytest.approx([leaf.weight for leaf in leaves])
+    for one, leaf in zip(loaded.datasets, leaves, strict=True):
+        if leaf.join is None:  # Energon has no effect of the number beside a join
+            assert one.dataset.shuffle_over_epochs == leaf.shuffle_over_epochs_multiplier
 
 
 @pytest.mark.parametrize("start", range(0, QUICK, 8))
