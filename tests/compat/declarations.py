@@ -159,7 +159,7 @@ def cookers(lib: Any) -> list[Any]:
     """The same cookers for both libraries; what they find beside a sample stands under ``found``."""
 
     @lib.edataclass
-    class Cooked(lib.Sample):  # type: ignore[misc]
+    class Cooked(lib.Sample):
         crude: dict[str, Any]
 
     def cooked(sample: dict[str, Any], **found: Any) -> Cooked:
