@@ -125,7 +125,8 @@ class WorkerConfig:
 
     #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
     worker_id_offset: ClassVar[int] = 0
-    #: The one between :meth:`worker_activate` and :meth:`worker_deactivate`.
+    #: The one of the loader that hooks run for (where workers are not spawned); or the one between
+    #: :meth:`worker_activate` and :meth:`worker_deactivate`.
     active_worker_config: ClassVar[WorkerConfig | None] = None
     _sample_indices: ClassVar[list[int]] = []
 
@@ -216,7 +217,7 @@ class WorkerConfig:
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
     ) -> None:
         """Say that this worker is at a sample from now on: for loops of your own, outside of a loader."""
-        if WorkerConfig.active_worker_config is not None:
+        if WorkerConfig._sample_indices:
             raise UsageError("a worker config is active already", fix="call worker_deactivate() first")
         WorkerConfig.active_worker_config = self
         WorkerConfig._sample_indices = [sample_index]

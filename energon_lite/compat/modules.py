@@ -117,6 +117,7 @@ MODULES: dict[str, str] = {
     "task_encoder.cooking": "Cooker basic_sample_keys cooker get_cooker_need_cache get_cooker_need_primary",
     "task_encoder.loader": _RECIPES,
     **dict.fromkeys(COMMANDS, "command"),
+    "tools.checkpoint": "command command_info command_redist",
     "transforms": f"{_TRANSFORMS} MergeTransform CustomTransform",
     "transforms.custom": "CustomTransform",
     "transforms.mappers": _TRANSFORMS,

@@ -213,6 +213,10 @@ NAMES: dict[str, Name] = {
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": Name(f"energon_lite.cli.{module.partition('.')[2]}:command") for module in COMMANDS},
+    "command_info": Name("energon_lite.cli.checkpoint:info"),
+    "command_redist": Name(
+        "energon_lite.cli.checkpoint:redist", "same", "rarely needed: states go on on any number of ranks"
+    ),
     # -- constants
     "MAIN_FOLDER_NAME": _compat("fields:MAIN_FOLDER_NAME"),
     "INDEX_SQLITE_FILENAME": _compat("fields:INDEX_SQLITE_FILENAME"),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypedDict
+
+import numpy as np
+import torch
+import yaml
 
 from energon_lite.errors import field_of
 from energon_lite.samples import Batch, Sample, SourceInfo
@@ -96,33 +101,48 @@ def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_
 
 
 def format_sample_detailed(sample: Any, indent: str = "") -> str:
-    """A sample in several lines, a line for each field.
+    """A sample in several lines of YAML, with shapes, ranges and first values of tensors and arrays.
 
     Example:
         >>> print(format_sample_detailed({"text": "a", "n": [1]}))
-        text: 'a'
+        text: a
         n:
-          - 1
+        - 1
     """
-    return "\n".join(indent + line for line in _lines(sample, 6))
+    text = yaml.safe_dump(_plain(sample), sort_keys=False, default_flow_style=False, width=120).rstrip()
+    lines = text.removesuffix("\n...").split("\n")
+    return "\n".join(indent + line if line else line for line in lines)
 
 
-def _lines(value: Any, depth: int) -> list[str]:
-    shown = _leaf(value, 1000)
-    if shown is not None or depth == 0:
-        return [shown if shown is not None else "..."]
+def _plain(value: Any) -> Any:
+    """What YAML can say of a value; long ones are cut."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return _array_line(value)
+    if isinstance(value, (int, float, bool, type(None))):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= 1000 else f"{value[:1000]}... (and {len(value) - 1000} more characters)"
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [*map(_plain, value[:10]), *([f"... and {len(value) - 10} more items"] if len(value) > 10 else [])]
     fields = _fields(value)
-    pairs = (
-        [("- ", one) for one in value[:20]] if fields is None else [(f"{key}: ", one) for key, one in fields.items()]
-    )
-    lines = []
-    for label, one in pairs:
-        inside = _lines(one, depth - 1)
-        if len(inside) == 1 and (_leaf(one, 1) is not None or not inside[0]):
-            lines.append(label + inside[0])
-        else:
-            lines += [label.rstrip(), *(f"  {line}" for line in inside)]
-    return lines or ["(empty)"]
+    if fields is None:
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    shown = {name: _plain(one) for name, one in _some(fields, 25)}
+    if len(fields) > len(shown):
+        shown["..."] = f"and {len(fields) - len(shown)} more items"
+    return shown if isinstance(value, Mapping) else {type(value).__name__: shown}
+
+
+def _array_line(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    facts = [f"shape={value.shape}", f"dtype={value.dtype}", *([f"device={value.device}"] if is_tensor else [])]
+    with suppress(RuntimeError, ValueError, TypeError):  # nothing in it, or what has no order
+        low, high, flat = value.min(), value.max(), value.reshape(-1)
+        ends = [flat] if len(flat) <= 6 else [flat[:3], flat[-3:]]
+        listed = ", ..., ".join(", ".join(map(repr, part.tolist() if is_tensor else part)) for part in ends)
+        facts += [f"min={low}", f"max={high}", f"values=[{listed}]"]
+    return f"{'Tensor' if is_tensor else 'np.ndarray'}({', '.join(facts)})"
 
 
 def _leaf(value: Any, longest: int) -> str | None:

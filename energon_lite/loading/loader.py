@@ -32,7 +32,7 @@ from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.storage.stores.cache_pool import CachePool
-from energon_lite.worker_config import Replica
+from energon_lite.worker_config import Replica, WorkerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +141,7 @@ class DataLoader:
         take = self._load if self.worker_config.replica is None else self._take
         while True:
             self._in_step = True
+            WorkerConfig.active_worker_config = self.worker_config
             asked = time.monotonic()
             result = take() if self._ahead is None else self._ahead.take()
             if result is None:
