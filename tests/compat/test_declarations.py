@@ -75,7 +75,7 @@ def energon_one_pass(path: Path, split: str, repeats: bool) -> list[Any]:
     from megatron.energon.epathlib import EPath
     from megatron.energon.metadataset.loader import prepare_metadataset
 
-    class Encoder(lib.TaskEncoder):  # type: ignore[misc]
+    class Encoder(lib.TaskEncoder):
         cookers = cookers(lib)
 
     prepare_metadataset(EPath(path))
