@@ -39,7 +39,7 @@ from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
-__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole"]
+__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,8 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
-    if spec.join is not None:
-        raise UsageError(
-            "joined samples are not measured: they belong to no folder",
-            where=spec.origin or spec.path,
-            fix="batch by tokens with length_column=None, or measure each folder by itself",
-        )
+    if source is None:
+        refuse_join(spec)
     if source is None and source_opener(spec.path) is not None:
         raise UsageError(
             "a data set of this format has no place for what is measured",
@@ -154,6 +150,20 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker, aux)
+
+
+def refuse_join(spec: LeafSpec) -> None:
+    """Refuse to measure joined samples.
+
+    Raises:
+        UsageError: the leaf is a join.
+    """
+    if spec.join is not None:
+        raise UsageError(
+            "joined samples are not measured: they belong to no folder",
+            where=spec.origin or spec.path,
+            fix="batch by tokens with length_column=None, or measure each folder by itself",
+        )
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
