@@ -125,12 +125,15 @@ class RangeClient:
 class _Connection(asyncio.Protocol):
     """One answer after the other."""
 
-    __slots__ = ("_answer", "_head", "_left", "_loop", "_offset", "_parts", "_size", "_transport", "_uses", "heard")
+    __slots__ = (
+        *("_answer", "_head", "_is_last", "_left", "_loop", "_offset", "_parts", "_size", "_transport", "_uses"),
+        "heard",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop, self._transport = loop, None
         self._answer: asyncio.Future[bytes] | None = None
-        self._uses = 0
+        self._uses, self._is_last = 0, False
         #: When something was heard of it.
         self.heard = loop.time()
 
@@ -182,6 +185,8 @@ class _Connection(asyncio.Protocol):
             self.give_up(UnusualAnswer("more bytes than it said"))
         elif not self._left:
             self._answer = None
+            if self._is_last:
+                self.close()
             if not answer.done():
                 answer.set_result(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
 
@@ -195,8 +200,8 @@ class _Connection(asyncio.Protocol):
             and head.count(b"\r\ncontent-length:") == 1
             and b"\r\ntransfer-encoding:" not in head
             and b"\r\ncontent-encoding:" not in head
-            and b"\r\nconnection: close" not in head
         )
+        self._is_last = b"\r\nconnection: close\r\n" in head
         return None if is_it else UnusualAnswer("not the range")
 
     def connection_lost(self, error: Exception | None) -> None:
