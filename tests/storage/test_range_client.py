@@ -23,7 +23,9 @@ BODY = bytes(range(256)) * 400
 HEAD = b"GET /a HTTP/1.1\r\nHost: here\r\n"
 
 
-def answer(first: int, last: int, *, status: bytes = b"206 Partial Content", more: bytes = b"", body: Any = None) -> bytes:
+def answer(
+    first: int, last: int, *, status: bytes = b"206 Partial Content", more: bytes = b"", body: Any = None
+) -> bytes:
     body = BODY[first : last + 1] if body is None else body
     lines = [b"HTTP/1.1 " + status, b"Content-Range: bytes %d-%d/%d" % (first, last, len(BODY))]
     return b"\r\n".join([*lines, b"content-length: %d" % (last + 1 - first), more + b"X: y", b"", body])
@@ -160,7 +162,9 @@ def test_a_busy_server_is_asked_later(server: Server, status: int) -> None:
     assert kind_of(caught.value) == "passing"
 
 
-@pytest.mark.parametrize("steps", [[None], [b"HTTP/1.1 206"], [b"short"]], ids=["nothing", "half a head", "half a body"])
+@pytest.mark.parametrize(
+    "steps", [[None], [b"HTTP/1.1 206"], [b"short"]], ids=["nothing", "half a head", "half a body"]
+)
 def test_connections_that_end_early(server: Server, steps: list[Any]) -> None:
     cut = {b"short": lambda first, last: [answer(first, last)[:-5], None]}.get(steps[0])
     server.script = [cut or (lambda first, last: [*steps, None])]

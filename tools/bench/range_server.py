@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)", re.IGNORECASE)
-HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\nETag: \"0\"\r\n\r\n"
+HEAD = b'HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\nETag: "0"\r\n\r\n'
 REQUESTS = [0]
 
 
@@ -69,8 +69,11 @@ class Answers(asyncio.Protocol):
         task = asyncio.ensure_future(back())
         while not task.done():
             # One request for a connection: the next one may be for a range.
-            writer.write(re.sub(rb"\r\n[Cc]onnection:[^\r]*", b"", await queue.get()).replace(
-                b" HTTP/1.1\r\n", b" HTTP/1.1\r\nConnection: close\r\n", 1))
+            writer.write(
+                re.sub(rb"\r\n[Cc]onnection:[^\r]*", b"", await queue.get()).replace(
+                    b" HTTP/1.1\r\n", b" HTTP/1.1\r\nConnection: close\r\n", 1
+                )
+            )
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.relay is not None:
