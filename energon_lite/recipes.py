@@ -11,7 +11,7 @@ from energon_lite.config.metadataset import LeafSpec, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
-from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments
+from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
@@ -111,7 +111,7 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
-    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
     recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
@@ -156,7 +156,7 @@ def get_val_dataset(
     count here; subsets do.
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
-    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
     recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
@@ -203,7 +203,9 @@ def get_processing_dataset(
         ...         captions.write(sample.__key__, model.describe(sample.image))
     """
     groups = grouped_keywords(get_processing_dataset, kwargs, None, chunks, reading)
-    encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    encoder = with_decoder(
+        DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_processing_dataset
+    )
     recipe = _Recipe(split_part, worker_config, batch_size, False, None, encoder, *groups)
     # With other ranks between, runs of neighbours would be fetched by each of them.
     run = _VAL_RUN if worker_config.world_size == 1 else None
@@ -363,6 +365,8 @@ def _each_leaf(
     call.apply_defaults()
     given = call.arguments
     path, flat = given.pop("path"), given.pop("kwargs")
+    encoder = DefaultTaskEncoder() if given["task_encoder"] is None else given["task_encoder"]
+    given["task_encoder"] = with_decoder(encoder, flat, called)
     names = ("batching", "chunks", "reading")
     groups = zip(names, grouped_keywords(called, flat, *(given.get(name) for name in names)), strict=True)
     given |= {name: group for name, group in groups if name in given}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from energon_lite.errors import TopologyError, UsageError
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Replica", "WorkerConfig"]
+__all__ = ["Replica", "WorkerConfig", "set_worker_number"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,9 @@ logger = logging.getLogger(__name__)
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
+
+#: Of this process among the workers of its rank.
+_worker_number = 0
 
 Share = Literal["load", "broadcast"]
 Stages = Literal["first", "ends", "all"]
@@ -118,6 +123,13 @@ class WorkerConfig:
     worker_debug_path: str | None = None
     worker_log_level: int = 0
 
+    #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
+    worker_id_offset: ClassVar[int] = 0
+    #: The one of the loader that hooks run for (where workers are not spawned); or the one between
+    #: :meth:`worker_activate` and :meth:`worker_deactivate`.
+    active_worker_config: ClassVar[WorkerConfig | None] = None
+    _sample_indices: ClassVar[list[int]] = []
+
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise TopologyError(
@@ -149,6 +161,96 @@ class WorkerConfig:
     def reads(self) -> bool:
         """Whether this rank makes batches itself; else it gets a peer's, or none."""
         return self.loads_data and (self.replica is None or self.replica.reads)
+
+    # -- by Energon's names -------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """The place as plain data: rank, world size, workers, and the size of the group."""
+        group = self.data_parallel_group
+        sizes = {"rank": self.rank, "world_size": self.world_size, "num_workers": self.num_workers}
+        return {**sizes, "data_parallel_group": None if group is None else group.size()}
+
+    def global_rank(self) -> int:
+        """The rank in the whole world, not in the group."""
+        if self.data_parallel_group is None:
+            return self.rank
+        import torch.distributed as dist
+
+        return dist.get_global_rank(self.data_parallel_group, self.rank)
+
+    def rank_worker_id(self) -> int:
+        """The number of this worker among those of its rank; 0 in the trainer. Which worker makes which batch is
+        nobody's business, and differs from run to run: seed by the sample (``TaskEncoder.rng``) instead."""
+        return _worker_number
+
+    def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
+        """The number of this worker, or of another one of its rank, among those of all ranks."""
+        local = self.rank_worker_id() if override_local_worker_id is None else override_local_worker_id
+        return self.rank * self.num_workers + local
+
+    def worker_seed(self, override_local_worker_id: int | None = None) -> int:
+        """32 bits that belong to the worker, and to ``seed_offset``."""
+        number = self.global_worker_id(override_local_worker_id) if self.num_workers else self.rank
+        digest = hashlib.sha256(f"worker {number} of seed {self.seed_offset}".encode()).digest()
+        return int.from_bytes(digest[:4], "big")
+
+    def assert_worker(self) -> None:
+        """As in Energon, where it sees that a worker is at work; here anybody may."""
+
+    def should_log(self, level: int) -> bool:
+        """Whether ``worker_log_level`` is that high."""
+        return level <= self.worker_log_level
+
+    def worker_log(self, data: Mapping[str, Any]) -> None:
+        """A line of JSON to the file that ``worker_debug_path`` names, with ``.log`` behind it (the file itself is the
+        loader's trace); to the standard output, if it names none."""
+        line = json.dumps(dict(data), default=str)
+        path = self.debug_file()
+        if path is None:
+            print(line, flush=True)
+            return
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(f"{path}.log", "a") as file:
+            file.write(line + "\n")
+
+    def worker_activate(
+        self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
+    ) -> None:
+        """Say that this worker is at a sample from now on: for loops of your own, outside of a loader."""
+        if WorkerConfig._sample_indices:
+            raise UsageError("a worker config is active already", fix="call worker_deactivate() first")
+        WorkerConfig.active_worker_config = self
+        WorkerConfig._sample_indices = [sample_index]
+
+    def worker_push_sample_index(self, sample_index: int) -> None:
+        """Be at a sample inside of another one."""
+        WorkerConfig._sample_indices.append(sample_index)
+
+    def worker_pop_sample_index(self) -> int:
+        """Be at the outer one again; returns the inner one."""
+        return WorkerConfig._sample_indices.pop()
+
+    def worker_deactivate(self) -> None:
+        """Be at no sample."""
+        WorkerConfig.active_worker_config, WorkerConfig._sample_indices = None, []
+
+    @property
+    def active_worker_sample_index(self) -> int:
+        """The number of the sample that :meth:`worker_activate` named. Hooks: ``TaskEncoder.current_sample_index``."""
+        return self._number_of(-1)
+
+    @property
+    def active_worker_batch_index(self) -> int:
+        """The number of the outermost one. In hooks: ``TaskEncoder.current_batch_index``."""
+        return self._number_of(0)
+
+    def _number_of(self, place: int) -> int:
+        if not WorkerConfig._sample_indices:
+            raise UsageError(
+                "no worker config is active",
+                fix="in a hook, ask the task encoder: current_sample_index, current_batch_index, rng",
+            )
+        return WorkerConfig._sample_indices[place] * max(self.num_workers, 1) + self.rank_worker_id()
 
     @classmethod
     def default_worker_config(
@@ -235,3 +337,9 @@ class WorkerConfig:
             saves_state=replica.is_first,
             replica=replica,
         )
+
+
+def set_worker_number(number: int) -> None:
+    """Say which worker of its rank this process is."""
+    global _worker_number
+    _worker_number = number

@@ -145,7 +145,8 @@ def _prepare_jsonl(root: str, asked: _Asked) -> None:
         return
     index, name = prepare_jsonl(root), os.path.basename(root)
     _show_notes(index.notes.get(name, ()))
-    click.echo(f"{root}: {len(index):,} samples; wrote {name}.idx and energon_lite's own index")
+    click.echo(f"Found {len(index):,} samples in {root}; wrote {name}.idx and energon_lite's own index")
+    click.echo("Done.")
     _store_lengths(root, asked)
 
 

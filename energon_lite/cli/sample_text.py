@@ -39,7 +39,8 @@ def sample_lines(sample: Any, *, width: int, colours: bool) -> Iterator[str]:
 def _lines(name: str, value: Any, indent: str, width: int, colours: bool, depth: int) -> Iterator[str]:
     nested = isinstance(value, (Mapping, list, tuple)) and any(map(_is_large, _values(value)))
     if not nested or depth >= _DEEPEST:
-        yield f"{indent}{name}: {_words(value)}"
+        kind = "" if depth else f" ({type(value)})"
+        yield f"{indent}{name}{kind}: {_words(value)}"
     else:
         kind = "" if isinstance(value, Mapping) else f" ({type(value).__name__} of {len(value)})"
         yield f"{indent}{name}:{kind}"

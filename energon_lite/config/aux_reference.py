@@ -31,16 +31,16 @@ class AuxReference:
     origin: str = ""
 
 
-def read_aux(node: Node) -> dict[str, AuxReference]:
+def read_aux(node: Node, missing_ok: bool = False) -> dict[str, AuxReference]:
     """The entries of ``aux`` by name, in their order.
 
     Raises:
-        ConfigError: one of them is no path, or not there.
+        ConfigError: one of them is no path, or not there, unless ``missing_ok``.
     """
-    return {name: _read(entry) for name, entry in node.entries().items()}
+    return {name: _read(entry, missing_ok) for name, entry in node.entries().items()}
 
 
-def _read(node: Node) -> AuxReference:
+def _read(node: Node, missing_ok: bool) -> AuxReference:
     text = node.string(_EXPECTED)
     found = _SCHEME.fullmatch(text)
     kind = "dataset" if found is None else found["kind"]
@@ -56,7 +56,9 @@ def _read(node: Node) -> AuxReference:
     if is_url(text):
         return AuxReference(kind, text, node.origin)
     path = os.path.abspath(os.path.join(folder, text))
-    if not (os.path.isdir(path) or (kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path))):
+    if not (
+        missing_ok or os.path.isdir(path) or (kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path))
+    ):
         fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
         raise node.error("the path does not exist", fix, expected=_EXPECTED, found=f"no such folder: {path}")
     return AuxReference(kind, path, node.origin)

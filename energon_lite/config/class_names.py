@@ -16,7 +16,15 @@ from energon_lite.documents import Node
 from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
-__all__ = ["CLASS_KEYS", "dataset_class", "joiner", "joiner_name", "metadataset_class", "sample_type"]
+__all__ = [
+    "CLASS_KEYS",
+    "dataset_class",
+    "foreign_dataset_class",
+    "joiner",
+    "joiner_name",
+    "metadataset_class",
+    "sample_type",
+]
 
 #: The two keys that name a class.
 CLASS_KEYS = frozenset({"__module__", "__class__"})
@@ -218,6 +226,25 @@ def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"
     fix = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
     _check(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)], fix)
     return "crude" if named.name == CRUDE else "standard", TYPED_DATASETS.get(named.name)
+
+
+def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type | None:
+    """The data set class of the caller's own that the top of a ``dataset.yaml`` names; None: it names one of ours.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    named = _named_class(entries, "class")
+    if named is None or not named.is_foreign or not trust_code:
+        return None
+    found = _imported(named, "class")
+    if not (isinstance(found, type) and hasattr(found, "sample_loader_of")):
+        what, fix = (
+            f"{named.module}.{named.name} is not a data set class",
+            "derive it from energon_lite.DefaultDecoderWebdatasetFactory",
+        )
+        raise named.node.error(what, fix, expected="a factory of samples", found=repr(found))
+    return found
 
 
 def metadataset_class(entries: dict[str, Node]) -> str | None:

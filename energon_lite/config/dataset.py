@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from energon_lite.config.class_names import CLASS_KEYS, dataset_class, sample_type
+from energon_lite.config.class_names import CLASS_KEYS, dataset_class, foreign_dataset_class, sample_type
 from energon_lite.documents import Node, load_yaml, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
@@ -39,6 +39,8 @@ class DatasetConfig:
         part_filter: names of the parts to read; or ``file.py:function`` (trusted code); None = all, or by field map.
         subflavors: labels for every sample of this data set.
         origin: the file, for later messages.
+        factory: a data set class of the caller's own (trusted code); then the rest of the document is its
+            ``arguments``, and ``kind`` says nothing.
     """
 
     kind: Literal["standard", "crude"]
@@ -48,6 +50,8 @@ class DatasetConfig:
     part_filter: str | list[str] | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
+    factory: Any = None
+    arguments: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, str] | None = None
 
 
@@ -71,6 +75,13 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         what, expected = "the data set's configuration is missing", "a YAML file that says how to load a sample"
         raise missing_meta_file(what, file, "dataset.yaml", "dataset_config", expected)
     document = load_yaml(file)
+    if (factory := foreign_dataset_class(document.entries(), trust_code=trust_code)) is not None:
+        others = {key: node for key, node in document.entries().items() if key not in CLASS_KEYS}
+        arguments = {key: node.plain() for key, node in others.items()}
+        if "sample_type" in others:
+            named = sample_type(others["sample_type"], trust_code=True)
+            arguments["sample_type"] = SAMPLE_TYPES[named] if isinstance(named, str) else named
+        return DatasetConfig("standard", origin=file, factory=factory, arguments=arguments)
     kind, typed = dataset_class(document.entries())
     fix = "remove it, and set the task encoder's decoder: decoder = SampleDecoder(...)"
     document.refuse(_DECODER_KEYS, "does not belong into dataset.yaml", fix, "no decoder's settings here")

@@ -114,6 +114,11 @@ class LeafSpec:
     units: tuple[WeightUnit, ...] = ()
 
     @property
+    def paths(self) -> list[str]:
+        """Where its data is, by Energon's name for it."""
+        return [self.path]
+
+    @property
     def share(self) -> Share:
         """Its share of the whole blend along the run."""
         return self.segments or constant(self.weight)
@@ -138,6 +143,7 @@ def load_metadataset(
     *,
     split_part: str,
     read_url: Callable[[str], bytes] | None = None,
+    missing_ok: bool = False,
 ) -> tuple[LeafSpec, ...]:
     """Read a metadataset, and all those it refers to, and flatten it into leaves.
 
@@ -146,6 +152,7 @@ def load_metadataset(
             file count from the file's folder, in a dict from the current one.
         split_part: which entry of ``splits`` to take; a ``split_part`` inside overrides it for what is below.
         read_url: brings the bytes of a document behind a URL; None: such documents are refused.
+        missing_ok: data sets need not be there.
 
     Returns:
         The leaves in document order. The same data set may come more than once.
@@ -157,7 +164,7 @@ def load_metadataset(
         >>> [(leaf.path, leaf.weight) for leaf in load_metadataset("blend.yaml", split_part="train")]
         [('/data/digits', 0.75), ('/data/prose', 0.25)]
     """
-    flattening = _Flattening(read_url)
+    flattening = _Flattening(read_url, missing_ok)
     if isinstance(path_or_dict, Mapping):
         document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
         return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
@@ -198,8 +205,8 @@ class _Above:
 class _Flattening:
     """One walk over a tree of documents; reads each file once, however often it is referred to."""
 
-    def __init__(self, read_url: Callable[[str], bytes] | None):
-        self._read_url = read_url
+    def __init__(self, read_url: Callable[[str], bytes] | None, missing_ok: bool):
+        self._read_url, self._missing_ok = read_url, missing_ok
         self._documents: dict[str, MetadatasetDocument] = {}
         self._blends = count()
 
@@ -255,7 +262,7 @@ class _Flattening:
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
             return [self._joined(reference, reference.join, split_part, here)]
-        path = locate(reference)
+        path = locate(reference, self._missing_ok)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [self._leaf(path, split_part, reference, here)]
@@ -272,7 +279,7 @@ class _Flattening:
             shuffle_over_epochs_multiplier=here.multiplier,
             dataset_config=reference.dataset_config or "dataset.yaml",
             split_config=reference.split_config or "split.yaml",
-            aux={} if reference.aux is None else read_aux(reference.aux),
+            aux={} if reference.aux is None else read_aux(reference.aux, self._missing_ok),
             origin=reference.node.origin,
             trail=here.trail[1:],
             filters=here.filters,
@@ -283,7 +290,7 @@ class _Flattening:
         """The leaf that a join is: its place in the tree is that of the first data set."""
         members = []
         for one in join.references:
-            path = locate(one)
+            path = locate(one, self._missing_ok)
             if is_metadataset(path):
                 what, fix = "a metadataset cannot be joined", "name the folder of a data set"
                 raise one.path.error(what, fix, expected="the folder of a data set, or a JSONL file")

@@ -208,7 +208,7 @@ def _split(node: Node, version: str | None) -> Split:
 def numbers_above_leaf(node: Node, what: str) -> ConfigError:
     """The error for a subset by sample numbers of something that is not one data set."""
     return node.key_error(
-        f"sample numbers count in one data set, but this is {what}",
+        f"sample numbers are only allowed for a leaf dataset, in which they count, but this is {what}",
         "use percentages here, or write the subset where the folder of the data set is referred to",
         expected="percentages, such as [0%, 80%]",
         found=f"the range [{', '.join(str(bound) for bound in node.value['range'].plain())}]",

@@ -26,9 +26,9 @@ def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
     return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
 
 
-def locate(reference: Reference) -> str:
+def locate(reference: Reference, missing_ok: bool = False) -> str:
     """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder,
-    which may be behind a URL, or, in a dict, from the current one."""
+    which may be behind a URL, or, in a dict, from the current one. ``missing_ok``: nothing needs to be there."""
     node = reference.path
     text = local_path(node.value)
     if "::" in text:
@@ -47,6 +47,8 @@ def locate(reference: Reference) -> str:
         what = "this file is neither a data set nor a metadataset"
         fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
         raise node.error(what, fix, expected=expected, found=f"the file {path}")
+    if missing_ok:
+        return path
     fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
     found = f"no such file or folder: {path}"
     raise node.error("the path does not exist", fix, expected=expected, found=found)

@@ -233,7 +233,8 @@ class _TreeBuilder:
             place = replace(place, path=join_path(path, key.value))
             if key.value == "<<" and not key.style:
                 raise place.error("merge keys (<<) are not supported", "write the entries out", found=None)
-            if key.value in entries:
+            # An empty list says nothing that is lost: `exclude: []`, as tools write it, and what somebody wrote below.
+            if key.value in entries and entries[key.value].value != []:
                 first = entries[key.value].key_line
                 raise place.error(
                     f"the key {key.value!r} stands twice",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterable
+from typing import Any
 
 from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
@@ -47,7 +51,7 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
 def _check_names(encoder: TaskEncoder) -> None:
     cls = type(encoder)
     for name in _BUILDERS:
-        if hasattr(encoder, name):
+        if hasattr(encoder, name) and not _only_calls_super(getattr(encoder, name)):
             raise UsageError(
                 f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
                 fix="do it in encode_sample, batch or encode_batch",
@@ -101,6 +105,23 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
             where=where,
             fix=f"write `def {name}(sample, {', '.join(names)})`; or remove from aux what it does not need",
         )
+
+
+def _only_calls_super(method: Any) -> bool:
+    """Whether all that a method does is to return what ``super()`` makes of its arguments."""
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    body = function.body if isinstance(function, ast.FunctionDef) else []
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]  # its docstring
+    match body:
+        case [ast.Return(ast.Call(ast.Attribute(ast.Call(ast.Name("super"), []), called), given, keywords))]:
+            values = [*given, *(one.value for one in keywords)]
+            plain = all(isinstance(one.value if isinstance(one, ast.Starred) else one, ast.Name) for one in values)
+            return called == method.__name__ and plain
+    return False
 
 
 def _check_packing(encoder: TaskEncoder, size: int | None) -> None:

@@ -3,6 +3,7 @@ nothing, and what to write in place of others."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +11,14 @@ from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
 from energon_lite.errors import UsageError, nearest
+from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import Batching
+from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["called_as", "grouped_keywords", "loader_arguments"]
+__all__ = ["called_as", "grouped_keywords", "loader_arguments", "with_decoder"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,8 +96,33 @@ def grouped_keywords(
                 fix=f"leave out {name}",
             )
         groups[place] = replace(group, **{field: value})
-    _check_others(kwargs, function, [*_names_of(function), *_FILLS])
+    _check_others(kwargs, function, [*_names_of(function), *_FILLS, *_OF_THE_DECODER])
     return groups["batching"], groups["chunks"], groups["reading"]
+
+
+def with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Callable[..., Any]) -> TaskEncoder:
+    """The task encoder; if keywords say how to decode, a copy of it that does so.
+
+    Args:
+        function: the one that was given them, for messages.
+
+    Raises:
+        UsageError: there is no such form.
+    """
+    given = {name: kwargs[name] for name in _OF_THE_DECODER if kwargs.get(name) is not None}
+    if not given:
+        return encoder
+    _log.warning(
+        "%s(%s=...) is deprecated: set the task encoder's attribute, decoder = SampleDecoder(...), or None for bytes",
+        function.__name__,
+        next(iter(given)),
+    )
+    own = copy.copy(encoder)
+    if not given.pop("auto_decode", True):
+        own.decoder = None
+    elif given:
+        own.decoder = replace(getattr(encoder, "decoder", None) or SampleDecoder(), **given)
+    return own
 
 
 def loader_arguments(
@@ -139,8 +167,6 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
         else:
             guess = nearest(name, known)
             fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(known)
-            if name in _OF_THE_DECODER:
-                fix = "set your task encoder's attribute: decoder = SampleDecoder(image_decode=...), or None for bytes"
             raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
 
 

@@ -21,6 +21,7 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
+from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
@@ -49,16 +50,22 @@ _LEAF = 21
 
 
 def find_leaves(
-    path: PathOrDict, split_part: str, dataset_config: str, split_config: str, subflavors: Mapping[str, Any] | None
+    path: PathOrDict,
+    split_part: str,
+    dataset_config: str,
+    split_config: str,
+    subflavors: Mapping[str, Any] | None,
+    missing_ok: bool = False,
 ) -> list[LeafSpec]:
-    """The leaves that a folder or a metadataset means; nothing is opened yet.
+    """The leaves that a folder or a metadataset means; nothing is opened yet. With ``missing_ok``, those of a
+    metadataset need not be there.
 
     Raises:
         ConfigError: a mistake in a metadataset.
         NotPreparedError: there is no such folder or file.
     """
     if is_metadataset(path):
-        specs = list(load_metadataset(path, split_part=split_part, read_url=read_file))
+        specs = list(load_metadataset(path, split_part=split_part, read_url=read_file, missing_ok=missing_ok))
     else:
         folder = local_path(os.fspath(path))  # type: ignore[arg-type]
         if not is_url(folder):
@@ -241,6 +248,11 @@ def _sample_loader(
     folder = os.path.join(_meta_root(spec.path) or "", META_FOLDER)
     source, renaming = _renamed(source, config)
     subflavors = config.subflavors | spec.subflavors
+    if config.factory is not None:
+        decoder = {} if "decoder" in config.arguments else {"decoder": encoder.decoder}
+        made = config.factory(EPath(spec.path), split_part=spec.split_part, **decoder, **config.arguments)
+        made.subflavors = {**(made.subflavors or {}), **subflavors}
+        return source, made.sample_loader_of(source)
     loader = SampleLoader(
         sample_type=_sample_type(config),
         field_map=_field_map(config, source),
@@ -259,6 +271,7 @@ def _sample_loader(
 
 
 def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooker | None:
+    """The cooker that is for the crude samples of a leaf."""
     subflavors = dict(loader.subflavors)
     if loader.sample_type is not None or not encoder.cookers:
         return None

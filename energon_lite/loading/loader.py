@@ -32,7 +32,7 @@ from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.storage.stores.cache_pool import CachePool
-from energon_lite.worker_config import Replica
+from energon_lite.worker_config import Replica, WorkerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,10 @@ __all__ = ["DataLoader"]
 
 #: How each kind of data set is gone through.
 _ITERATORS: dict[type[SavableDataset], Any] = {PlannedDataset: PlannedIterator, LaneDataset: LaneIterator}
+
+
+def _iterator_of(dataset: SavableDataset) -> Any:
+    return next(iterator for kind, iterator in _ITERATORS.items() if isinstance(dataset, kind))
 
 
 class DataLoader:
@@ -94,10 +98,11 @@ class DataLoader:
         trace: str | os.PathLike[str] | None = None,
         cache_pool: CachePool | None = None,
     ):
-        if type(dataset) not in _ITERATORS:
+        if not isinstance(dataset, SavableDataset):
             raise UsageError(
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )
+        runs = dataset.runs_as
         if prefetch_factor < 1:
             raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
         self.dataset = dataset
@@ -107,13 +112,13 @@ class DataLoader:
         self._trace: TraceFile | None = None
         trace = config.debug_file() if trace is None else trace
         if trace is not None and self._writes:
-            self._trace = TraceFile(trace, config.rank, config.world_size, dataset.leaves)
-        names = [(leaf.name, leaf.source.path) for leaf in dataset.leaves]
+            self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves)
+        names = [(leaf.name, leaf.source.path) for leaf in runs.leaves]
         encoder = dataset.task_encoder
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
-        self._pipeline = dataset.pipeline()
+        self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
@@ -121,12 +126,12 @@ class DataLoader:
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
-        self._dataset_iterator: DatasetIterator = _ITERATORS[type(dataset)](
-            dataset, self._workers, prefetch_factor, self._report, _checked_steps(skip_steps)
+        self._dataset_iterator: DatasetIterator = _iterator_of(runs)(
+            runs, self._workers, prefetch_factor, self._report, _checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
-        dataset.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
+        runs.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -136,6 +141,7 @@ class DataLoader:
         take = self._load if self.worker_config.replica is None else self._take
         while True:
             self._in_step = True
+            WorkerConfig.active_worker_config = self.worker_config
             asked = time.monotonic()
             result = take() if self._ahead is None else self._ahead.take()
             if result is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.states.merge import merged
 
 __all__ = ["SavableDataLoader", "State"]
+
+logger = logging.getLogger(__name__)
 
 
 class SavableDataLoader(DataLoader):
@@ -120,6 +123,16 @@ class SavableDataLoader(DataLoader):
         if "error" in message:
             raise StateError(f"rank {src_rank} of the group has no state to restore:\n{message['error']}")
         self.restore_state_rank(message["state"])
+
+    def save_state(self, dst_rank: int = 0) -> State | None:
+        """:meth:`save_state_global`, by the name that Energon has given up."""
+        logger.warning("save_state is deprecated: call save_state_rank, or save_state_global")
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: State | Sequence[State | None] | None) -> None:
+        """:meth:`restore_state_global`, by the name that Energon has given up."""
+        logger.warning("restore_state is deprecated: call restore_state_rank, or restore_state_global")
+        self.restore_state_global(state)
 
     def state_dict(self) -> State:
         """The state, by torch's name for it; on every rank, and the same on all that are in step."""

@@ -36,14 +36,20 @@ class TestCommand:
         (tmp_path / "b.jsonl").write_text('{"q": "why"}\n')
         (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: crude}, {path: b.jsonl}]}}")
         code, output = run(tmp_path / "all.yaml")
-        assert code == 0 and "txt: 'words'" in output and "bin: 20 bytes" in output and "json: {'q': 'why'}" in output
+        assert code == 0 and "txt (<class 'str'>): 'words'" in output
+        assert "bin (<class 'bytes'>): 20 bytes" in output and "json (<class 'dict'>): {'q': 'why'}" in output
         assert run(tmp_path / "b.jsonl")[1].count("Sample 0") == 1
 
     def test_a_broken_sample_and_an_empty_split(self, tmp_path: Path) -> None:
         splits = {"train": ["a.tar"], "val": []}
         write_dataset(tmp_path / "x", {"a.tar": [("0", {"txt": b"\xff"}), ("1", {"txt": b"fine"})]}, splits=splits)
         code, output = run(tmp_path / "x")
-        assert code == 0 and "decode: DecodeError" in output and "text: 'fine'" in output and "[val]" not in output
+        assert (
+            code == 0
+            and ": DecodeError" in output
+            and "text (<class 'str'>): 'fine'" in output
+            and "[val]" not in output
+        )
 
     def test_no_such_split(self, tmp_path: Path) -> None:
         code, output = run(text_dataset(tmp_path / "a", 5), "--split-parts", "trian")
@@ -76,15 +82,15 @@ class TestText:
             "long": "x" * 1000,
         }
         assert self.lines(sample)[:-1] == [
-            "  tensor: Tensor[3] int64 [0, 1, 2]",
-            "  matrix: ndarray[1, 2] float64, 0.5 to 2",
-            "  image: image 4x2 L",
+            "  tensor (<class 'torch.Tensor'>): Tensor[3] int64 [0, 1, 2]",
+            "  matrix (<class 'numpy.ndarray'>): ndarray[1, 2] float64, 0.5 to 2",
+            "  image (<class 'PIL.Image.Image'>): image 4x2 L",
             "  nested:",
             "    a: (list of 2)",
             "      0: Tensor[2, 2] float32, 0 to 0",
             "      1: 2 bytes b'12'",
-            "  empty: Tensor[0, 3] float32",
-            "  flags: ndarray[2, 2] bool",
+            "  empty (<class 'torch.Tensor'>): Tensor[0, 3] float32",
+            "  flags (<class 'numpy.ndarray'>): ndarray[2, 2] bool",
         ]
         assert "(1,002 characters)" in self.lines(sample)[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -187,3 +188,25 @@ def test_keys_that_appear_twice_and_no_database(shards: Path, tools: Any) -> Non
     assert "no index.sqlite: key 'deep.er/long/0012' appears twice" in tools.lite_prepare(shards, *options)
     assert not (shards / ".nv-meta/index.sqlite").exists()
     compare(tools, shards, "train", 18)
+
+
+@pytest.mark.parametrize("seed", [None, 42])
+def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) -> None:
+    from megatron.energon import BaseWebdatasetFactory as Theirs
+
+    from energon_lite import BaseWebdatasetFactory as Ours
+    from energon_lite.factories.kinds import WebdatasetMeta
+
+    found = []
+    for prepare in (Theirs.prepare_dataset, Ours.prepare_dataset):
+        root = tmp_path / prepare.__module__.split(".")[0]
+        for shard in range(12):
+            path = root / f"parts/data-{shard}.tar"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(path, "w") as tar:
+                tools.add(tar, f"{shard}.txt", b"a")
+        ratio = [("train", 0.5), ("val", 0.3), ("other", 0.2)]
+        prepare(root, ["parts/data-{0..11}.tar"], split_parts_ratio=ratio, shuffle_seed=seed, workers=1)
+        splits = {name: WebdatasetMeta.from_config(root, split_part=name).split_part_files for name, _ in ratio}
+        found.append({name: list(shards) for name, shards in splits.items()})
+    assert found[0] == found[1]

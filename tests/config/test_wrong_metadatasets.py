@@ -258,7 +258,7 @@ METADATASETS: dict[str, Row] = {
     ),
     "sample numbers for a blend": (
         "splits:\n  train:\n    blend: [{path: digits}]\n    subset: {range: [0, 5]}\n",
-        4, 5, "splits.train.subset", "count in one data set, but this is a blend", "use percentages here",
+        4, 5, "splits.train.subset", "only allowed for a leaf dataset", "use percentages here",
     ),
     "sample numbers for a blend_epochized": (
         "splits:\n  train:\n    blend_epochized: [{path: digits}]\n    subset: {range: [0, end]}\n",

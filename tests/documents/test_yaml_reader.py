@@ -165,6 +165,13 @@ def test_json_with_a_key_twice_is_refused(write: Callable[..., Path]) -> None:
         load_yaml(write('{"a": 1, "a": 2}', "doc.json"))
 
 
+def test_an_empty_list_may_be_said_again(write: Callable[..., Path]) -> None:
+    assert load_yaml(write("a: []\nb: 1\na: [2]\n")).plain() == {"a": [2], "b": 1}
+    for first in ("[1]", "{}", "''", "0"):
+        with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+            load_yaml(write(f"a: {first}\na: [2]\n"))
+
+
 def test_a_missing_file_and_a_folder_are_config_errors(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot read the document") as caught:

@@ -182,8 +182,8 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["are CaptioningSample, not TextSample", "sample_type=CaptioningSample"],
     ),
     "what the decoder is told": (
-        lambda path: _call(path, image_decode="pil"),
-        ["no argument 'image_decode'", "decoder = SampleDecoder("],
+        lambda path: _call(path, image_decode="torchrbg"),
+        ["image_decode 'torchrbg' is unknown", "did you mean 'torchrgb'"],
     ),
     "loader of a path": (lambda path: get_loader(path), ["a loader of a"]),  # type: ignore[arg-type]
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),

@@ -7,6 +7,7 @@ pipe closes, or when their trainer is gone. On SIGUSR1 they write down what they
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -30,6 +31,7 @@ from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
+from energon_lite.worker_config import set_worker_number
 
 __all__ = ["STOP_SIGNALS", "answer", "serve"]
 
@@ -76,6 +78,7 @@ def serve(
         end.close()
     end_with_trainer(trainer, by_kernel=by_kernel)
     notes.install()
+    set_worker_number(int(multiprocessing.current_process().name.rpartition("-")[2]))
     import torch
 
     torch.set_num_threads(1)

@@ -77,6 +77,11 @@ class SavableDataset:
     drop_last: bool = False
     once: bool = False
 
+    @property
+    def runs_as(self) -> SavableDataset:
+        """What a loader runs: this very data set, or what a wrapper around others comes to."""
+        return self
+
     @cached_property
     def is_endless(self) -> bool:
         """Whether there is only one pass, which does not end."""
@@ -93,6 +98,18 @@ class SavableDataset:
             UnknownLengthError: nobody knows.
         """
         raise NotImplementedError
+
+    def len_rank(self) -> int:
+        """The length, by Energon's name for it."""
+        return len(self)
+
+    def config(self) -> dict[str, Any]:
+        """The settings and the data that decide the order, as plain data."""
+        return self.identity.to_plain()
+
+    def can_restore_sample(self) -> bool:
+        """Whether any batch can be made again from its key: always."""
+        return True
 
     def state(self, cursor: Any) -> State:
         """A place in the run as plain data."""

@@ -14,6 +14,7 @@ from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, State, checked, damaged, is_count
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["Cursor", "PlannedDataset"]
@@ -49,10 +50,19 @@ class PlannedDataset(SavableDataset):
     batched: bool = True
     refill: bool = False
 
+    @property
+    def refills(self) -> bool:
+        """Whether what is lost is replaced."""
+        return self.refill
+
     def pipeline(self) -> Pipeline:
         """What runs this data set's jobs."""
+        return self.pipeline_among(self.leaves, 0)
+
+    def pipeline_among(self, leaves: tuple[Leaf, ...], first: int) -> Any:
+        """The same for jobs whose addresses count this data set's leaves from ``first`` on, among those of others."""
         return Pipeline(
-            self.leaves,
+            leaves,
             self.task_encoder,
             seed=self.seed,
             refill=self.refill,
@@ -60,6 +70,11 @@ class PlannedDataset(SavableDataset):
             error_handler=self.worker_config.global_error_handler,
             empty=not self.once,
         )
+
+    def for_workers(self) -> Self:
+        """The same, without what cannot be sent to another process: groups of ranks, what the plan keeps."""
+        config = replace(self.worker_config, data_parallel_group=None, replica=None)
+        return replace(self, plan=replace(self.plan), worker_config=config)  # type: ignore[type-var]
 
     def step(self, cursor: Cursor) -> Cursor | None:
         """The cursor after one more micro-batch on every rank; None: no step of its pass is left."""

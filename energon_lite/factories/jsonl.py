@@ -1,0 +1,51 @@
+"""Factories of JSONL files: each line is a crude sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from energon_lite.factories.base import DatasetFactory
+from energon_lite.samples import CrudeSample
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.sample_loader import SampleLoader
+
+__all__ = ["CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory"]
+
+
+class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
+    """The lines of a JSONL file, as crude samples with a part ``json``. Arguments are those of its base.
+
+    Example:
+        >>> CrudeJsonlDatasetFactory("chats.jsonl", training=False, worker_config=config).build()
+    """
+
+    __sample_type__: ClassVar[Any] = CrudeSample
+
+    def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
+        super().__init__(path, **kwargs)
+
+    def sample_loader_of(self, source: AnySource) -> SampleLoader:
+        return SampleLoader(subflavors=self.subflavors, decoder=SampleDecoder())
+
+
+class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
+    """The same, with labels.
+
+    Args:
+        subflavors: labels of all samples.
+        decoder: as in Energon; a line is an object, whatever it is.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        decoder: Any = None,
+        **kwargs: Any,
+    ):
+        self.subflavors = dict(subflavors or {})
+        super().__init__(path, **kwargs)

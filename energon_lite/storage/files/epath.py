@@ -1,0 +1,266 @@
+"""A path that may be local or in a store, by Energon's name and with its methods, over fsspec."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from energon_lite.errors import UsageError
+
+__all__ = ["DEFAULT_PROFILE_NAME", "EPath"]
+
+#: Energon's name for the local file system.
+DEFAULT_PROFILE_NAME = "default"
+
+
+class EPath(os.PathLike[str]):
+    """A path: of this machine, or a URL such as ``s3://bucket/coco`` or ``msc://profile/coco``.
+
+    Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is a folder below the one that the
+    environment variable ``NVDATASET_CACHE_DIR`` names. Pickles hold the text alone. It goes wherever a path goes here.
+
+    Args:
+        initial_path: text, a path, or another EPath.
+
+    Raises:
+        UsageError: a ``dss://`` path without a version, or without that folder.
+
+    Example:
+        >>> EPath("s3://bucket/coco") / "train/part-000.tar"
+        EPath('s3://bucket/coco/train/part-000.tar')
+    """
+
+    def __init__(self, initial_path: str | os.PathLike[str]):
+        self._protocol: str
+        self._inside: str
+        if isinstance(initial_path, EPath):
+            self._protocol, self._inside = initial_path._protocol, initial_path._inside
+            return
+        protocol, found, rest = os.fspath(initial_path).partition("://")
+        if not found:
+            protocol, rest = "", os.path.abspath(os.path.expanduser(protocol))
+        elif protocol == "file":
+            protocol, rest = "", os.path.abspath(rest)
+        if protocol == "dss":
+            _check_dss(rest)
+        self._protocol = protocol
+        self._inside = posixpath.normpath("/" + rest.lstrip("/"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EPath, (self.url,)
+
+    # -- what it says -------------------------------------------------------------------------------------------------
+
+    @property
+    def internal_path(self) -> PurePosixPath:
+        """The path without protocol."""
+        return PurePosixPath(self._inside)
+
+    @property
+    def profile(self) -> str:
+        """The store, by protocol; ``default`` for this machine."""
+        return self._protocol or DEFAULT_PROFILE_NAME
+
+    @property
+    def url(self) -> str:
+        """The whole as text; a local path has no protocol."""
+        return f"{self._protocol}:/{self._inside}" if self._protocol else self._inside
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return posixpath.basename(self._inside)
+
+    @property
+    def display_name(self) -> str:
+        """What people call it: the last part; of a ``dss://`` path name and version."""
+        return self._inside.split("/")[1] if self._protocol == "dss" else self.name
+
+    @property
+    def parent(self) -> EPath:
+        """The folder it is in."""
+        return self._at(posixpath.dirname(self._inside))
+
+    def with_suffix(self, suffix: str) -> EPath:
+        """The same with another extension."""
+        return self._at(str(self.internal_path.with_suffix(suffix)))
+
+    def relative_to(self, other: EPath) -> str:
+        """The way from a folder above it.
+
+        Raises:
+            ValueError: it is not above it, or in another store.
+        """
+        if self._protocol != other._protocol:
+            raise UsageError(f"{self} and {other} are in different stores", fix="compare paths of one store")
+        return str(self.internal_path.relative_to(other.internal_path))
+
+    def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
+        text = os.fspath(other)
+        if isinstance(other, EPath) or text.startswith("/") or "://" in text:
+            return EPath(other)
+        return self._at(posixpath.normpath(posixpath.join(self._inside, text)))
+
+    def __fspath__(self) -> str:
+        return str(self.local_path()) if self._protocol == "dss" else self.url
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"EPath({self.url!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __eq__(self, other: object) -> bool:
+        # Paths are plain text in this library, such as the dataset_path of a SourceInfo.
+        return self.url == (other.url if isinstance(other, EPath) else other)
+
+    def __lt__(self, other: EPath) -> bool:
+        return self.url < other.url
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        return self._protocol in ("", "dss")
+
+    def local_path(self) -> Path:
+        """The path on this machine.
+
+        Raises:
+            ValueError: it is in a store.
+        """
+        if self._protocol == "dss":
+            return Path(os.environ["NVDATASET_CACHE_DIR"]) / self._inside.lstrip("/")
+        if self._protocol:
+            raise UsageError(f"{self} is not local", fix="copy it first, or open it")
+        return Path(self._inside)
+
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        return bool(self._fs.isfile(self._key))
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        return bool(self._fs.isdir(self._key))
+
+    def exists(self) -> bool:
+        """Whether it is anything."""
+        return bool(self._fs.exists(self._key))
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return int(self._fs.size(self._key))
+
+    def stat(self) -> dict[str, Any]:
+        """What the store says of it, as fsspec gives it."""
+        return dict(self._fs.info(self._key))
+
+    def glob(self, pattern: str) -> Iterator[EPath]:
+        """The files below it that match a pattern, such as ``**/*.tar``."""
+        for found in sorted(self._fs.glob(posixpath.join(self._key, pattern))):
+            if self._fs.isfile(found):
+                yield self._of_key(found)
+
+    def walk(self) -> Iterator[EPath]:
+        """All files below it."""
+        for found in sorted(self._fs.find(self._key)):
+            yield self._of_key(found)
+
+    # -- reading and writing ------------------------------------------------------------------------------------------
+
+    def open(self, mode: str = "r", block_size: int | None = None) -> IO[Any]:
+        """The file, opened. Folders above a new one are made."""
+        if self.is_local():
+            if "r" not in mode:
+                self.parent.mkdir(parents=True)
+            return self.local_path().open(mode)
+        more = {} if block_size is None else {"block_size": block_size}
+        opened: IO[Any] = self._fs.open(self._key, mode, **more)
+        return opened
+
+    def read_text(self) -> str:
+        """All of the file as text."""
+        return self.read_bytes().decode()
+
+    def read_bytes(self) -> bytes:
+        """All of the file."""
+        with self.open("rb") as file:
+            found: bytes = file.read()
+        return found
+
+    def write_text(self, text: str) -> None:
+        """Make the file anew."""
+        self.write_bytes(text.encode())
+
+    def write_bytes(self, data: bytes) -> None:
+        """Make the file anew."""
+        with self.open("wb") as file:
+            file.write(data)
+
+    def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
+        """Make the folder. Stores have none to be made."""
+        if self.is_local():
+            self.local_path().mkdir(exist_ok=exist_ok, parents=parents)
+
+    def copy(self, target: EPath) -> None:
+        """Copy the file, or all files below the folder, to another place, in whatever store."""
+        if self.is_dir():
+            for one in self.walk():
+                one.copy(target / one.relative_to(self))
+            return
+        with self.open("rb") as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+
+    def move(self, target: EPath) -> None:
+        """Copy the file, and remove it here."""
+        self.copy(target)
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Remove the file."""
+        self._fs.rm_file(self._key)
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _found(self) -> tuple[Any, str]:
+        import fsspec
+
+        if self.is_local():
+            return fsspec.filesystem("file"), str(self.local_path())
+        fs, key = fsspec.core.url_to_fs(self.url)
+        return fs, str(key)
+
+    @property
+    def _fs(self) -> Any:
+        return self._found[0]
+
+    @property
+    def _key(self) -> str:
+        return self._found[1]
+
+    def _of_key(self, key: str) -> EPath:
+        """The path that the store calls so."""
+        inside = posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
+        return self if inside == "." else self / inside
+
+    def _at(self, inside: str) -> EPath:
+        made = EPath(self)
+        made._inside = inside
+        return made
+
+
+def _check_dss(rest: str) -> None:
+    fix = "write dss://name@version/path, and set NVDATASET_CACHE_DIR to the folder that has name@version"
+    if "@" not in rest.split("/")[0]:
+        raise UsageError(f"dss://{rest} has no version", fix=fix)
+    if "NVDATASET_CACHE_DIR" not in os.environ:
+        raise UsageError(f"where dss://{rest} is kept is not known", fix=fix)

@@ -1,0 +1,161 @@
+"""Every public name of the installed Energon is here, takes what it takes there, or has a line that says why not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+import warnings
+from typing import Any
+
+import megatron.energon
+import pytest
+
+import energon_lite
+from energon_lite.compat.install import resolve
+from energon_lite.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE
+from energon_lite.compat.names import AWAITED, NAMES, meaning
+
+#: So many names may be absent at most.
+MOST_ABSENT = 8
+
+#: Keywords of theirs that ours have no use for, and why.
+NOT_TAKEN: dict[tuple[str, str], str] = {
+    ("FileCacheLazy", "ds"): "a pool makes them: get_lazy(store, name)",
+    ("FileCacheLazy", "fname"): "a pool makes them: get_lazy(store, name)",
+    ("JsonlFileStore", "sample_filter"): "a line that is asked for by its number is wanted",
+    ("JsonlFileStore", "index_cache_size"): "the index is mapped, not cached",
+}
+
+
+def public_names(module: types.ModuleType) -> set[str]:
+    """The names that a module offers: its ``__all__``, or what it defines."""
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch has given up
+        return {
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+            and not isinstance(value, (typing.TypeVar, types.ModuleType))
+            and type(value).__name__ not in ("ParamSpec", "NewType")
+        }
+
+
+def modules_of_energon() -> dict[str, types.ModuleType]:
+    """All modules of the installed package that can be imported here, by their names below it."""
+    found = {"": megatron.energon}
+    for one in pkgutil.walk_packages(megatron.energon.__path__, f"{PACKAGE}."):
+        below = one.name[len(PACKAGE) + 1 :]
+        try:
+            found[below] = importlib.import_module(one.name)
+        except ImportError:
+            assert below.startswith("transforms") or below.endswith("tar_patcher")  # torchvision, numba
+    return found
+
+
+def is_internal(module: str) -> bool:
+    return any(module == start or module.startswith(f"{start}.") for start in INTERNAL) and module not in MODULES
+
+
+THEIRS = modules_of_energon()
+ALL = sorted({name for names in MODULES.values() for name in names.split()} - {"command"})
+
+
+def test_all_modules_and_names_are_in_the_table() -> None:
+    missing = {}
+    for below, module in THEIRS.items():
+        if is_internal(below):
+            continue
+        if below in COMMANDS:
+            assert hasattr(module, "command")
+            continue
+        assert below in MODULES, below
+        absent = public_names(module) - set(MODULES[below].split())
+        if absent:
+            missing[below] = sorted(absent)
+    assert missing == {}, "\n".join(f"{k}: {v}" for k, v in missing.items())
+
+
+def test_no_module_is_made_up() -> None:
+    for below, names in MODULES.items():
+        if below in THEIRS:
+            assert all(hasattr(THEIRS[below], name) for name in names.split()), below
+        else:
+            assert below.startswith("transforms"), below
+    assert set(NAMES) <= {*ALL, *(f"{module}.command" for module in COMMANDS)}
+
+
+def test_few_are_absent() -> None:
+    absent = [name for name in ALL if meaning(name).ours is None]
+    assert len(absent) <= MOST_ABSENT
+    for name in absent:
+        with pytest.raises(ImportError, match="not to be had from energon_lite"):
+            resolve(name)
+    assert not set(absent) & set(megatron.energon.__all__)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_is_here_and_takes_what_it_takes_there(name: str) -> None:
+    found = meaning(name)
+    assert found.verdict == "same" or found.note, "say how it is better, or why it is another thing"
+    if found.ours is None:
+        return
+    if found.ours.startswith("energon_lite.transforms:"):
+        pytest.importorskip("torchvision")
+    if name in AWAITED:
+        pytest.skip("awaited")
+    ours = resolve(name)
+    theirs = next(getattr(module, name) for module in THEIRS.values() if name in vars(module))
+    wanted, taken = parameters(theirs), parameters(ours)
+    if wanted is None or taken is None or any(one.kind is one.VAR_KEYWORD for one in taken):
+        return
+    keywords = {one.name for one in wanted if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    not_taken = {key for owner, key in NOT_TAKEN if owner == name}
+    assert not keywords - {one.name for one in taken} - not_taken
+    positional = [one.name for one in wanted if one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in not_taken]
+    ours_positional = [one.name for one in taken if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if not any(one.kind is one.VAR_POSITIONAL for one in taken):
+        assert ours_positional[: len(positional)] == positional
+
+
+def parameters(value: Any) -> list[inspect.Parameter] | None:
+    """What a class or function is called with; None: it is neither, or nobody can say."""
+    if not callable(value) or value in (dict, str):
+        return None
+    if isinstance(value, type) and (issubclass(value, (BaseException, dict)) or inspect.isabstract(value)):
+        return None
+    try:
+        return [one for one in inspect.signature(value).parameters.values() if not one.name.startswith("_")]
+    except (TypeError, ValueError):
+        return None
+
+
+def test_all_of_its_top_level_is_ours() -> None:
+    for name in megatron.energon.__all__:
+        assert hasattr(energon_lite, name) or name in AWAITED, name
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_commands(module: str) -> None:
+    import click
+
+    if f"{module}.command" not in AWAITED:
+        assert isinstance(resolve("command", module), click.Command)
+
+
+def test_what_is_awaited_is_not_there() -> None:
+    """Strike a name out of the list as soon as it is."""
+    for name in AWAITED:
+        module, _, attribute = (meaning(name).ours or "").partition(":")
+        try:
+            there = hasattr(importlib.import_module(module), attribute)
+        except ImportError:
+            there = False
+        assert not there, name
+        with pytest.raises(ImportError, match="not there yet"):
+            resolve(name.rpartition(".")[2], name.rpartition(".")[0])

@@ -1,0 +1,56 @@
+"""The tables of Energon's names in the guide, made of the table that the imports are made of.
+
+python tests/docs/energon_names.py      # writes them into docs/from-energon.md
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from energon_lite.compat.modules import INTERNAL, MODULES  # noqa: E402
+from energon_lite.compat.names import AWAITED, meaning  # noqa: E402
+
+PAGE = ROOT / "docs" / "from-energon.md"
+BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until here -->"
+
+
+def tables() -> str:
+    """What stands between the two marks."""
+    names = sorted(
+        {name for names in MODULES.values() for name in names.split()} - {"command"},
+        key=lambda name: (name.lower(), name),
+    )
+    awaited = sorted(AWAITED, key=str.lower)
+    names = [name for name in names if name not in AWAITED]
+    same = [name for name in names if meaning(name).verdict == "same" and not meaning(name).note]
+    lines = [f"**The same**, {len(same)} names: {', '.join(f'`{name}`' for name in same)}.", ""]
+    lines += ["| name | here | |", "|---|---|---|"]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        found = meaning(name)
+        if found.note:
+            rows.setdefault((found.verdict if found.ours else "absent", found.note), []).append(name)
+    for (verdict, note), alike in rows.items():
+        lines.append(f"| {', '.join(f'`{name}`' for name in alike)} | {verdict} | {note} |")
+    if awaited:
+        lines += ["", f"**Not yet**: {', '.join(f'`{name}`' for name in awaited)}."]
+    modules = [f"`{name}`" for name in MODULES if name]
+    lines += ["", f"**Modules** below `megatron.energon` that can be imported: {', '.join(modules)}.", ""]
+    lines += ["| module that is machinery of Energon's | instead |", "|---|---|"]
+    lines += [f"| `{name}` | it {why} |" for name, why in INTERNAL.items()]
+    return "\n".join(lines)
+
+
+def written() -> str:
+    """What the page has there now."""
+    return PAGE.read_text().partition(BEGIN + "\n")[2].partition("\n" + END)[0]
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN + "\n")
+    PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}")
