@@ -29,7 +29,7 @@ from common import fresh_process, machine, spread, table
 from locality import BATCH, make_data
 from remote import WORDS, s3
 
-FIRST = 64  # batches before the measurement
+FIRST = 32  # batches before the measurement
 CASES = [(how, workers) for how in ("own requests", "s3fs", "slow_store") for workers in (0, 2)]
 
 
@@ -56,7 +56,7 @@ def main() -> None:
             os.environ["AWS_ENDPOINT_URL"] = endpoint
             for how, workers in CASES * runs:
                 path = f"far://{folder}/one/data" if how == "slow_store" else "s3://one/data"
-                count = samples // (4 if how == "s3fs" else 1) - FIRST * BATCH
+                count = samples // (8 if how == "s3fs" else 1)
                 what = {"path": path, "is_direct": how != "s3fs", "workers": workers, "count": count}
                 found[how, workers].append(fresh_process(__file__, "--measure", json.dumps(what)))
     rows = [
