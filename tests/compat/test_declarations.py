@@ -220,7 +220,7 @@ def _ours_or_error(path: Any, document: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("start", range(QUICK, ALL, 32))
 def test_many_declarations(data: tuple[Path, Any], start: int) -> None:
     outcomes = [compare(data, seed) for seed in range(start, start + 32)]
-    assert outcomes.count("equal") >= 24, outcomes
+    assert outcomes.count("equal") >= 16, outcomes
 
 
 def test_declarations_are_worth_comparing() -> None:
