@@ -18,6 +18,41 @@ from typing import Any
 
 from typing_extensions import Self
 
+__all__ = [
+    "ConfigError",
+    "DataIndexError",
+    "DatasetError",
+    "DecodeError",
+    "EmptyDatasetError",
+    "EnergonLiteError",
+    "FatalSampleError",
+    "FatalStorageError",
+    "FieldAccessError",
+    "MissingEntryError",
+    "MissingShardError",
+    "NonFiniteError",
+    "NotPreparedError",
+    "SampleError",
+    "SampleException",
+    "ShardChangedError",
+    "ShardFormatError",
+    "SkipSample",
+    "StateError",
+    "StateMismatchError",
+    "TopologyError",
+    "TrustError",
+    "UnknownLengthError",
+    "UsageError",
+    "WorkerError",
+    "WrongHookError",
+    "check_choice",
+    "did_you_mean",
+    "field_of",
+    "listed",
+    "nearest",
+    "require",
+]
+
 
 def nearest(word: object, choices: Iterable[object]) -> str | None:
     """The choice that looks most like ``word``, or None if none comes close.
@@ -30,14 +65,39 @@ def nearest(word: object, choices: Iterable[object]) -> str | None:
     return matches[0] if matches else None
 
 
-def listed(names: Sequence[object], most: int = 8) -> str:
+def did_you_mean(word: object, choices: Iterable[object], otherwise: str, *, always: bool = False) -> str:
+    """Whether the choice that looks most like ``word`` was meant; or ``otherwise``, if none comes close.
+
+    Args:
+        word: what was written.
+        choices: what could have been.
+        otherwise: what to do, if there is nothing to ask.
+        always: ``otherwise`` stands behind the question as well.
+
+    Example:
+        >>> did_you_mean("weigth", ["path", "weight"], "there are: path, weight")
+        "did you mean 'weight'?"
+    """
+    close = nearest(word, choices)
+    if close is None:
+        return otherwise
+    return f"did you mean {close!r}?" + (f" {otherwise}" if always else "")
+
+
+def listed(names: Sequence[object], most: int = 8, count: int = 0) -> str:
     """The first names of some, and how many more there are.
+
+    Args:
+        names: some, or all.
+        most: so many are given.
+        count: of all, if these are not.
 
     Example:
         >>> listed(["a", "b", "c", "d"], most=2)
         'a, b and 2 more'
     """
-    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = max(count, len(names)) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 class EnergonLiteError(Exception):
@@ -138,9 +198,8 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         UsageError: names them, or the one that was meant.
     """
     if value not in choices:
-        close = nearest(value, choices)
         known = f"give one of {', '.join(map(repr, choices))}"
-        raise UsageError(f"{name} is {value!r}", fix=f"did you mean {close!r}?" if close else known)
+        raise UsageError(f"{name} is {value!r}", fix=did_you_mean(value, choices, known))
 
 
 class TrustError(ConfigError):
@@ -194,14 +253,13 @@ class SampleException(EnergonLiteError, ValueError):
             ...         raise FatalSampleError.from_sample(sample, "no license for the tokenizer") from error
         """
         samples = sample if isinstance(sample, list) else [sample]
-        keys = ", ".join(str(field_of(one, "__key__") or type(one).__name__) for one in samples[:_NAMED])
+        keys = listed([field_of(one, "__key__") or type(one).__name__ for one in samples], _NAMED)
         places = [
             f"{source.dataset_path}[{source.index}] {source.shard_name}"
             for one in samples[:_NAMED]
             for source in field_of(one, "__sources__") or ()
         ]
-        more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
-        return cls(f"sample {keys}{more} failed" + (f": {message}" if message else ""), where="; ".join(places) or None)
+        return cls(f"sample {keys} failed" + (f": {message}" if message else ""), where="; ".join(places) or None)
 
     @classmethod
     def from_sample_key(cls, sample_key: str) -> Self:

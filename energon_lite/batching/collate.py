@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from energon_lite.errors import FatalSampleError, UsageError, field_of
+from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
 from energon_lite.tensors import pad_stack
 
@@ -203,7 +203,7 @@ class _Unlike(Exception):
                 fix += "; or ask for padding at the ends: padding = 0 (or another number) in the task encoder"
             if self.path:
                 fix += f'; or keep them as a list: padding = {{"{self.path[0]}": "list"}} in the task encoder'
-        seen = [f"{looks}: {_named(those)}" for looks, those in found.items()]
+        seen = [f"{looks}: {listed(those, _SHOWN)}" for looks, those in found.items()]
         more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
         return FatalSampleError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
 
@@ -230,10 +230,6 @@ def _looks(value: Any, others: Sequence[Any]) -> str:
     if isinstance(value, dict) and all(isinstance(one, dict) for one in others):
         return f"entries {', '.join(map(str, value))}"
     return type(value).__name__
-
-
-def _named(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
 
 
 def _places(samples: Sequence[Any]) -> str | None:

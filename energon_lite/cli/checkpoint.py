@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.errors import StateError, StateMismatchError, UsageError
+from energon_lite.errors import StateError, StateMismatchError, UsageError, listed
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
 from energon_lite.loading.states.merge import merged, redistributed
@@ -48,7 +48,7 @@ def info(states: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps({"runs": named, "problem": problem and str(problem)}, indent=2))
     else:
         for files, item in runs:
-            click.echo(files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
+            click.echo(listed(files, 1))
             for title, text in summary_lines(item):
                 click.echo(f"  {title:<14}{text}")
     if problem is not None and len(found) > 1:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from energon_lite.cli.byte_size import byte_size
 from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import EnergonLiteError, TrustError
@@ -16,8 +17,6 @@ from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
 from energon_lite.storage.read.remote import local_meta
 
 __all__ = ["fact_lines", "folder_facts"]
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _sample_type(path: str) -> str:
 
 def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
     """The same as text."""
-    size = "" if facts["bytes"] is None else f", {_size(facts['bytes'])}"
+    size = "" if facts["bytes"] is None else f", {byte_size(facts['bytes'])}"
     yield f"{facts['path']}: {facts['samples']:,} samples in {facts['shards']:,} shards{size}"
     yield f"  prepared by  {facts['prepared_by']}"
     yield f"  sample type  {facts['sample_type']}"
@@ -84,11 +83,3 @@ def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  split        {name}: {split['samples']:,} samples in {split['shards']:,} shards, {share}"
     if facts["excluded"]:
         yield f"  excluded     {facts['excluded']:,} shards or samples, by split.yaml"
-
-
-def _size(count: float) -> str:
-    for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.4g} {unit}"

@@ -186,6 +186,7 @@ def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int
     return [
         {
             "path": one.spec.path,
+            "joined": None if one.spec.join is None else list(one.spec.folders),
             "split_part": one.spec.split_part,
             "samples": one.samples,
             "share": one.share,

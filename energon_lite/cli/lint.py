@@ -74,9 +74,18 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
         "trust_code": asked["trust_code"],
         "optional": frozenset(asked["optional"]),
     }
-    for specs in _by_dataset(_specs(local_path(path), asked, notes)):
+    whole, joined = _specs(local_path(path), asked, notes), list[LeafSpec]()
+    for spec in whole:
+        joined += _members(spec, notes)
+    alone = [spec for spec in whole if spec.join is None]
+    if encoder is not None and joined:
+        what = "the task encoder's hooks are not run on joined samples, only on those of other data sets"
+        notes.append(Problem(local_path(path), "", "", "", "join", what, note=True))
+    bare = options | {"make_encoder": None, "code": ""}
+    groups = [(specs, options) for specs in _by_dataset(alone)] + [(specs, bare) for specs in _by_dataset(joined)]
+    for specs, how in groups:
         try:
-            target = _target(specs, options, notes, asked["split_parts"] is not None)
+            target = _target(specs, how, notes, asked["split_parts"] is not None)
         except DatasetError as error:  # the others can be examined all the same
             notes.append(Problem(specs[0].path, "", "", "", "data set", error.what))
             continue
@@ -115,6 +124,19 @@ def _specs(path: str, asked: dict[str, Any], notes: list[Problem]) -> list[LeafS
     if missing and (not specs or parts or not all("has no split" in str(error) for error in missing)):
         raise missing[0]
     return specs
+
+
+def _members(spec: LeafSpec, notes: list[Problem]) -> Sequence[LeafSpec]:
+    """The data sets of a join, each of which is examined by itself; a join that cannot be made is a problem."""
+    if spec.join is None:
+        return ()
+    try:
+        open_source(spec)
+    except EmptyDatasetError as error:
+        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what, note=True))
+    except EnergonLiteError as error:
+        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what))
+    return spec.join.members
 
 
 def _by_dataset(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from energon_lite import __version__
-from energon_lite.errors import EnergonLiteError, nearest
+from energon_lite.errors import EnergonLiteError, did_you_mean
 
 __all__ = ["COMMANDS", "main"]
 
@@ -50,8 +50,7 @@ class _LazyGroup(click.Group):
         if cmd_name.startswith("-"):
             return None  # click says what is wrong with such an option
         if cmd_name not in COMMANDS:
-            close = nearest(cmd_name, COMMANDS)
-            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(COMMANDS)}"
+            hint = did_you_mean(cmd_name, COMMANDS, f"there are: {', '.join(COMMANDS)}")
             raise click.UsageError(f"No such command {cmd_name!r}; {hint}", ctx)
         command = import_module(f"energon_lite.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)  # ours, not the user's doing

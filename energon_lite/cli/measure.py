@@ -19,7 +19,7 @@ from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError
-from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole
+from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
@@ -123,10 +123,11 @@ def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
     """The references to each data set, which must all read it in the same way.
 
     Raises:
-        UsageError: a data set would have two different measures.
+        UsageError: a data set would have two different measures; or one is a join.
     """
     found: dict[str, list[LeafSpec]] = {}
     for spec in specs:
+        refuse_join(spec)  # before anything is measured
         found.setdefault(spec.path, []).append(spec)
     for folder, same in found.items():
         ways = {(spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)) for spec in same}

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from energon_lite.errors import UsageError, nearest
+from energon_lite.errors import UsageError, did_you_mean
 
 __all__ = ["find_named"]
 
@@ -41,11 +41,11 @@ def find_named(text: str, *, option: str, form: str, example: str, wanted: str) 
         ) from None
     for step in name.split("."):
         if not hasattr(value, step):
-            close = nearest(step, [one for one in vars(value) if not one.startswith("_")])
+            names = [one for one in vars(value) if not one.startswith("_")]
             raise UsageError(
                 f"{module_name} has no {name!r}",
                 where=getattr(sys.modules[module_name], "__file__", None),
-                fix=f"did you mean {close!r}?" if close else f"name {wanted}",
+                fix=did_you_mean(step, names, f"name {wanted}"),
             )
         value = getattr(value, step)
     return value

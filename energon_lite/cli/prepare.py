@@ -89,7 +89,7 @@ def command(path: str, **asked: Any) -> None:
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     path = local_path(path)
-    if is_url(path) and not is_jsonl(path) and not is_metadataset(path):
+    if is_url(path):
         _prepare_url(path, asked)
         return
     root = local_dataset(path, "prepare")
@@ -116,6 +116,15 @@ _Asked = Mapping[str, Any]
 
 
 def _prepare_url(url: str, asked: _Asked) -> None:
+    if is_metadataset(url):
+        _prepare_metadataset(url, asked)
+        return
+    if is_jsonl(url):
+        raise UsageError(
+            "prepare indexes JSONL files of this machine",
+            where=url,
+            fix="load it as it is: it is read once, and its index kept; or prepare a local copy, and upload its .idx",
+        )
     if asked["media"] is not None:
         raise UsageError(
             "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
@@ -222,10 +231,10 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
 
     if asked["ranks"].rank:
         return
-    specs, wrong = dict[tuple[str, str], LeafSpec](), list[EnergonLiteError]()
+    specs, wrong = dict[tuple[Any, ...], LeafSpec](), list[EnergonLiteError]()
     for part in ("train", "val", "test"):
         try:
-            specs |= {(spec.path, spec.split_part): spec for spec in find_leaves(path, part, "", "", None)}
+            specs |= {_identity(spec): spec for spec in find_leaves(path, part, "", "", None)}
         except ConfigError as error:
             wrong.append(error)
     if not specs:
@@ -238,7 +247,7 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
             found = "empty"
         except EnergonLiteError as error:
             found, broken = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else ""), broken + 1
-        click.echo(f"  {spec.path} [{spec.split_part}]: {found}")
+        click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {found}")
     if broken:
         raise UsageError(
             f"{broken} of {len(specs)} data sets cannot be read",
@@ -246,6 +255,12 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
             fix="prepare them, or correct the document",
         )
     click.echo(f"{path}: {len(specs)} data sets are ready")
+
+
+def _identity(spec: LeafSpec) -> tuple[Any, ...]:
+    """What two references have in common that mean the same samples, but for subsets and filters."""
+    nonmatch, members = ((), (spec,)) if spec.join is None else (spec.join.nonmatch, spec.join.members)
+    return nonmatch, *((one.path, one.split_part, one.split_config) for one in members)
 
 
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.cli.byte_size import byte_size
+from energon_lite.errors import EnergonLiteError, UsageError, listed
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
@@ -78,12 +79,11 @@ def show_scan(scan: DatasetScan) -> None:
     """Shards, samples and parts."""
     names = scan.shard_names
     size = sum(shard.size for shard in scan.scans)
-    click.echo(f"Found {len(names)} shards with {scan.samples} samples ({_bytes(size)}) in {scan.root}")
+    click.echo(f"Found {len(names)} shards with {scan.samples} samples ({byte_size(size)}) in {scan.root}")
     click.echo(f"  first shard: {names[0]}")
     click.echo(f"  last shard:  {names[-1]}")
-    listed = [f"{name} ({count})" for name, count in list(scan.parts.items())[:10]]
-    more = f" and {len(scan.parts) - 10} more" if len(scan.parts) > 10 else ""
-    click.echo(f"  parts:       {', '.join(listed)}{more}")
+    parts = [f"{name} ({count})" for name, count in scan.parts.items()]
+    click.echo(f"  parts:       {listed(parts, 10)}")
 
 
 def show_samples(scan: DatasetScan, count: int = 2) -> None:
@@ -92,7 +92,7 @@ def show_samples(scan: DatasetScan, count: int = 2) -> None:
         click.echo(f"Sample {number}, key {raw.key!r}:")
         for name, data in raw.parts.items():
             preview = _preview(name, data)
-            click.echo(f"  {name:<8} {_bytes(len(data)):>10}{preview}")
+            click.echo(f"  {name:<8} {byte_size(len(data)):>10}{preview}")
 
 
 def _preview(name: str, data: bytes) -> str:
@@ -124,14 +124,6 @@ def _shorten(value: Any) -> Any:
     if isinstance(value, str) and len(value) > 60:
         return value[:60] + "..."
     return value
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _ask(question: str, use: Callable[[str], T], **options: Any) -> T:

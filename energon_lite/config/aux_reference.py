@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from dataclasses import dataclass
 
+from energon_lite.config.reference_path import beside
 from energon_lite.documents import Node
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 
@@ -46,13 +46,13 @@ def _read(node: Node, missing_ok: bool) -> AuxReference:
     kind = "dataset" if found is None else found["kind"]
     if found is not None:
         text = found["path"] if found["scheme"] is None else f"{found['scheme']}://{found['path']}"
-    text = local_path(text)
+    text, given = local_path(text), text
     if "\0" in text or "::" in text:
         what = "chained URLs are not read: they can make fsspec do more than reading"
         raise node.error(what, "write the URL of one store", expected=_EXPECTED)
     folder = os.path.dirname(local_path(node.file))
-    if not is_url(text) and is_url(node.file):
-        text = posixpath.join(posixpath.dirname(node.file), text)
+    if text == given and not is_url(text) and is_url(node.file):
+        text = beside(node, text)
     if is_url(text):
         return AuxReference(kind, text, node.origin)
     path = os.path.abspath(os.path.join(folder, text))

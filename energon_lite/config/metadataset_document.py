@@ -257,7 +257,7 @@ _WITHOUT = {
     "path": {"weight", "repetitions", "subflavor", "nonmatch", "join"},
     "blend": {"repetitions", "subflavor", "nonmatch", "join"},
     "blend_epochized": {"weight", "subflavor", "nonmatch", "join"},
-    "join": {"weight", "repetitions", "subflavor", "join", "aux"},
+    "join": {"weight", "repetitions", "subflavor", "join"},
 }
 
 
@@ -294,10 +294,11 @@ def _join(node: Node, kind: str) -> Reference:
         if name in keys and not keys[name].is_null:
             fix = "write it at the data sets that are joined"
             raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
+    _refuse_aux(node)
     join = read_join(node, _joined)
-    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch", "aux"}
+    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
     given = {"node": node, "path": join.references[0].path, "join": join}
-    ignored = {"joiner", "join", "dataset_config", "split_config"}
+    ignored = {"joiner", "join", "dataset_config", "split_config", "aux"}
     return read(node, Reference, without=without, ignored=ignored, **given)
 
 
@@ -306,6 +307,7 @@ def _joined(node: Node) -> Reference:
     if "join" in node.entries():
         what, fix = "a join inside of a join", "write all data sets into one list"
         raise node.value["join"].key_error(what, fix, expected="a reference with the key path")
+    _refuse_aux(node)
     reference = _reference(node, "join")
     if reference.shuffle_over_epochs_multiplier != 1:
         # Energon accepts it, and does nothing with it.
@@ -313,3 +315,12 @@ def _joined(node: Node) -> Reference:
             "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
         )
     return reference
+
+
+def _refuse_aux(node: Node) -> None:
+    """Energon accepts it at the data sets of a join, and does nothing with it."""
+    aux = node.entries().get("aux")
+    if aux is not None and not aux.is_null:
+        what = "'aux' is for the cooker of one data set, and joined samples have none"
+        fix = "remove it, and join what it names as one more data set; or use cookers with aux instead of the join"
+        raise aux.key_error(what, fix, expected="no aux in a join")

@@ -10,7 +10,7 @@ from energon_lite.config.metadataset_document import Reference
 from energon_lite.documents import Node
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 
-__all__ = ["is_metadataset", "locate"]
+__all__ = ["beside", "is_metadataset", "locate"]
 
 
 def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
@@ -38,7 +38,7 @@ def locate(reference: Reference, missing_ok: bool = False) -> str:
     if is_url(text):
         return text
     if is_url(node.file) and text == node.value:
-        return _beside(node)
+        return beside(node, text)
     path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
     if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
         return path
@@ -54,13 +54,21 @@ def locate(reference: Reference, missing_ok: bool = False) -> str:
     raise node.error("the path does not exist", fix, expected=expected, found=found)
 
 
-def _beside(node: Node) -> str:
-    """The URL of what a path means in a document behind a URL."""
+def beside(node: Node, path: str) -> str:
+    """The URL of what a path means in a document behind a URL.
+
+    Args:
+        node: says it, and knows the document.
+        path: without a scheme.
+
+    Raises:
+        ConfigError: it is absolute, or leads out of the store.
+    """
     expected = "a path relative to the document, or a URL"
-    if os.path.isabs(node.value):
-        fix = f"write 'file://{node.value}' if it is on local disks; else a relative path, or the URL"
+    if os.path.isabs(path):
+        fix = f"write 'file://{path}' if it is on local disks; else a relative path, or the URL"
         raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
     try:
-        return join_url(node.file, node.value)
+        return join_url(node.file, path)
     except ValueError:
         raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None

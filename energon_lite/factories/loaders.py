@@ -126,8 +126,8 @@ class DatasetLoaderInterface(ABC):
         """The leaves of a split."""
 
     def traverse(self, mds_path: EPath | None = None, *, split_part: str) -> list[TraversedDatasetReference]:
-        """The data sets of a split, in their order."""
-        return [_reference(spec) for spec in self.specs(split_part, missing_ok=True)]
+        """The data sets of a split, in their order; of a join all that are joined, which Energon refuses."""
+        return [one for spec in self.specs(split_part, missing_ok=True) for one in _references(spec)]
 
     def get_datasets(
         self,
@@ -337,10 +337,13 @@ def get_dataset_from_config(
     return factory
 
 
-def _reference(spec: LeafSpec) -> TraversedDatasetReference:
+def _references(spec: LeafSpec) -> list[TraversedDatasetReference]:
     aux = {name: EPath(reference.path) for name, reference in spec.aux.items()}
     epochs = spec.shuffle_over_epochs_multiplier
-    return TraversedDatasetReference(EPath(spec.path), spec.split_part, aux, dict(spec.subflavors), epochs)
+    return [
+        TraversedDatasetReference(EPath(one.path), one.split_part, dict(aux), dict(one.subflavors), epochs)
+        for one in ((spec,) if spec.join is None else spec.join.members)
+    ]
 
 
 def _factory_of(

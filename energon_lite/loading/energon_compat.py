@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
-from energon_lite.errors import UsageError, nearest
+from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
@@ -165,8 +165,7 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
             what = "%s(handler=...) has no effect: give WorkerConfig(global_error_handler=...)"
             _log.warning(what, function.__name__)
         else:
-            guess = nearest(name, known)
-            fix = f"did you mean {guess!r}?" if guess else "the arguments are: " + ", ".join(known)
+            fix = did_you_mean(name, known, "the arguments are: " + ", ".join(known))
             raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
 
 

@@ -14,7 +14,7 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
-from energon_lite.errors import ConfigError, NotPreparedError, UsageError, listed, nearest
+from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.iterators.identity import LeafIdentity
@@ -39,7 +39,7 @@ from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
-__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole"]
+__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,8 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
-    if spec.join is not None:
-        raise UsageError(
-            "joined samples are not measured: they belong to no folder",
-            where=spec.origin or spec.path,
-            fix="batch by tokens with length_column=None, or measure each folder by itself",
-        )
+    if source is None:
+        refuse_join(spec)
     if source is None and source_opener(spec.path) is not None:
         raise UsageError(
             "a data set of this format has no place for what is measured",
@@ -154,6 +150,20 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker, aux)
+
+
+def refuse_join(spec: LeafSpec) -> None:
+    """Refuse to measure joined samples.
+
+    Raises:
+        UsageError: the leaf is a join.
+    """
+    if spec.join is not None:
+        raise UsageError(
+            "joined samples are not measured: they belong to no folder",
+            where=spec.origin or spec.path,
+            fix="batch by tokens with length_column=None, or measure each folder by itself",
+        )
 
 
 def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
@@ -301,9 +311,8 @@ def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renam
     renaming = compile_columns(config.columns)
     for name, (column, _) in renaming.items():
         if source.part_names and column not in source.part_names:
-            close = nearest(column, source.part_names)
-            fix = f"did you mean {close!r}? " if close else ""
-            fix += f"There are: {listed(sorted(source.part_names))}"
+            known = f"there are: {listed(sorted(source.part_names))}"
+            fix = did_you_mean(column, source.part_names, known, always=True)
             raise ConfigError(f"there is no column {column!r}", file=config.origin, at=f"columns.{name}", fix=fix)
     return source.selected(None, renaming), renaming
 

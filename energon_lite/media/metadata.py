@@ -61,14 +61,14 @@ class MediaMetadataBase:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Self:
-        """The metadata that :meth:`to_dict` gave.
+        """The metadata that :meth:`to_dict` gave; entries that are not known here, as of a later version, are left out.
 
         Raises:
-            DataIndexError: it has other entries.
+            DataIndexError: an entry is missing.
         """
         known = {field.name for field in fields(cls)}
         try:
-            return cls(**payload)
+            return cls(**{name: value for name, value in payload.items() if name in known})
         except TypeError:
             found = ", ".join(sorted(map(str, payload)))
             what = f"media metadata has the entries {found or '(none)'} instead of {', '.join(sorted(known))}"
@@ -116,8 +116,14 @@ def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadata
     return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
 
 
-def deserialize_media_metadata(metadata_type: str | MediaMetadataType, metadata_json: str) -> MediaMetadataBase:
+def deserialize_media_metadata(
+    metadata_type: str | MediaMetadataType, metadata_json: str, *, where: str | None = None
+) -> MediaMetadataBase:
     """The metadata that was stored so.
+
+    Args:
+        metadata_type, metadata_json: what :func:`serialize_media_metadata` gave.
+        where: it is stored, for messages.
 
     Raises:
         DataIndexError: the kind is unknown, or the text is not what is stored for it.
@@ -126,11 +132,13 @@ def deserialize_media_metadata(metadata_type: str | MediaMetadataType, metadata_
         >>> deserialize_media_metadata("av", '{"audio_channels":2}').audio_channels
         2
     """
-    kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
     try:
+        kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
         payload = json.loads(metadata_json) if metadata_json else {}
-    except ValueError as error:
-        raise _Unknown(f"media metadata is not JSON: {error}", fix=_FIX) from None
-    if not isinstance(payload, dict):
-        raise _Unknown("media metadata is no JSON object", fix=_FIX)
-    return kind.from_dict(payload)
+        if not isinstance(payload, dict):
+            raise _Unknown("media metadata is no JSON object", fix=_FIX)
+        return kind.from_dict(payload)
+    except _Unknown as error:
+        raise _Unknown(error.what, where=where, fix=_FIX) from None
+    except (ValueError, RecursionError) as error:
+        raise _Unknown(f"media metadata is not JSON: {error}", where=where, fix=_FIX) from None

@@ -17,6 +17,11 @@ from energon_lite.storage.read.file_view import FileView
 from tests.conftest import text_dataset, write_dataset
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def operations(tmp_path: Path) -> FileOperations:
     write_dataset(tmp_path / "set", {"a.tar": [("k/0", {"txt": b"zero"}), ("1", {"txt": b"one"})]})

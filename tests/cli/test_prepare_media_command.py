@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from media_files import film, sound
 
 from energon_lite.cli.main import main
-from energon_lite.storage.index.media_metadata import read_media_metadata
+from energon_lite.storage.stores.media_table import MediaTable
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(*arguments: object) -> tuple[int, str]:
 def test_a_folder(folder: Path) -> None:
     code, said = run("prepare-media", folder, "--media-metadata-by-extension", "--tmp-path", folder)
     assert code == 0 and "Stored the metadata of 1 media; 1 are damaged" in said and "cut.wav: " in said
-    assert read_media_metadata(str(folder), "a.mp4") is not None
+    assert MediaTable(str(folder)).get("a.mp4") is not None
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,13 @@ _SETS: dict[str, tuple[list[int], Callable[[int], dict[str, bytes]], dict[str, A
         _text,
         _MODULE | {"__class__": "CrudeWebdataset", "part_filter": ["json"], "subflavors": {"own": 2}},
     ),
+    "bound": (  # its own document says which split is read, and out of which file
+        list(range(SAMPLES)),
+        _text,
+        _MODULE
+        | {"__class__": "CrudeWebdataset", "part_filter": ["json", "txt"]}
+        | {"split_part": "some", "split_config": "other.yaml"},
+    ),
     "older": (
         list(range(SAMPLES)),
         _text,
@@ -89,6 +96,15 @@ def make_data(root: Path, tools: Any) -> Path:
         (meta / "whole.yaml").write_text(json.dumps(whole))
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(SAMPLES)))
     tools.energon_prepare(root / "lines.jsonl")
+    turns = ({"n": n, "turns": [{"from": "ü", "value": f"{n}"}] * (n % 3), "none": None} for n in range(SAMPLES))
+    (root / "chats.jsonl").write_text(
+        "".join(json.dumps(turn, ensure_ascii=n % 2 == 0) + "\n" for n, turn in enumerate(turns))
+    )
+    tools.energon_prepare(root / "chats.jsonl")
+    (root / "notes" / "deep").mkdir(parents=True)
+    for number in range(SAMPLES):
+        (root / "notes" / f"{number}.txt").write_text(f"note {number}")
+        (root / "notes" / "deep" / f"{number}.json").write_text(json.dumps([number]))
     old = {
         "splits": {
             part: {"datasets": [{"path": "text", "weight": 2.0}, {"path": "crude", "subflavors": {"who": "x"}}]}
@@ -113,6 +129,72 @@ def declaration(seed: int, splits: tuple[str, ...] = ("train", "val")) -> dict[s
     return _Writer(random.Random(seed)).document(splits[seed % len(splits)], seed)
 
 
+#: The data sets whose samples are crude; with a label ``cook``, the cooker of that name makes them.
+_CRUDE = ("crude", "bound", "lines.jsonl", "chats.jsonl")
+#: By cooker: what it takes, as a document names it. ``ROOT`` stands for the folder of everything.
+COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "notes": {"notes": ("filesystem://notes", "filesystem://./notes", "filesystem://ROOT/notes")},
+    "pictures": {"pictures": ("image", "./image", "ROOT/label", "msc://defaultROOT/image")},
+    "own": {},
+    "all": {"notes": ("filesystem://notes",), "pictures": ("image", "label")},
+}
+
+#: None with ``bound``: of a member whose own document names its split Energon takes samples of other keys.
+_JOINS = (
+    ("text", "image"),
+    ("image", "text"),
+    ("text", "label"),
+    ("crude", "image", "text"),
+    ("label", "crude"),
+    ("older", "text"),
+)
+
+
+def written(document: dict[str, Any], root: Path) -> str:
+    """The text of a declaration about the data sets in a folder."""
+    return json.dumps(document).replace("ROOT", str(root))
+
+
+def cookers(lib: Any) -> list[Any]:
+    """The same cookers for both libraries; what they find beside a sample stands under ``found``."""
+
+    @lib.edataclass
+    class Cooked(lib.Sample):
+        crude: dict[str, Any]
+
+    def cooked(sample: dict[str, Any], **found: Any) -> Cooked:
+        return Cooked(**lib.basic_sample_keys(sample), crude=dict(sample) | {"found": found})
+
+    @lib.stateless
+    def notes(sample: dict[str, Any], notes: Any) -> Cooked:
+        number = sample["json"]["n"]
+        return cooked(sample, text=notes.get(f"{number}.txt", sample), deep=notes.get(f"deep/{number}.json"))
+
+    @lib.stateless
+    def pictures(sample: dict[str, Any], pictures: Any) -> Cooked:
+        return cooked(sample, picture=pictures.get(f"k{2 * (sample['json']['n'] // 2):03d}.png", sample))
+
+    @lib.stateless
+    @lib.cooker(need_primary=True)
+    def own(sample: dict[str, Any], primary: Any) -> Cooked:
+        key = sample["__key__"]
+        other = f"{int(key) // 2}" if key.isdigit() else f"k{int(key[1:]) // 2:03d}"
+        return cooked(sample, own=primary.get(".json"), other=primary.get(f"{other}.json", sample))
+
+    @lib.stateless
+    @lib.cooker(need_primary=True)
+    def everything(sample: dict[str, Any], primary: Any, notes: Any, pictures: Any) -> Cooked:
+        number = sample["json"]["n"]
+        picture = pictures.get(f"k{2 * (number // 2):03d}.png", sample)
+        return cooked(
+            sample, note=notes.get(f"{number}.txt", sample), picture=picture, own=primary.get(".json", sample)
+        )
+
+    named = {"notes": notes, "pictures": pictures, "own": own, "all": everything}
+    chosen = [lib.Cooker(cook, has_subflavors={"cook": name}) for name, cook in named.items()]
+    return [*chosen, lib.Cooker(lib.stateless(cooked))]
+
+
 class _Writer:
     """Writes declarations.
 
@@ -123,6 +205,7 @@ class _Writer:
     def __init__(self, dice: random.Random):
         self.dice = dice
         self.epochized = False
+        self.joined: set[tuple[str, ...]] = set()
 
     def document(self, split: str, seed: int) -> dict[str, Any]:
         self.epochized = seed % 4 == 2
@@ -153,8 +236,14 @@ class _Writer:
 
     def reference(self, nested: bool = True) -> dict[str, Any]:
         """A data set, or another document."""
-        path = self.dice.choice([*_SETS, "lines.jsonl", "inner.yaml", *(["old.yaml"] if nested else [])])
+        names = [*_SETS, "crude", "lines.jsonl", "chats.jsonl", "inner.yaml", *(["old.yaml"] if nested else [])]
+        path = self.dice.choice(names)
         entry: dict[str, Any] = {"path": path}
+        if path in _CRUDE and self.chance(0.6):
+            cook = self.dice.choice([*COOKERS])
+            entry["subflavors"] = {"cook": cook}
+            if COOKERS[cook]:
+                entry["aux"] = {name: self.dice.choice(choices) for name, choices in COOKERS[cook].items()}
         if self.chance(0.3) and not path.endswith("yaml"):
             entry["split_part"] = "train"
         if path in _SETS and self.chance(0.5):
@@ -162,20 +251,17 @@ class _Writer:
                 [{"split_config": "other.yaml", "split_part": "train"}, {"dataset_config": "bound.yaml"}]
             )
         self.common(entry, absolute=not path.endswith("yaml"))
+        if path.endswith("jsonl"):  # Energon cannot choose a cooker for one without any
+            entry.setdefault("subflavors", {"cook": "plain"})
+        if self.chance(0.15):
+            entry["path"] = f"msc://defaultROOT/{path}"
         return entry
 
     def join(self) -> dict[str, Any]:
         """Data sets that are joined."""
-        names = self.dice.choice(
-            [
-                ("text", "image"),
-                ("image", "text"),
-                ("text", "label"),
-                ("crude", "image", "text"),
-                ("label", "crude"),
-                ("older", "text"),
-            ]
-        )
+        # Energon has one index for two joins of the same data sets in a document, whatever their splits are.
+        names = self.dice.choice([names for names in _JOINS if names not in self.joined])
+        self.joined.add(names)
         members = [self.member(name, number) for number, name in enumerate(names)]
         by_name = self.chance(0.5)
         joiner = {"__module__": "joiners_of_tests", "__function__": "together"}
@@ -206,9 +292,11 @@ class _Writer:
         if self.chance(0.3):
             entry["subset"] = {"range": self.dice.choice([*_RANGES, [1, 7], [0, "end"]] if absolute else _RANGES)}
         if self.chance(0.4):
-            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"}
+            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"} | entry.get(
+                "subflavors", {}
+            )
         if self.chance(0.2):  # with 2, a sample may come twice in one epoch, and not in the other
-            entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else 2
+            entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else self.dice.choice([2, 3, -1, None])
 
 
 JOINERS = """

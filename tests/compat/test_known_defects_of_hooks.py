@@ -177,7 +177,8 @@ PREPARE = (
 )
 
 FAILURES: dict[str, tuple[str, ...]] = {
-    "an option of Energon's that does not exist here": (*PREPARE, "--media-metadata-by-glob", "*.txt"),
+    "an option that does not exist": (*PREPARE, "--media-metadata-by-size", "5"),
+    "two ways to find media": (*PREPARE, "--media-metadata-by-glob", "*.txt", "--media-metadata-by-header"),
     "a part that no sample has": (*PREPARE[:-1], '{"text": "png"}'),
     "a type that does not exist": (*PREPARE[:2], "--sample-type=TextSampel", *PREPARE[3:]),
 }

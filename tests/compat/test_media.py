@@ -19,7 +19,7 @@ import energon_lite.media
 from energon_lite import AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.cli.main import main
 from energon_lite.media.content import guess_extension
-from energon_lite.storage.index.media_metadata import read_media_metadata
+from energon_lite.storage.stores.media_table import MediaTable
 from tests.conftest import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
@@ -184,7 +184,7 @@ def test_the_metadata_of_a_folder_is_energons(folder: Path, how: str) -> None:
     store = SystemFileStore(EPath(folder))
     for key, metadata in found.items():
         assert store.get_media_metadata(key) == metadata
-        assert read_media_metadata(str(folder), key).to_dict() == metadata.to_dict()  # type: ignore[union-attr]
+        assert MediaTable(str(folder)).get(key).to_dict() == metadata.to_dict()
 
 
 def test_the_metadata_of_shards_is_read_by_energon_and_kept(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None
 def test_sample_numbers_above_a_metadataset(range_: str, write: Callable[..., Path]) -> None:
     write("splits: {train: {path: digits}}\n", "in.yaml")
     top = write(f"splits:\n  train:\n    path: in.yaml\n    subset: {{range: {range_}}}\n")
-    with pytest.raises(ConfigError, match="count in one data set, but this is a metadataset") as caught:
+    with pytest.raises(ConfigError, match="in which they count, but this is a metadataset") as caught:
         load_metadataset(top, split_part="train")
     assert (caught.value.line, caught.value.column, caught.value.at) == (4, 5, "splits.train.subset")
     assert caught.value.found == f"the range {range_}"

@@ -71,6 +71,14 @@ JOINS: dict[str, Row] = {
         V2 + "splits:\n  train:\n    join: [{path: digits}, {path: prose, nonmatch: skp}]\n" + TEXT,
         5, 52, "splits.train.join[1].nonmatch", "expected one of error, skip, none", "did you mean 'skip'",
     ),
+    "aux of a joined data set": (
+        V2 + "splits:\n  train:\n    join: [{path: digits, aux: {a: prose}}, {path: prose}]\n" + TEXT,
+        5, 27, "splits.train.join[0].aux", "'aux' is for the cooker of one data set", "as one more data set",
+    ),
+    "aux of a join": (
+        V2 + "splits:\n  train:\n    join: [{path: digits}, {path: prose}]\n" + TEXT + "    aux: {a: prose}\n",
+        7, 5, "splits.train.aux", "'aux' is for the cooker of one data set", "as one more data set",
+    ),
     "weight of a joined data set": (
         V2 + "splits:\n  train:\n    join: [{path: digits, weight: 2}]\n    joiner: {__class__: TextSample}\n",
         5, 27, "splits.train.join[0].weight", "outside of a blend", "remove it",

@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from energon_lite import (
     ConfigError,
@@ -23,6 +24,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.cli.main import main
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import NotPreparedError
 from energon_lite.storage.read.data_digest import data_digest
@@ -76,6 +78,9 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
     (tmp_path / "local.yaml").write_text("splits: {train: {path: 'memory://bucket/blends/outer.yaml'}}")
     assert keys(tmp_path / "local.yaml") == keys(f"file://{tmp_path}/local.yaml") == expected
     assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
+    prepared = CliRunner().invoke(main, ["prepare", "memory://bucket/blends/outer.yaml"])
+    assert prepared.exit_code == 0, prepared.output
+    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets are ready" in prepared.output
     with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):
         keys("memory://bucket/blends/inner.yaml")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite import (
@@ -25,8 +26,10 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    traverse_metadataset,
 )
 from energon_lite.errors import DataIndexError
+from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -285,3 +288,27 @@ def test_lines(room: Path) -> None:
     document = {"splits": {"train": {"join": members, "joiner": joiner}}}
     dataset = get_val_dataset(document, split_part="train", worker_config=ALONE, trust_code=True)
     assert [sample["other"] for sample in get_loader(dataset)] == [{"m": 5}, None]
+
+
+def test_filters(room: Path) -> None:
+    """One of the join holds for its first data set, one of a member for that one; what they leave out has no match."""
+    write_column(room / "one", "length", np.arange(12))
+    write_column(room / "two", "length", np.arange(11))  # of the samples 20, 18, ..., 0
+    assert texts(join(room, filter="tokens >= 3")) == ["a4+b4", "a6+b6"]
+    inner = join(room, nonmatch="none")
+    inner["splits"]["train"]["join"][1]["filter"] = "tokens <= 8"
+    assert texts(inner) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-", "a6+b6", "a7+-"]
+    inner["splits"]["train"]["join"][0]["filter"] = "tokens < 6"
+    assert texts(inner) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-"]
+    inner["splits"]["train"]["filter"] = "tokens > 3"
+    assert texts(inner) == ["a4+b4", "a5+-"]
+    with pytest.raises(DatasetError, match="no column 'score'"):
+        texts(join(room, filter="score > 1"))
+
+
+def test_the_listing_has_all_data_sets(room: Path) -> None:
+    document = room / "joined.yaml"
+    document.write_text(json.dumps(join(room, subflavors={"a": 1}, shuffle_over_epochs_multiplier=2)))
+    found = traverse_metadataset(document, split_part="train")
+    assert [Path(str(one.path)).name for one in found] == ["one", "two"]
+    assert all(one.subflavors == {"a": 1} and one.shuffle_over_epochs_multiplier == 2 for one in found)

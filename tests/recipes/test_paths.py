@@ -124,16 +124,14 @@ def test_a_wrong_path_on_the_command_line(room: Path, command: list[str], near: 
     assert f"did you mean {str(room / near)!r}?" in result.output.replace("\n  ", " "), result.output
 
 
-def test_what_prepare_is_not_for(room: Path) -> None:
-    def said(path: str) -> str:
-        result = CliRunner().invoke(main, ["prepare", path, "--non-interactive", "--split-ratio", "8,1,1"])
-        assert result.exit_code == 1
+def test_what_prepare_is_not_for() -> None:
+    def said(path: str, *options: str) -> str:
+        result = CliRunner().invoke(main, ["prepare", path, "--non-interactive", "--split-ratio", "8,1,1", *options])
+        assert result.exit_code == 1 and f"where: {path}" in result.output
         return result.output
 
-    remote = said("s3://bucket/coco")
-    assert "prepare works on local folders" in remote and "where: s3://bucket/coco" in remote
-    assert "upload its .nv-meta" in remote
-    blend = said("blend.yaml")
-    assert "a metadataset is not prepared, its data sets are" in blend and str(room / "prose") in blend
+    assert "upload its .idx" in said("s3://bucket/chats.jsonl")
+    assert "--length-field works on local folders" in said("s3://bucket/coco", "--length-field", "txt")
+    assert "works on local folders" in said("s3://bucket/coco", "--media-metadata-by-header")
     measured = CliRunner().invoke(main, ["measure", "s3://bucket/coco", "--task-encoder", "energon_lite:TaskEncoder"])
     assert measured.exit_code == 1 and "measure works on local folders" in measured.output

@@ -8,6 +8,11 @@ import pytest
 from energon_lite.storage.read.file_view import FileView
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def data(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
     shards = {

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.storage.index.key_index import KeyIndex, hash_keys
+from energon_lite.storage.index import key_hashes
+from energon_lite.storage.index.key_hashes import hash_keys, hash_text
+from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.effort import examples
@@ -68,21 +70,16 @@ def test_many_keys_and_what_is_not_among_them(cache: Path) -> None:
 
 
 def test_equal_hashes_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "energon_lite.storage.index.key_index.hash_keys",
-        lambda data, places: np.full(len(places) - 1, 7 << 60, dtype=np.uint64),
-    )
+    monkeypatch.setattr(key_hashes, "_mixed", lambda values: np.full_like(values, 7 << 60))
     found = KeyIndex(index_of([f"{number}" for number in range(2000)]))
     assert found.find("1999") == [1999] and found.find("2000") == []
 
 
 def test_hashes_are_spread_and_do_not_depend_on_neighbours() -> None:
-    keys = [b"%08d" % number for number in range(4096)]
-    places = np.arange(len(keys) + 1, dtype=np.int64) * 8
-    hashes = hash_keys(np.frombuffer(b"".join(keys), np.uint8), places)
-    assert len(np.unique(hashes)) == len(keys)
-    alone = [hash_keys(np.frombuffer(key, np.uint8), places[:2])[0] for key in keys[::512]]
-    assert alone == hashes[::512].tolist()
+    keys = [f"{number:08d}" for number in range(4096)]
+    hashes, others = hash_keys(index_of(keys[:1000], keys[1000:]), np.arange(4096), words=2)
+    assert len(np.unique(hashes)) == len(np.unique(others)) == len(keys) and not (hashes == others).any()
+    assert [hash_text(key) for key in keys[::512]] == hashes[::512].tolist()
     counts = np.bincount((hashes >> np.uint64(60)).astype(np.int64), minlength=16)
     assert counts.min() > 180 and counts.max() < 340
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from media_files import film, sound
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError, ShardChangedError, UsageError
+from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingEntryError, ShardChangedError, UsageError
 from energon_lite.media import AVMetadata, ImageMetadata, MediaFilterConfig
 from energon_lite.media.metadata import MediaMetadataType, deserialize_media_metadata, serialize_media_metadata
 from energon_lite.storage.files.shard_store import shared_store
-from energon_lite.storage.index.media_metadata import has_media_metadata, read_media_metadata
 from energon_lite.storage.prepare import media_scan
 from energon_lite.storage.prepare.media_scan import prepare_media
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.stores.media_table import MediaTable
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)
 BY_CONTENT = MediaFilterConfig.parse(None, True, False)
@@ -48,9 +48,10 @@ def test_a_plain_folder(folder: Path, workers: int, monkeypatch: pytest.MonkeyPa
     report = prepare_media(folder, BY_NAME, workers=workers, progress=lambda *one: told.append(one))
     assert report.found == 2 and [entry for entry, _ in report.broken] == ["cut.mkv", "no.png"]
     assert "bytes are missing" in report.broken[0][1] and told[-1] == (4, 4, "2 media")
-    found = read_media_metadata(str(folder), "deep/er/a.mp4")
+    found = MediaTable(str(folder)).get("deep/er/a.mp4")
     assert isinstance(found, AVMetadata) and found.video_num_frames == 40
-    assert read_media_metadata(str(folder), "cut.mkv") is None
+    with pytest.raises(MissingEntryError, match=r"cut\.mkv"):
+        MediaTable(str(folder)).get("cut.mkv")
     assert sorted(path.name for path in (folder / ".nv-meta").iterdir()) == ["index.sqlite"]
 
 
@@ -61,7 +62,7 @@ def test_what_is_taken_for_a_medium(folder: Path) -> None:
     with closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as database:
         filters = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
     assert filters == [("GLOB", "*.wav"), ("GLOB", "deep/*"), ("HEADER", "")]
-    assert read_media_metadata(str(folder), "b.WAV") is not None
+    assert MediaTable(str(folder)).get("b.WAV") is not None
     with pytest.raises(EmptyDatasetError, match="no file"):
         prepare_media(folder, glob("*.none"))
     for given in ((None, False, False), ("*.png", True, False)):
@@ -85,11 +86,11 @@ def test_a_run_that_was_killed_goes_on(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(media_scan._Media, "do", do)
     with pytest.raises(KeyboardInterrupt):
         prepare_media(folder, BY_NAME, workers=1)
-    assert not has_media_metadata(str(folder))
+    assert not (folder / ".nv-meta" / "index.sqlite").exists()
     before, done[:] = list(done), []
     report = prepare_media(folder, BY_NAME, workers=1, tmp_path=str(tmp_path))
     assert len(before) == len(done) == 2 and not {*before} & {*done}
-    assert report.found == 2 and has_media_metadata(str(folder))
+    assert report.found == 2 and MediaTable(str(folder)).get("deep/er/a.mp4")
 
 
 def test_shards_and_ranks(tmp_path: Path, make_tar: Any) -> None:
@@ -99,7 +100,9 @@ def test_shards_and_ranks(tmp_path: Path, make_tar: Any) -> None:
     prepare_dataset(root, split_ratio="1,0,0")
     reports = [prepare_media(root, BY_NAME, ranks=Ranks(rank, 2, timeout=20)) for rank in (1, 0)]
     assert [report.found for report in reports] == [1, 3]
-    assert read_media_metadata(str(root), "c0.mp4") is not None and read_media_metadata(str(root), "c0.txt") is None
+    assert MediaTable(str(root)).get("c0.mp4") is not None
+    with pytest.raises(MissingEntryError):
+        MediaTable(str(root)).get("c0.txt")
     (root / "b.tar").write_bytes((root / "b.tar").read_bytes() + bytes(512))
     shared_store().close()
     with pytest.raises(ShardChangedError):
@@ -107,16 +110,16 @@ def test_shards_and_ranks(tmp_path: Path, make_tar: Any) -> None:
 
 
 def test_what_cannot_be_read(folder: Path) -> None:
-    with pytest.raises(DataIndexError, match="no metadata of media"):
-        read_media_metadata(str(folder), "b.WAV")
+    with pytest.raises(UsageError, match="no media metadata"):
+        MediaTable(str(folder)).get("b.WAV")
     prepare_media(folder, BY_NAME)
     path = folder / ".nv-meta" / "index.sqlite"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE media_metadata SET metadata_type = 'smell'")
     with pytest.raises(DataIndexError, match="smell"):
-        read_media_metadata(str(folder), "b.WAV")
+        MediaTable(str(folder)).get("b.WAV")
     path.write_bytes(b"no database" * 1000)
-    for act in (lambda: read_media_metadata(str(folder), "b.WAV"), lambda: prepare_media(folder, BY_NAME)):
+    for act in (lambda: MediaTable(str(folder)).get("b.WAV"), lambda: prepare_media(folder, BY_NAME)):
         with pytest.raises(DataIndexError):
             act()
 
@@ -127,6 +130,7 @@ def test_metadata_as_text() -> None:
     assert kind is MediaMetadataType.IMAGE and text == '{"width":3,"height":2,"format":"PNG","mode":"RGB"}'
     assert deserialize_media_metadata("image", text) == found
     assert deserialize_media_metadata("av", "") == AVMetadata()
-    for kind_, wrong in (("av", '{"smell":1}'), ("av", "[]"), ("image", "{}"), ("image", "{")):
+    assert deserialize_media_metadata("av", '{"later":1}') == AVMetadata()
+    for kind_, wrong in (("smell", "{}"), ("av", "[]"), ("image", "{}"), ("image", "{")):
         with pytest.raises(DataIndexError):
             deserialize_media_metadata(kind_, wrong)

@@ -150,7 +150,7 @@ def test_the_frames_are_those_of_the_local_file(serve: Any, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(MissingShardError, match="no such file"):
+    with pytest.raises(MissingShardError, match="does not exist"):
         open_stream(tmp_path / "none.mp4")
     fsspec.filesystem("memory").pipe_file("/films/a.mp4", b"0123456789")
     try:
@@ -165,6 +165,6 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789")
     stream = open_stream(path)
     path.write_bytes(b"012")
-    with pytest.raises(DatasetError, match="shorter"):
+    with pytest.raises(DatasetError, match="ends 7 bytes before byte 10"):
         stream.read()
     assert isinstance(stream, RangeStream) and "short.bin" in repr(stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 import energon_lite as lib
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files import remote_files
+from energon_lite.storage.files.direct_ranges import direct_ranges
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -168,15 +171,17 @@ def test_a_server_that_is_killed_is_waited_for(url: str, store: Store) -> None:
     assert seen == WHOLE
 
 
-def test_wrong_credentials_are_an_error_at_once(url: str, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(first: str) -> None:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{moto}/moto-api/reset-auth", first.encode(), {"Content-Type": "text/plain"}
-        )
-        urllib.request.urlopen(request).read()
+def reset_auth(moto: int, first: str) -> None:
+    """Have moto look at credentials, after so many requests."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{moto}/moto-api/reset-auth", first.encode(), {"Content-Type": "text/plain"}
+    )
+    urllib.request.urlopen(request).read()
 
+
+def test_wrong_credentials_are_an_error_at_once(url: str, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = WebdatasetSource.open(url)
-    check("0")  # from now on moto looks at credentials
+    reset_auth(moto, "0")  # from now on moto looks at credentials
     try:
         began = time.monotonic()
         with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
@@ -185,7 +190,43 @@ def test_wrong_credentials_are_an_error_at_once(url: str, moto: int, monkeypatch
             SampleReader(source).sample(7)
         assert time.monotonic() - began < 10
     finally:
-        check("inf")
+        reset_auth(moto, "inf")
+
+
+def test_requests_are_signed_by_us(store: Store, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto checks the signature of each, with keys that make it hard."""
+    boto3 = pytest.importorskip("boto3")
+    server = f"http://127.0.0.1:{moto}"
+    iam = boto3.client("iam", endpoint_url=server, aws_access_key_id="x", aws_secret_access_key="x", region_name="a")
+    name = "reader"
+    iam.create_user(UserName=name)
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.put_user_policy(UserName=name, PolicyName="all", PolicyDocument=json.dumps(allowed))
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    store()
+    bodies = {f"s3://signed/{name}": name.encode() * 9 for name in ("a.tar", "a b/c+d&e=%20~.tar", "ü/../(1)'.tar")}
+    fs, _ = remote_files.file_system("s3://signed/x")
+    fs.mkdir("signed")
+    for url, body in bodies.items():
+        fs.pipe_file(remote_files.file_system(url)[1], body)
+    direct = direct_ranges(fs)
+    assert direct is not None
+
+    def read(url: str) -> bytes:
+        return asyncio.run_coroutine_threadsafe(remote_files.read_range_in_loop(url, 3, 30), fs.loop).result(60)
+
+    reset_auth(moto, "0")
+    try:
+        assert {url: read(url) for url in bodies} == {url: body[3:33] for url, body in bodies.items()}
+        assert direct.read_here == len(bodies)
+        known = direct._heads["signed/a.tar"]
+        direct._heads["signed/a.tar"] = (known[0], known[1].replace(b"Signature=", b"Signature=0"), known[2])
+        assert read("s3://signed/a.tar") == bodies["s3://signed/a.tar"][3:33]  # refused, and signed anew
+        assert direct.read_here == len(bodies) + 1
+    finally:
+        reset_auth(moto, "inf")
 
 
 def test_a_bucket_that_is_not_there(url: str) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, ShardFormatError
+from energon_lite.errors import DatasetError, ShardFormatError, listed
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -98,7 +98,7 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
     if stored is None:
         return ""
     keys = [key for key in stored.all_keys() if key not in set(scan.all_keys())] if scan.samples < 1_000_000 else []
-    return f"; gone: {', '.join(keys[:20])}" + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") if keys else ""
+    return f"; gone: {listed(keys, 20)}" if keys else ""
 
 
 def _is_front(scan: ShardScan, stored: ShardScan) -> bool:

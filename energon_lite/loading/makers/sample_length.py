@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import FatalSampleError, nearest
+from energon_lite.errors import FatalSampleError, did_you_mean
 from energon_lite.hooks import TaskEncoder
 
 __all__ = ["LENGTH_FIELDS", "SampleLength"]
@@ -80,13 +80,14 @@ class SampleLength:
     def _none(self, what: str, fields: Mapping[str, Any]) -> FatalSampleError:
         own = {name: value for name, value in fields.items() if not name.startswith("__")}
         there = ", ".join(f"{name} ({_kind(value)})" for name, value in own.items())
-        guess = None if self.field is None else nearest(self.field, fields)
+        fix = (
+            "name the field with --length-field (in Python length_field=), or define sample_length(self, encoded) -> "
+            "int in the task encoder"
+        )
         return FatalSampleError(
             f"{what}; it has {there or 'no fields'}",
             where=type(self.encoder).__name__,
-            fix=(f"did you mean {guess!r}? " if guess else "")
-            + "name the field with --length-field (in Python length_field=), or define sample_length(self, encoded) -> "
-            "int in the task encoder",
+            fix=fix if self.field is None else did_you_mean(self.field, fields, fix, always=True),
         )
 
 

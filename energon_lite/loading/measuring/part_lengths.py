@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import SampleError, UsageError, nearest
+from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
@@ -86,11 +86,10 @@ def _split_field(field: str, source: WebdatasetSource) -> tuple[str, tuple[str, 
         if name in source.part_names:
             return name, tuple(words[length:])
     names = sorted(source.part_names)
-    close = nearest(words[0] if words else field, names)
     raise UsageError(
         f"--length-field {field}: no sample has such a part, so no lengths are stored",
         where=source.path,
-        fix=(f"did you mean {close!r}? " if close else "") + f"the parts are: {', '.join(names[:20])}",
+        fix=did_you_mean(words[0] if words else field, names, f"the parts are: {listed(names, 20)}", always=True),
     )
 
 

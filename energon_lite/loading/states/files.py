@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from energon_lite.errors import StateError, UsageError, nearest
+from energon_lite.errors import StateError, UsageError, did_you_mean
 from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count
 from energon_lite.storage.files.atomic_file import write_bytes
 
@@ -110,11 +110,10 @@ def write_state_file(path: str | os.PathLike[str], state: State) -> None:
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1]
     if suffix not in SUFFIXES:
-        close = nearest(suffix, SUFFIXES)
         raise UsageError(
             f"a state file named *{suffix or ' (without an ending)'}",
             where=path,
-            fix=f"did you mean {close}?" if close else f"let the name end in one of {', '.join(SUFFIXES)}",
+            fix=did_you_mean(suffix, SUFFIXES, f"let the name end in one of {', '.join(SUFFIXES)}"),
         )
     write_bytes(path, _to_bytes(state, SUFFIXES[suffix]))
 

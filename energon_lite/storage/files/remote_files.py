@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from energon_lite.errors import DatasetError, FatalStorageError
+from energon_lite.storage.files.direct_ranges import direct_ranges
 from energon_lite.storage.files.remote_errors import kind_of, pauses
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
@@ -91,10 +92,12 @@ def reads_in_loop(url: str) -> Any | None:
 async def read_range_in_loop(url: str, offset: int, size: int) -> bytes:
     """:func:`read_range`, in the loop of its file system, where very many can wait at the same time."""
     fs, path = file_system(url)
-    options, tries = _options(url, offset, size), None
+    direct, tries = direct_ranges(fs), None
     while True:
         try:
-            data = await fs._cat_file(path, start=offset, end=offset + size, **options)
+            data = None if direct is None else await direct.read(path, offset, size)
+            if data is None:
+                data = await fs._cat_file(path, start=offset, end=offset + size, **_options(url, offset, size))
             return _checked(data, url, offset, size)
         except Exception as error:  # clients of stores raise what they like
             tries = tries or Tries(url, None, _PATIENCE)

@@ -15,14 +15,15 @@ look-ups would make gigabytes appear in the memory of each worker.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -34,7 +35,11 @@ from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
 from energon_lite.storage.files.shortage import patiently
 
-__all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays"]
+__all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays", "whole_or_none"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SHIFT = BLOCK.bit_length() - 1
 #: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
@@ -108,6 +113,22 @@ def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]
         head = read_head(file, path, kind)
     body = FileBody(head)
     return {name: StoredArray(body, *place) for name, place in head.places.items()}, head.meta
+
+
+def whole_or_none(open_file: Callable[[str], T], path: str) -> T | None:
+    """What is in a file that is made again where it is missing: None if it is not there, or damaged (which is told).
+
+    Args:
+        open_file: opens it; raises as :func:`open_arrays`.
+        path: of the file.
+    """
+    try:
+        return open_file(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except DataIndexError as error:
+        _log.warning("%s (it will be made again)", error)
+        return None
 
 
 class FileBody:

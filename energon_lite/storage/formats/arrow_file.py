@@ -13,9 +13,9 @@ import struct
 from typing import Any, NamedTuple
 
 from energon_lite.errors import EnergonLiteError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.formats.arrow_package import import_arrow
-from energon_lite.storage.formats.byte_ranges import read_bytes, size_of
 from energon_lite.storage.formats.parquet_file import damaged
 
 __all__ = ["ArrowTable"]

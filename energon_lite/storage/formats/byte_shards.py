@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity, head_checksum, shared_store
-from energon_lite.storage.formats.byte_ranges import read_bytes, size_of
 
 __all__ = ["fetch", "shard_of"]
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, EmptyDatasetError, FatalSampleError, ShardFormatError, listed
 from energon_lite.storage.files.atomic_file import write_bytes
+from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard
-from energon_lite.storage.formats.byte_ranges import read_bytes, size_of
 from energon_lite.storage.formats.byte_shards import fetch, shard_of
 from energon_lite.storage.formats.held_tables import held_tables
 from energon_lite.storage.formats.mds_values import EXTENSIONS, decoder_of

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from functools import partial
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.formats.arrow_package import import_arrow
-from energon_lite.storage.formats.byte_ranges import RangeFile, read_bytes, size_of
 
 __all__ = ["ParquetTable", "damaged"]
 
@@ -91,7 +92,7 @@ class ParquetTable:
                 )
             source = self.path
             if is_remote(self.path):
-                source = pa.PythonFile(RangeFile(self.path, self.size), mode="r")
+                source = pa.PythonFile(RangedFile(self.size, partial(read_bytes, self.path)), mode="r")
             file = pa.parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             self._open = owner, file
         return self._open[1]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, DatasetError, UsageError, listed, nearest
+from energon_lite.errors import DataIndexError, DatasetError, UsageError, did_you_mean, listed
 from energon_lite.storage.formats.arrow_file import ArrowTable
 from energon_lite.storage.formats.arrow_values import lengths_of, values_of
 from energon_lite.storage.formats.file_set import find_files
@@ -127,12 +127,11 @@ class TableSource:
         """
         names = self.files[0].names
         if name not in names:
-            close = nearest(name, names)
-            hint = f"did you mean {close!r}? " if close else ""
+            known = f"there are: {listed(names)}; name one that has lengths (length_column=...)"
             raise DataIndexError(
                 f"the files have no column {name!r}",
                 where=self.files[0].path,
-                fix=f"{hint}there are: {listed(names)}; name one that has lengths (length_column=...)",
+                fix=did_you_mean(name, names, known, always=True),
             )
         found = []
         for file in self.files:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
 from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.index.sqlite_index import open_read_only
 from energon_lite.storage.tar.sample_columns import split_member_name
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -54,8 +54,7 @@ def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[Shar
     import sqlite3
 
     try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)) as connection:
-            connection.execute("PRAGMA trusted_schema = OFF")
+        with closing(open_read_only(path)) as connection:
             kinds = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
             for name in ("samples", "sample_parts"):
                 if not str(kinds.get(name, "")).upper().startswith("CREATE TABLE"):

@@ -20,6 +20,7 @@ from typing import TypeVar
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.index.jsonl import check_there, is_jsonl, scan_jsonl
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -167,17 +168,11 @@ def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
 
 def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
     """The index in a file, if it is there, whole, and that of the data set as it is now."""
-    try:
-        index = PackedIndex.open(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    index = whole_or_none(PackedIndex.open, path)
+    if index is not None and not fits(index):
+        _log.info("%s is older than what it belongs to, it will be made again", path)
         return None
-    except DataIndexError as error:
-        _log.warning("%s (it will be made again)", error)
-        return None
-    if fits(index):
-        return index
-    _log.info("%s is older than what it belongs to, it will be made again", path)
-    return None
+    return index
 
 
 def _make_of_file(path: str) -> PackedIndex:

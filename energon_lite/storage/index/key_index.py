@@ -11,25 +11,23 @@ import logging
 import os
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays
+from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder
+from energon_lite.storage.index.key_hashes import UInt64, hash_keys, hash_text
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["KeyIndex", "hash_keys"]
+__all__ = ["KeyIndex"]
 
 _log = logging.getLogger(__name__)
 
-_FILE = FileKind(b"ENRGLKEY", 1, "index of keys", "remove the file; it is made again")
-#: Keys that are hashed together.
-_TOGETHER = 1 << 17
+_FILE = FileKind(b"ENRGLKEY", 2, "index of keys", "remove the file; it is made again")
 #: Entries on either side of where a hash should be that are looked at first.
 _NEAR = 256
-_BASE = 0x9E3779B97F4A7C15
 
 
 class KeyIndex:
@@ -47,11 +45,15 @@ class KeyIndex:
         self._index = index
         self._hashes, self._samples = _open(index)
 
+    @property
+    def doubled(self) -> int:
+        """Samples whose key an earlier one has."""
+        hashes = self._hashes[:]
+        return int((hashes[1:] == hashes[:-1]).sum())
+
     def find(self, key: str) -> list[int]:
         """The samples with this key, counted over the whole data set: usually one."""
-        text = key.encode("utf-8", "surrogateescape")
-        data = np.frombuffer(text, np.uint8)
-        wanted = hash_keys(data, np.array([0, len(text)], dtype=np.int64))[0]
+        wanted = np.uint64(hash_text(key))
         count, near = len(self._hashes), _NEAR
         guess = int(wanted) * count >> 64
         while count:
@@ -67,64 +69,33 @@ class KeyIndex:
 
 def _open(index: PackedIndex) -> tuple[Numbers, Numbers]:
     path = os.path.join(cache_folder(), "keys", f"{index.digest}.keys")
-    found = _found(path, len(index))
-    if found is not None:
-        return found
+    found = whole_or_none(_opened, path)
     try:
-        with only_one(path):
-            found = _found(path, len(index))  # another process may have made it while this one waited
-            if found is None:
-                hashes, samples = _sorted_hashes(index)
-                write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
-                found = _found(path, len(index))
+        if found is None:
+            with only_one(path):
+                found = whole_or_none(_opened, path)  # another process may have made it while this one waited
+                if found is None:
+                    hashes, samples = _sorted_hashes(index)
+                    write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
+                    found = _opened(path)
     except OSError as error:
         if isinstance(error, DataIndexError):
             raise
         _log.warning("%s cannot be written (%s): each process keeps the keys in memory", path, error.strerror or error)
-    if found is None:
         hashes, samples = _sorted_hashes(index)
         return hashes.view(MemoryArray), samples.view(MemoryArray)
     return found
 
 
-def _found(path: str, count: int) -> tuple[Numbers, Numbers] | None:
+def _opened(path: str) -> tuple[Numbers, Numbers]:
+    arrays, _ = open_arrays(path, _FILE)
     try:
-        arrays, _ = open_arrays(path, _FILE)
-        hashes, samples = arrays["hashes"], arrays["samples"]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    except (DataIndexError, KeyError) as error:
-        _log.warning("%s (it will be made again)", error)
-        return None
-    return (hashes, samples) if len(hashes) == len(samples) == count else None
+        return arrays["hashes"], arrays["samples"]
+    except KeyError:
+        raise _FILE.damaged(path, "its tables do not fit together") from None
 
 
-def _sorted_hashes(index: PackedIndex) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    hashes = np.empty(len(index), dtype=np.uint64)
-    for first in range(0, len(index), _TOGETHER):
-        stop = min(first + _TOGETHER, len(index))
-        places = index.samples[first : stop + 1][:, 1]
-        data = index.key_bytes(int(places[0]), int(places[-1]))
-        hashes[first:stop] = hash_keys(data, places - places[0])
+def _sorted_hashes(index: PackedIndex) -> tuple[UInt64, Int64]:
+    [hashes] = hash_keys(index, np.arange(len(index)))
     order = np.argsort(hashes, kind="stable")
     return hashes[order], order.astype(np.int64)
-
-
-def hash_keys(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """64 bits for each key: a polynomial of its bytes, mixed.
-
-    Args:
-        data: the bytes of all keys, one behind the other.
-        places: ``[n + 1]``, where each of them starts, and where the last one ends.
-    """
-    lengths = np.diff(places)
-    longest = int(lengths.max(initial=0))
-    powers = np.cumprod(np.full(longest + 1, _BASE, dtype=np.uint64))
-    within = np.arange(len(data)) - np.repeat(places[:-1], lengths)
-    terms = (data.astype(np.uint64) + np.uint64(1)) * powers[within]
-    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms, dtype=np.uint64)])
-    mixed = sums[places[1:]] - sums[places[:-1]]
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    hashes: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return hashes

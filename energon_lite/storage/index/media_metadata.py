@@ -1,5 +1,5 @@
 """The metadata of media in ``index.sqlite``, as Megatron-Energon 7.4 keeps it: of members of shards by ``key.part``, of
-files in a plain folder by their path in it."""
+files in a plain folder by their path in it. :mod:`energon_lite.storage.stores.media_table` reads it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from contextlib import closing
-from functools import lru_cache
-from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from energon_lite.errors import DataIndexError
-from energon_lite.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.index.nv_meta import SQLITE_INDEX, meta_path
 
-if TYPE_CHECKING:
-    import sqlite3
-
-__all__ = ["MediaRow", "has_media_metadata", "read_media_metadata", "write_media_metadata"]
+__all__ = ["MediaRow", "write_media_metadata"]
 
 #: Entry, kind, and the metadata as JSON.
 MediaRow = tuple[str, str, str]
@@ -32,7 +25,6 @@ CREATE TABLE IF NOT EXISTS media_filters (filter_id INTEGER PRIMARY KEY AUTOINCR
                                           patterns TEXT, created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP,
                                           UNIQUE(strategy, patterns));
 """
-_MAKE = "make it with `energon-lite prepare-media {}`"
 
 
 def write_media_metadata(
@@ -77,55 +69,3 @@ def write_media_metadata(
             ) from error
         if draft != temporary:
             shutil.copyfile(draft, temporary)
-
-
-def has_media_metadata(root: str) -> bool:
-    """Whether the metadata of media was extracted for a folder."""
-    path = meta_path(root, SQLITE_INDEX)
-    if not os.path.isfile(path):
-        return False
-    return bool(_asked(path, "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'media_metadata'", ()))
-
-
-def read_media_metadata(root: str, entry: str) -> MediaMetadataBase | None:
-    """The metadata of one entry; None: there is none of it, since it is no medium or a damaged one.
-
-    Args:
-        root: a folder on a local disk: a prepared data set, or any with ``.nv-meta/index.sqlite``.
-        entry: ``key.part`` of a prepared data set, else the path in the folder.
-
-    Raises:
-        DataIndexError: no metadata was extracted here, or it is damaged.
-
-    Example:
-        >>> read_media_metadata("data/films", "000017.mp4").video_duration
-        12.5
-    """
-    path = meta_path(root, SQLITE_INDEX)
-    if not has_media_metadata(root):
-        raise DataIndexError("there is no metadata of media here", where=path, fix=_MAKE.format(root))
-    found = _asked(path, "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?", (entry,))
-    return deserialize_media_metadata(*found) if found else None
-
-
-def _asked(path: str, question: str, values: tuple[str, ...]) -> tuple[str, str] | None:
-    import sqlite3
-
-    try:
-        status = os.stat(path)
-        connection = _connection(path, status.st_mtime_ns, status.st_ino, os.getpid())
-        row: tuple[str, str] | None = connection.execute(question, values).fetchone()
-        return row
-    except sqlite3.Error as error:
-        raise DataIndexError(
-            f"the database cannot be read: {error}", where=path, fix="prepare the data set again (--tar-index-only)"
-        ) from error
-
-
-# One for each process and version of the file: a connection does not survive a fork, and a file that was replaced stays
-# open as the old one. SQLite itself keeps threads from each other.
-@lru_cache(maxsize=64)
-def _connection(path: str, changed: int, inode: int, process: int) -> sqlite3.Connection:
-    import sqlite3
-
-    return sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False)

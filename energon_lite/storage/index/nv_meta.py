@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from energon_lite.documents import parse_yaml
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import DataIndexError, NotPreparedError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -142,7 +143,8 @@ def _count(value: object) -> int:
 
 def _not_prepared(root: str) -> NotPreparedError:
     if not os.path.exists(root):
-        return NotPreparedError("there is no such data set", where=root, fix="check the path")
+        fix = missing_file_fix(root, "check the path")
+        return NotPreparedError("there is no such data set", where=root, fix=fix)
     if not os.path.isdir(root):
         return NotPreparedError(
             "a data set is a folder of tar files, but this is a file", where=root, fix="give the folder that holds it"

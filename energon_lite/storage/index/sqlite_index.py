@@ -25,7 +25,7 @@ from energon_lite.storage.tar.tar_scan import ShardScan
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_keys", "tables_of_others"]
+__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_keys", "open_read_only", "tables_of_others"]
 
 _OURS = ("samples", "sample_parts")
 _TABLES = """
@@ -52,6 +52,19 @@ def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, 
                 yield key, seen[key], scan.name
             else:
                 seen[key] = scan.name
+
+
+def open_read_only(path: str) -> sqlite3.Connection:
+    """A database that others wrote, and that nobody writes to now. Its views and triggers run no functions.
+
+    Raises:
+        sqlite3.Error: it is damaged (or found to be when it is read), or not there.
+    """
+    import sqlite3
+
+    connection = sqlite3.connect(f"{_read_only(path)}&immutable=1", uri=True)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
 
 
 def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:

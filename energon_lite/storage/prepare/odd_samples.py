@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.errors import listed
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.sqlite_index import find_duplicate_keys
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -53,7 +54,7 @@ def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
         rows = (np.searchsorted(index.shards[:, 3], samples, side="right") - 1).tolist()
         names = [f"{index.key(sample)}.{index.part_names[part]}" for sample, part in zip(samples, parts, strict=True)]
         named = [f"{index.shard_names[row]}: {name}" for row, name in zip(rows, names, strict=True)]
-        yield f"{_samples(len(pairs))} {what}: {_listed(named, len(pairs))}"
+        yield f"{_samples(len(pairs))} {what}: {listed(named, _NAMED, len(pairs))}"
 
 
 def _odd(
@@ -87,13 +88,8 @@ def duplicate_notes(scans: Sequence[ShardScan]) -> Iterator[str]:
     found = find_duplicate_keys(scans)
     named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in found]
     if named:
-        yield f"{_samples(len(named))} the key of another one: {_listed(named)}"
+        yield f"{_samples(len(named))} the key of another one: {listed(named, _NAMED)}"
 
 
 def _samples(count: int) -> str:
     return "1 sample has" if count == 1 else f"{count:,} samples have"
-
-
-def _listed(named: Sequence[str], count: int = 0) -> str:
-    more = max(count, len(named)) - _NAMED
-    return ", ".join(named[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from energon_lite.storage.files.shard_store import Shard
+from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.sample_columns import split_member_name
 
@@ -53,11 +50,8 @@ class FileView:
     def __init__(self, path: str, *, sample_folders: bool = False):
         self.source = WebdatasetSource.open(path)
         self.sample_folders = sample_folders
-        index = self.source.index
-        hashes = np.fromiter((_hash(key) for key in index.keys(0, len(index))), dtype=np.uint64, count=len(index))
-        self._order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._order]
-        self.doubled = int((self._hashes[1:] == self._hashes[:-1]).sum())
+        self._keys = KeyIndex(self.source.index)
+        self.doubled = self._keys.doubled
         self.names = lru_cache(_LISTINGS)(self._names)
 
     @cached_property
@@ -127,14 +121,7 @@ class FileView:
 
     def _find(self, key: str) -> int | None:
         """The first sample with a key."""
-        wanted = np.uint64(_hash(key))
-        place = int(np.searchsorted(self._hashes, wanted))
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            sample = int(self._order[place])
-            if self.source.index.key(sample) == key:
-                return sample
-            place += 1
-        return None
+        return next(iter(self._keys.find(key)), None)
 
     def _parts(self, sample: int) -> list[tuple[str, int, int]]:
         """Name, offset and size of each part."""
@@ -156,8 +143,3 @@ class FileView:
             else:
                 names.update((f"{head}.{name}", None) for name, _, _ in self._parts(sample))
         return tuple(names)
-
-
-def _hash(key: str) -> int:
-    digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

@@ -9,7 +9,6 @@ that are read; so it is found again by the digests of the indexes and of the cho
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,18 +16,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, DatasetError
+from energon_lite.errors import DatasetError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.stored_array import Numbers, open_arrays
+from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
 from energon_lite.storage.index.key_match import SampleKeys, match_keys
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["JoinTable", "Nonmatch", "join_table"]
-
-_log = logging.getLogger(__name__)
 
 #: What becomes of a sample of the first data set that another one has no sample for.
 Nonmatch = Literal["error", "skip", "none"]
@@ -79,7 +76,7 @@ def join_table(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]
         DataIndexError: the table can be written nowhere.
     """
     path = _place(sources, nonmatch)
-    found = _existing(path)
+    found = whole_or_none(JoinTable.open, path)
     make = partial(_make, sources, nonmatch)
     return found or first_writable(sources[0].path, "the join table", [path], "write there", partial(_made_at, make))
 
@@ -91,20 +88,10 @@ def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) ->
     return os.path.join(cache_folder(), "joins", f"{first}-{name}.join")
 
 
-def _existing(path: str) -> JoinTable | None:
-    try:
-        return JoinTable.open(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    except DataIndexError as error:
-        _log.warning("%s (it will be made again)", error)
-        return None
-
-
 def _made_at(make: Callable[[], tuple[Int64, int]], path: str) -> JoinTable:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with only_one(path):
-        found = _existing(path)  # another process may have made it while this one waited
+        found = whole_or_none(JoinTable.open, path)  # another process may have made it while this one waited
         if found is None:
             rows, left_out = make()
             digest = hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()

@@ -6,13 +6,12 @@ clip. Nothing is open between two reads; the stream can be pickled, and used in 
 
 from __future__ import annotations
 
-import io
 import os
 from typing import Any, NamedTuple
 
-from energon_lite.errors import DatasetError, MissingShardError, UsageError
-from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.remote_files import file_size, is_remote, read_range
+from energon_lite.errors import UsageError
+from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
+from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_store
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 
@@ -81,16 +80,10 @@ class _File(NamedTuple):
     size: int
 
     def read(self, offset: int, size: int) -> bytes:
-        if is_remote(self.path):
-            return read_range(self.path, self.offset + offset, size)
-        with open(self.path, "rb", buffering=0, opener=open_file) as file:
-            data = os.pread(file.fileno(), size, self.offset + offset)
-        if len(data) < size:
-            raise DatasetError("the file has become shorter", where=self.path, fix="open it again")
-        return data
+        return read_bytes(self.path, self.offset + offset, size)
 
 
-class RangeStream(io.RawIOBase):
+class RangeStream(RangedFile):
     """A stretch of a file. Make one with :func:`open_stream`.
 
     Args:
@@ -101,10 +94,9 @@ class RangeStream(io.RawIOBase):
     """
 
     def __init__(self, place: PartRange | _File):
-        super().__init__()
-        self.place, self.size = place, place.size
+        super().__init__(place.size, place.read)
+        self.place = place
         self.fetched = self.requests = 0
-        self._position = 0
         #: By their begin, what was fetched; the oldest stands first.
         self._kept: dict[int, bytes] = {}
         self._window = (0, 0)
@@ -116,20 +108,6 @@ class RangeStream(io.RawIOBase):
     def __repr__(self) -> str:
         path = self.place.path if isinstance(self.place, _File) else self.place.shard[0]
         return f"RangeStream({path!r}, {self.place.offset}, {self.size})"
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
 
     def fetch_ahead(self, start: int, stop: int | None) -> None:
         """Say that the bytes from ``start`` up to ``stop`` (None: the end) will be read: they are fetched together, as
@@ -151,15 +129,6 @@ class RangeStream(io.RawIOBase):
                 break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
     def _piece(self, position: int, wanted: int) -> bytes:
         """At least one of the wanted bytes."""
         stop = self.size
@@ -169,7 +138,7 @@ class RangeStream(io.RawIOBase):
             if position < begin < stop:
                 stop = begin
         size = min(self._request(position, wanted), stop - position)
-        data = self.place.read(position, size)
+        data = self._read_at(position, size)
         self.fetched, self.requests = self.fetched + size, self.requests + 1
         self._run = (self._run[0] if self._run[1] == position else position), position + size
         self._kept[position] = data
@@ -205,14 +174,9 @@ def open_stream(path: str | os.PathLike[str], *, offset: int = 0, size: int | No
         >>> clips, times = decoder.get_video_clips([(300, 302)])  # a few requests: not the whole film
     """
     text = os.fspath(path)
-    try:
-        if is_remote(text):
-            length = file_size(text)
-        else:
-            text = os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
-            length = os.stat(text).st_size
-    except FileNotFoundError as error:
-        raise MissingShardError("there is no such file", where=text, fix="check the path") from error
+    if not is_remote(text):
+        text = os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+    length = size_of(text)
     size = length - offset if size is None else size
     if offset < 0 or size < 0 or offset + size > length:
         raise UsageError(f"there are no {size} bytes at {offset} in a file of {length}", where=text, fix="see its size")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from energon_lite.errors import EmptyDatasetError, MissingShardError, nearest
+from energon_lite.errors import EmptyDatasetError, MissingShardError, did_you_mean
 from energon_lite.storage.files.shard_store import changed_shard
 from energon_lite.storage.index.packed_index import PackedIndex
 
@@ -37,12 +37,11 @@ def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_
         )
     for name in shards:
         if name not in counts:
-            close = nearest(name, counts)
-            hint = f"did you mean {close!r}? " if close else ""
+            correct = f"correct .nv-meta/split.yaml, or run `energon-lite prepare --force-overwrite {root}`"
             raise MissingShardError(
                 f"{split_words(split_part)} lists shard {name!r}, which the data set does not have",
                 where=root,
-                fix=f"{hint}correct .nv-meta/split.yaml, or run `energon-lite prepare --force-overwrite {root}`",
+                fix=did_you_mean(name, counts, correct, always=True),
             )
 
 

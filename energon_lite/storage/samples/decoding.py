@@ -41,7 +41,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from energon_lite.errors import DecodeError, FatalSampleError, UsageError, nearest
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
 from energon_lite.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
 from energon_lite.media.container import INSTALL, has_pyav
 from energon_lite.media.content import guess_extension
@@ -120,9 +120,8 @@ class SampleDecoder:
         for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", AV_FORMS)):
             form = getattr(self, name)
             if form is not None and form not in forms:
-                close = nearest(form, forms)
-                hint = f"did you mean {close!r}? " if close else ""
-                raise UsageError(f"{name} {form!r} is unknown", fix=f"{hint}Known: {', '.join(forms)}, or None")
+                fix = did_you_mean(form, forms, f"give one of {', '.join(forms)}, or None", always=True)
+                raise UsageError(f"{name} {form!r} is unknown", fix=fix)
 
     def check_parts(self, part_names: Iterable[str], where: str) -> None:
         """See that these parts can be decoded in the way that was asked for.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from energon_lite.errors import ConfigError, FieldAccessError, nearest
+from energon_lite.errors import ConfigError, FieldAccessError, did_you_mean, listed
 
 __all__ = ["FieldMap", "compile_field_map"]
 
@@ -68,9 +68,7 @@ def _element(values: list[Any], step: str, reached: Access) -> Any:
 
 def _has(wanted: str, there: Mapping[str, Any]) -> str:
     names = [str(name) for name in there]
-    close = nearest(wanted, names)
-    listed = ", ".join(repr(name) for name in names[:20]) + (", ..." if len(names) > 20 else "")
-    return (f"did you mean {close!r}? " if close else "") + f"it has: {listed or 'nothing'}"
+    return did_you_mean(wanted, names, f"it has: {listed([*map(repr, names)], 20) or 'nothing'}", always=True)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class FileStore(Generic[T]):
 
     def get_media_metadata(self, key: str) -> Any:
         """What is known about the picture, the sound or the video of a key without reading it: an
-        :class:`~energon_lite.storage.stores.media_metadata.ImageMetadata` or ``AVMetadata``, if the data set was
+        :class:`~energon_lite.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
         prepared with media metadata.
 
         Raises:

@@ -6,15 +6,15 @@ import hashlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from energon_lite.errors import MissingEntryError, UsageError
+from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
+from energon_lite.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import copy_file, is_remote, list_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX
-from energon_lite.storage.stores.media_metadata import read_media_metadata
+from energon_lite.storage.index.sqlite_index import open_read_only
 
 if TYPE_CHECKING:
     import sqlite3
@@ -38,12 +38,17 @@ class MediaTable:
     def __reduce__(self) -> Any:
         return MediaTable, (self._root,)
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> MediaMetadataBase:
         """What is known about a file.
 
         Raises:
             UsageError: there is no such table.
             MissingEntryError: nothing is known about this one.
+            DataIndexError: what is known is damaged.
+
+        Example:
+            >>> MediaTable("data/films").get("000017.mp4").video_duration
+            12.5
         """
         import sqlite3
 
@@ -51,22 +56,19 @@ class MediaTable:
         try:
             row = self._connection().execute(query, (key,)).fetchone()
         except sqlite3.Error as error:
-            raise UsageError(f"media metadata cannot be read: {error}", where=self._root, fix=_FIX) from error
+            raise DataIndexError(f"media metadata cannot be read: {error}", where=self._root, fix=_FIX) from error
         if row is None:
             raise MissingEntryError(f"there is no media metadata of {key!r}", where=self._root, fix=_FIX)
-        return read_media_metadata(str(row[0]), str(row[1]), self._root)
+        return deserialize_media_metadata(str(row[0]), str(row[1]), where=f"{self._root} [{key}]")
 
     def _connection(self) -> sqlite3.Connection:
-        import sqlite3
-
         found: tuple[int, sqlite3.Connection] | None = getattr(self._own, "opened", None)
         if found is not None and found[0] == os.getpid():
             return found[1]
         path = _local_copy(self._root) if is_remote(self._root) else os.path.join(self._root, META_FOLDER, SQLITE_INDEX)
         if not os.path.isfile(path):
             raise UsageError("there is no media metadata", where=self._root, fix=_FIX)
-        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
-        connection.execute("PRAGMA trusted_schema = OFF")
+        connection = open_read_only(path)
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'media_metadata'"
         if connection.execute(query).fetchone() is None:
             connection.close()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energon_lite.errors import NonFiniteError
+from energon_lite.errors import NonFiniteError, listed
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -132,6 +132,4 @@ def is_finite(values: Mapping[str, Any]) -> bool:
 
 
 def _some(things: Iterable[object]) -> str:
-    shown = list(map(str, things))
-    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return (", ".join(shown[:_MOST_SHOWN]) or "none") + more
+    return listed([*things], _MOST_SHOWN) or "none"

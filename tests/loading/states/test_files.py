@@ -135,5 +135,5 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(OSError, match="No space"):
         write_state_file(path, state | {"position": 4})
     assert read_state_files([path])[0].state == state and os.listdir(tmp_path) == ["loader.json"]
-    with pytest.raises(UsageError, match=r"named \*\.jsn(.*\n)*.*did you mean \.json"):
+    with pytest.raises(UsageError, match=r"named \*\.jsn(.*\n)*.*did you mean '\.json'"):
         write_state_file(tmp_path / "loader.jsn", state)

@@ -28,8 +28,8 @@ from energon_lite import (
     WebdatasetFileStore,
 )
 from energon_lite.errors import DatasetError, NotPreparedError
+from energon_lite.media.metadata import AVMetadata, ImageMetadata
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.stores.media_metadata import AVMetadata, ImageMetadata
 
 METADATA = "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT, metadata_json TEXT)"
 

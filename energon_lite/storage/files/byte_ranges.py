@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from typing import Any
 
 from energon_lite.errors import MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.remote_files import file_size, is_remote, read_range
 
-__all__ = ["RangeFile", "read_bytes", "size_of"]
+__all__ = ["RangedFile", "missing", "read_bytes", "size_of"]
 
 
 def size_of(path: str) -> int:
@@ -58,17 +59,18 @@ def missing(path: str) -> MissingShardError:
     return MissingShardError("the file does not exist", where=path, fix="restore it, or correct the path")
 
 
-class RangeFile(io.RawIOBase):
-    """A file behind a URL, for libraries that want an open file. Each read is one request.
+class RangedFile(io.RawIOBase):
+    """A file, or a stretch of one, that can be read from anywhere. Each read is one request; nothing is open between.
 
     Args:
-        path: its URL.
         size: bytes of it.
+        read_at: gives a number of bytes at a place.
     """
 
-    def __init__(self, path: str, size: int):
+    def __init__(self, size: int, read_at: Callable[[int, int], bytes]):
         super().__init__()
-        self._path, self._size, self._at = path, size, 0
+        self.size = size
+        self._read_at, self._position = read_at, 0
 
     def readable(self) -> bool:
         return True
@@ -77,20 +79,24 @@ class RangeFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        data = read_bytes(self._path, self._at, left if size is None or size < 0 else min(size, left))
-        self._at += len(data)
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self._position)
+        data = self._read_at(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
         return data
 
+    def readall(self) -> bytes:
+        return self.read()
+
     def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
         return len(data)

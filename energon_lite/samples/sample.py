@@ -1,17 +1,4 @@
-"""Sample, Batch and the modalities.
-
-The names and fields are those of Megatron-Energon, so that task encoders written for it work unchanged. Every sample
-carries where it came from (``__key__``, ``__sources__``), how to make it again (``__restore_key__``) and the labels its
-data set was given in the YAML (``__subflavors__``). Every batch carries the same for all of its samples.
-
-All of these classes are made by :func:`edataclass`: fields are given by keyword, and instances have slots.
-
-Example:
-    >>> @edataclass
-    ... class ResizedSample(Sample):
-    ...     image: torch.Tensor
-    >>> small = ResizedSample.derive_from(sample, image=resize(sample.image))
-"""
+"""Sample and Batch: what every one of them has, whatever its modality."""
 
 from __future__ import annotations
 
@@ -28,8 +15,17 @@ from energon_lite.tensors import map_tensors, pad_stack
 if TYPE_CHECKING:
     import torch
 
-    from energon_lite.media.av_data import AVData
-    from energon_lite.media.av_decoder import AVDecoder
+__all__ = [
+    "BASE_FIELDS",
+    "Batch",
+    "CrudeSample",
+    "RestoreKey",
+    "Sample",
+    "SourceInfo",
+    "add_source_info",
+    "base_fields_of",
+    "edataclass",
+]
 
 T = TypeVar("T")
 
@@ -258,152 +254,3 @@ class CrudeSample(dict[str, Any]):
         if key == "__tags__":
             return self["__subflavors__"]
         raise KeyError(key)
-
-
-@edataclass
-class CaptioningSample(Sample):
-    """An image (``[channels, height, width]``) and a text that describes it."""
-
-    image: torch.Tensor
-    caption: str
-
-
-@edataclass
-class ImageSample(Sample):
-    """An image alone."""
-
-    image: torch.Tensor
-
-
-@edataclass
-class ImageClassificationSample(Sample):
-    """An image and its class, as a number, a name, or both."""
-
-    image: torch.Tensor
-    label: int | None = None
-    label_name: str | None = None
-
-
-@edataclass
-class InterleavedSample(Sample):
-    """Images and texts in reading order."""
-
-    sequence: list[torch.Tensor | str]
-
-
-@edataclass
-class SimilarityInterleavedSample(Sample):
-    """Images and texts without order, and how well each image fits each text (``[images, texts]``)."""
-
-    images: list[torch.Tensor]
-    texts: list[str]
-    audio: list[AVDecoder | AVData] | None = None
-    video: list[AVDecoder | AVData] | None = None
-    similarity_matrix: torch.Tensor | None = None
-    matched_text_indices: list[int] | None = None
-
-
-@edataclass
-class VQASample(Sample):
-    """An image, a question (``context``) and weighted answers."""
-
-    image: torch.Tensor
-    context: str
-    answers: list[str] | None = None
-    answer_weights: torch.Tensor | None = None
-
-
-@edataclass
-class MultiChoiceVQASample(Sample):
-    """An image, a question, the choices and which of them is right."""
-
-    image: torch.Tensor
-    context: str
-    choices: list[str] | None = None
-    correct_choice_idx: int = 0
-
-
-@edataclass
-class VQAOCRSample(Sample):
-    """A question about the text in an image."""
-
-    image: torch.Tensor
-    context: str
-    text: str
-    answers: list[str] | None = None
-    answer_weights: torch.Tensor | None = None
-    words_boxes: torch.Tensor | None = None
-    words_text: list[str] | None = None
-
-
-@edataclass
-class OCRSample(Sample):
-    """An image of text, with boxes (``[n, 4 or 8]``) and texts of blocks, lines, words and characters."""
-
-    image: torch.Tensor
-    text: str
-    block_boxes: torch.Tensor | None = None
-    block_classes: torch.Tensor | list[str] | None = None
-    block_text: list[str] | None = None
-    lines_boxes: torch.Tensor | None = None
-    lines_text: list[str] | None = None
-    words_boxes: torch.Tensor | None = None
-    words_text: list[str] | None = None
-    chars_boxes: torch.Tensor | None = None
-    chars_text: list[str] | None = None
-
-
-@edataclass
-class VidQASample(Sample):
-    """A video, a question and weighted answers."""
-
-    video: AVDecoder | AVData
-    context: str
-    answers: list[str] | None = None
-    answer_weights: torch.Tensor | None = None
-
-
-@edataclass
-class TextSample(Sample):
-    """A text alone."""
-
-    text: str
-
-
-@edataclass
-class ChatSample(Sample):
-    """A conversation about any number of images, clips, sounds and arrays.
-
-    Args:
-        messages: in order, as ``{"role": "user", "content": "What is in <image>?"}``. How a text names what it is about
-            is the data set's affair.
-        images: ``[channels, height, width]`` each, in the order in which the messages name them.
-        videos, audios: files, of which clips are decoded later, or decoded clips.
-        arrays: such as tokens that were made before.
-    """
-
-    messages: list[dict[str, Any]]
-    images: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    videos: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
-    audios: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
-    arrays: list[Any] = dataclasses.field(default_factory=list)
-
-
-#: Every modality by its name, as ``sample_type`` in ``dataset.yaml`` gives it.
-SAMPLE_TYPES: dict[str, type[Sample]] = {
-    cls.__name__: cls
-    for cls in (
-        CaptioningSample,
-        ChatSample,
-        ImageClassificationSample,
-        ImageSample,
-        InterleavedSample,
-        MultiChoiceVQASample,
-        OCRSample,
-        SimilarityInterleavedSample,
-        TextSample,
-        VQAOCRSample,
-        VQASample,
-        VidQASample,
-    )
-}

@@ -1,0 +1,21 @@
+"""Sizes in bytes, as text."""
+
+from __future__ import annotations
+
+__all__ = ["byte_size"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes with four digits, and the unit of 1000s that suits it.
+
+    Example:
+        >>> byte_size(12), byte_size(3_456_789)
+        ('12 B', '3.457 MB')
+    """
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.4g} {unit}"

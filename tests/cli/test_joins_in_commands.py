@@ -1,0 +1,102 @@
+"""Joins in the commands: all data sets of one are seen, also where its first one stands alone beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+from tests.conftest import TEXT_YAML, text_dataset, write_dataset
+
+JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
+
+
+def energon_lite(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(one) for one in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``one`` alone, joined to all of ``two``, and to a part of it."""
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    text_dataset(tmp_path / "one", 6)
+    text_dataset(tmp_path / "two", 8, shards=2)
+    part = {"split_parts": {"train": ["shard-000.tar"]}}
+    (tmp_path / "two/.nv-meta/part.yaml").write_text(json.dumps(part))
+    write(tmp_path, {}, {"split_config": "part.yaml", "nonmatch": "skip"})
+    return tmp_path / "blend.yaml"
+
+
+def write(room: Path, *seconds: dict[str, Any], joiner: Any = JOINER) -> None:
+    joins = [{"join": [{"path": "one"}, {"path": "two"} | second], "joiner": joiner} for second in seconds]
+    (room / "blend.yaml").write_text(json.dumps({"splits": {"train": {"blend": [{"path": "one"}, *joins]}}}))
+
+
+def test_prepare_opens_each(blend: Path) -> None:
+    code, output = energon_lite("prepare", blend)
+    one, two = blend.parent / "one", blend.parent / "two"
+    assert code == 0 and f"{one} [train]: 6 samples" in output and f"{one} + {two} [train]: 6 samples" in output
+    assert f"{one} + {two} [train]: 4 samples" in output and "3 data sets are ready" in output
+
+
+def test_prepare_says_what_does_not_match(blend: Path) -> None:
+    write(blend.parent, {"split_config": "part.yaml"})
+    code, output = energon_lite("prepare", blend)
+    assert code == 1 and "2 of 6 samples of" in output and "1 of 2 data sets cannot be read" in output
+
+
+def test_info_names_all(blend: Path) -> None:
+    code, output = energon_lite("info", blend)
+    assert code == 0 and "one + two [train]" in output
+    code, output = energon_lite("info", blend, "--json")
+    joined = [one["joined"] for one in json.loads(output)["data_sets"]]
+    both = [str(blend.parent / "one"), str(blend.parent / "two")]
+    assert code == 0 and joined == [None, both, both]
+
+
+def test_preview_shows_joined_samples(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(blend.parent))
+    code = "def pair(one, two):\n    return type(one).derive_from(one, text=f'{one.text} beside {two.text}')\n"
+    (blend.parent / "joiner_of_previews.py").write_text(code)
+    join = [{"path": "one"}, {"path": "two"}]
+    joiner = {"__module__": "joiner_of_previews", "__function__": "pair"}
+    blend.write_text(json.dumps({"splits": {"train": {"join": join, "joiner": joiner}}}))
+    done, output = energon_lite("preview", blend, "--start", 2, "--samples", 1, "--trust-code")
+    assert done == 0 and "2 beside 2" in output, output
+    done, output = energon_lite("preview", blend)
+    assert done == 1 and "trust" in output
+
+
+def test_measure_refuses_before_it_begins(blend: Path) -> None:
+    arguments = ["--task-encoder", "energon_lite:DefaultTaskEncoder", "--length-field", "text", "--num-workers", 0]
+    code, output = energon_lite("measure", blend, *arguments)
+    assert code == 1 and "joined samples are not measured" in output and "measure each folder by itself" in output
+    assert not list(blend.parent.glob("one/.nv-meta/*column*"))
+
+
+class TestLint:
+    def test_each_member_is_examined(self, blend: Path) -> None:
+        write_dataset(blend.parent / "two", {"shard-000.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
+        write(blend.parent, {"nonmatch": "none"})
+        code, output = energon_lite("lint", blend, "--json", "--no-progress", "--num-workers", 1)
+        found = json.loads(output)
+        assert code == 1 and [Path(one["path"]).name for one in found["data_sets"]].count("two") == 1
+        assert {(Path(one["dataset"]).name, one["key"]) for one in found["problems"] if not one["note"]} == {
+            ("two", "0")
+        }
+
+    def test_a_join_that_cannot_be_made_is_a_problem(self, blend: Path) -> None:
+        write(blend.parent, {"split_config": "part.yaml"})
+        code, output = energon_lite("lint", blend, "--no-progress", "--num-workers", 1)
+        assert code == 1 and "2 of 6 samples of" in output
+
+    def test_hooks_are_not_run_on_members(self, blend: Path) -> None:
+        encoder = "energon_lite:DefaultTaskEncoder"
+        code, output = energon_lite("lint", blend, "--no-progress", "--num-workers", 1, "--task-encoder", encoder)
+        assert code == 0 and "hooks are not run on joined samples" in output
