@@ -125,7 +125,8 @@ class WorkerConfig:
 
     #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
     worker_id_offset: ClassVar[int] = 0
-    #: The one of the loader that hooks run for (where workers are not spawned); or the one between
+    #: The one of the loader that hooks run for (where workers are not spawned, and not threads of two loaders that are
+    #: iterated in turns: these see the one that was asked last); or the one between
     #: :meth:`worker_activate` and :meth:`worker_deactivate`.
     active_worker_config: ClassVar[WorkerConfig | None] = None
     _sample_indices: ClassVar[list[int]] = []
