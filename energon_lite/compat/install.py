@@ -15,6 +15,7 @@ from typing import Any
 from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import AWAITED, meaning
 from energon_lite.errors import UsageError
+from energon_lite.loading.executors import own_watchdog
 from energon_lite.trust import trust_by_default
 
 __all__ = ["install", "is_installed", "uninstall"]
@@ -141,6 +142,7 @@ def install(*, trust_code: bool = True) -> None:
             f"{PACKAGE} has been imported already, from {getattr(theirs, '__file__', None)}",
             fix="call energon_lite.compat.install() before anything imports it, or run python -m energon_lite.compat",
         )
+    own_watchdog.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)
     _tell_children()

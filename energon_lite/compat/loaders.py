@@ -6,11 +6,27 @@ from typing import Any
 
 import torch.utils.data
 
+from energon_lite.errors import UnknownLengthError
 from energon_lite.loading import loader, savable_loader
 from energon_lite.loading.energon_compat import loader_arguments
 from energon_lite.loading.iterators.dataset import SavableDataset
 
 __all__ = ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"]
+
+
+class _LengthAsThere(loader.DataLoader):
+    """Has a length where hooks decide how many batches there are, as Energon has one: as if they left samples alone."""
+
+    def __len__(self) -> int:
+        try:
+            return super().__len__()
+        except UnknownLengthError:
+            dataset = self.dataset.runs_as
+            rows = getattr(dataset.plan, "batch_size", None)
+            if rows is None or self.dataset is not dataset:
+                raise
+            samples = sum(len(leaf.source) for leaf in dataset.leaves)
+            return -(-samples // (rows * dataset.worker_config.world_size))
 
 
 class _TorchLoader(torch.utils.data.DataLoader[Any]):
@@ -34,14 +50,14 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
         return found
 
 
-class BasicDataLoader(loader.DataLoader, _TorchLoader):  # type: ignore[misc]
+class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]
     """:class:`energon_lite.DataLoader`, as a loader of torch's, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
         super().__init__(dataset, **loader_arguments(dataset, kwargs, BasicDataLoader))
 
 
-class SavableDataLoader(savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
+class SavableDataLoader(_LengthAsThere, savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
     """:class:`energon_lite.SavableDataLoader`, as a loader of torch's, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):

@@ -12,18 +12,22 @@ from energon_lite.compat.task_encoder import DefaultTaskEncoder
 __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
 
-def _as_there(function: Callable[..., Any]) -> Callable[..., Any]:
-    """With Energon's default task encoder."""
+def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Callable[..., Any]:
+    """With Energon's default task encoder. Validation that packs has as many lanes as there are workers, so that its
+    packs come in the order in which Energon's workers make them."""
 
     @functools.wraps(function)
     def call(path: Any, **kwargs: Any) -> Any:
         if kwargs.get("task_encoder") is None:
             kwargs["task_encoder"] = DefaultTaskEncoder()
+        config = kwargs.get("worker_config")
+        if is_validation and None not in (config, kwargs.get("packing_buffer_size")) and "chunks" not in kwargs:
+            kwargs.setdefault("lanes", config.world_size * max(config.num_workers, 1))
         return function(path, **kwargs)
 
     return call
 
 
-get_train_dataset = _as_there(recipes.get_train_dataset)
+get_train_dataset = _as_there(recipes.get_train_dataset, is_validation=False)
 get_val_dataset = _as_there(recipes.get_val_dataset)
 get_val_datasets = _as_there(recipes.get_val_datasets)

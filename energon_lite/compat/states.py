@@ -55,6 +55,10 @@ class WatchdogDataset(GcDataset):
     ):
         super().__init__(dataset, worker_config=worker_config)
 
+    @staticmethod
+    def _watchdog_trigger() -> None:
+        """Called when a loader without workers has warned of a hang; for those who patch it."""
+
 
 class SimpleSavableDatasetWrapper(GcDataset):
     """The same items."""

@@ -39,7 +39,7 @@ TYPED_DATASETS = {name.replace("Sample", "Webdataset"): name for name in SAMPLE_
 METADATASETS = ("Metadataset", "MetadatasetV2", "Recipe")
 
 #: Names that Energon knows and this library does not read yet.
-NOT_YET = (
+_BASES = (
     "CrudeJsonlDatasetFactory",
     "DefaultCrudeJsonlDatasetFactory",
     "DefaultDecoderWebdatasetFactory",
@@ -102,8 +102,8 @@ def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) ->
         cure = "write '__class__: CrudeWebdataset' at the top of dataset.yaml, without sample_type"
     elif name == STANDARD or name in TYPED_DATASETS:
         cure = "move it to the top of dataset.yaml"
-    elif name in NOT_YET:
-        said = f"{name} is not supported yet"
+    elif name in _BASES:
+        said = f"{name} is a base for classes of your own, or stands for a join or a JSONL file"
     else:
         said, near = f"unknown class {name!r}", tuple(choices)
     raise named.node.error(said, cure, expected=f"{what}: {', '.join(choices)}", choices=near)

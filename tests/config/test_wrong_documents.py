@@ -48,7 +48,7 @@ DATASETS: dict[str, Row] = {
     ),
     "data set class that is not supported": (
         "__module__: megatron.energon\n__class__: JoinedWebdatasetFactory\n",
-        2, 12, "__class__", "JoinedWebdatasetFactory is not supported yet", "use one of these",
+        2, 12, "__class__", "JoinedWebdatasetFactory is a base for classes", "use one of these",
     ),
     "no sample type": (
         "field_map: {image: jpg, caption: txt}\n",

@@ -20,6 +20,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+def on_hang() -> None:
+    """Called behind each warning. Who replaces it hears of hangs, in the watchdog's thread."""
+
+
 class OwnWatchdog:
     """Looks on while this process makes a batch. If that takes too long, a thread logs this one's stack, once.
 
@@ -76,3 +80,4 @@ class OwnWatchdog:
                 ", and there is no worker to be replaced" if self._on_timeout == "replace" else "",
                 stack,
             )
+            on_hang()
