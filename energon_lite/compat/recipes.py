@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_lite import recipes
 from energon_lite.compat.task_encoder import DefaultTaskEncoder
+from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
@@ -20,8 +21,9 @@ def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Ca
     def call(path: Any, **kwargs: Any) -> Any:
         if kwargs.get("task_encoder") is None:
             kwargs["task_encoder"] = DefaultTaskEncoder()
-        config = kwargs.get("worker_config")
-        if is_validation and None not in (config, kwargs.get("packing_buffer_size")) and "chunks" not in kwargs:
+        config: WorkerConfig | None = kwargs.get("worker_config")
+        packs = kwargs.get("packing_buffer_size") is not None and "chunks" not in kwargs
+        if is_validation and packs and config is not None:
             kwargs.setdefault("lanes", config.world_size * max(config.num_workers, 1))
         return function(path, **kwargs)
 
