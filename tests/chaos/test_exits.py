@@ -38,7 +38,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 
 class Slow(TaskEncoder):
     def encode_batch(self, batch):
-        time.sleep(60 if self.current_batch_index else 0)
+        time.sleep(25 if self.current_batch_index else 0)
         return batch
 
 def end(*_):
