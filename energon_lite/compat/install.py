@@ -39,6 +39,13 @@ class _Module(types.ModuleType):
             return importlib.import_module(f"{PACKAGE}.{path}")
         raise AttributeError(f"module {self.__name__!r} (of energon_lite.compat) has no attribute {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A module that is imported becomes an attribute of its package, but not where that has something of this name:
+        # `edataclass` is a function, of the module `edataclass`.
+        if isinstance(value, types.ModuleType) and name in vars(self).get("__all__", ()):
+            value = resolve(name, self.__name__[len(PACKAGE) + 1 :])
+        super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.__all__})
 
@@ -90,7 +97,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         module = _Module(spec.name, f"The names of {spec.name}, of energon_lite.")
-        module.__all__ = MODULES.get(spec.name[len(PACKAGE) + 1 :], "").split()  # type: ignore[attr-defined]
+        module.__all__ = MODULES.get(spec.name[len(PACKAGE) + 1 :], "").split()
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
