@@ -213,6 +213,9 @@ NAMES: dict[str, Name] = {
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": Name(f"energon_lite.cli.{module.partition('.')[2]}:command") for module in COMMANDS},
+    "MediaFilterConfig": Name("energon_lite.media:MediaFilterConfig"),
+    "MediaFilterStrategy": Name("energon_lite.media:MediaFilterStrategy"),
+    "prepare_filesystem_dataset": _compat("media:prepare_filesystem_dataset"),
     "command_info": Name("energon_lite.cli.checkpoint:info"),
     "command_redist": Name(
         "energon_lite.cli.checkpoint:redist", "same", "rarely needed: states go on on any number of ranks"

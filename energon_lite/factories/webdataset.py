@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic
 from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.factories.base import DatasetFactory, SampleT
+from energon_lite.media import MediaFilterConfig
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -67,7 +68,7 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
         progress_fn: Callable[..., Any] | None = None,
         workers: int = 32,
         tar_index_only: bool = False,
-        media_filter: Any = None,
+        media_filter: MediaFilterConfig | None = None,
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: Path | None = None,
     ) -> set[str]:
@@ -79,20 +80,22 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
             split_parts_ratio, split_parts_patterns: ``(name, share)`` or ``(name, pattern)`` of each split.
             shuffle_seed: None: shards are not mixed before they are divided.
             tar_index_only: write the ``.tar.idx`` files only.
-            progress_fn, workers, media_filter, fix_duplicates, index_sqlite_tmp_path: as in Energon, as far as they
-                mean something here; ``media_filter`` and ``fix_duplicates`` are options of the command.
+            workers: processes at most.
+            media_filter: extract the metadata of media, too; see :func:`energon_lite.media.MediaFilterConfig.parse`.
+            fix_duplicates: where keys collide, have the members of shards begin with the name of their shard.
+            progress_fn, index_sqlite_tmp_path: accepted.
 
         Returns:
             The names of the parts that were found.
         """
         from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
+        from energon_lite.storage.prepare.media_scan import prepare_media
         from energon_lite.storage.prepare.prepare import index_again, prepare_folder
+        from energon_lite.storage.prepare.unique_keys import make_keys_unique
 
         folder = os.path.abspath(os.path.expanduser(os.fspath(parent_path)))
-        for name, given in (("media_filter", media_filter), ("fix_duplicates", fix_duplicates)):
-            if given:
-                option = f"energon-lite prepare --{name.replace('_', '-')}"
-                raise UsageError(f"prepare_dataset({name}=...) is an option of the command", fix=f"use {option}")
+        if fix_duplicates:
+            make_keys_unique(folder, find_shards(folder))
         if tar_index_only:
             return set(index_again(folder, workers=workers, sqlite=False).parts)
         shards = [shard for path in paths for shard in expand_braces(path)]
@@ -105,7 +108,10 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
                 _splits([one for one in shards if one in there], split_parts_ratio, split_parts_patterns, shuffle_seed)
             )
 
-        return set(prepare_folder(folder, choose, exclude=exclude, force_overwrite=True, workers=workers).parts)
+        parts = prepare_folder(folder, choose, exclude=exclude, force_overwrite=True, workers=workers).parts
+        if media_filter is not None:
+            prepare_media(folder, media_filter, workers=workers)
+        return set(parts)
 
 
 def _splits(
