@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
-from energon_lite.compat.names import AWAITED, meaning
+from energon_lite.compat.names import meaning
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import own_watchdog
 from energon_lite.trust import trust_by_default
@@ -59,8 +59,6 @@ def resolve(name: str, of_module: str = "") -> Any:
     found = meaning(name, of_module)
     if found.ours is None:
         raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {found.note}")
-    if not {name, f"{of_module}.{name}"}.isdisjoint(AWAITED):
-        raise ImportError(f"{name} of {PACKAGE} is not there yet in energon_lite")
     module, _, attribute = found.ours.partition(":")
     if attribute == "__version__":
         return energon_version()

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from energon_lite.compat.modules import COMMANDS, MODULES, NODES
 
-__all__ = ["AWAITED", "NAMES", "Name", "Verdict", "meaning"]
+__all__ = ["NAMES", "Name", "Verdict", "meaning"]
 
 Verdict = Literal["same", "better", "other"]
 
@@ -43,9 +43,6 @@ def _compat(name: str, verdict: Verdict = "same", note: str = "") -> Name:
 def _absent(why: str) -> Name:
     return Name(None, "other", why)
 
-
-#: Names that are not there yet. A test sees to it that each is struck out when it is.
-AWAITED: frozenset[str] = frozenset()
 
 _TYPED = "deprecated there; as `__class__` in dataset.yaml it means StandardWebdatasetFactory with this sample type"
 _NO_STREAM = "items are planned, not pulled through a chain of iterators: it has no state of its own"

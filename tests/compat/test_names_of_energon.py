@@ -16,7 +16,7 @@ import pytest
 import energon_lite
 from energon_lite.compat.install import resolve
 from energon_lite.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE
-from energon_lite.compat.names import AWAITED, NAMES, meaning
+from energon_lite.compat.names import NAMES, meaning
 
 #: So many names may be absent at most.
 MOST_ABSENT = 8
@@ -107,8 +107,6 @@ def test_it_is_here_and_takes_what_it_takes_there(name: str) -> None:
         return
     if found.ours.startswith("energon_lite.transforms:"):
         pytest.importorskip("torchvision")
-    if name in AWAITED:
-        pytest.skip("awaited")
     ours = resolve(name)
     theirs = next(getattr(module, name) for module in THEIRS.values() if name in vars(module))
     wanted, taken = parameters(theirs), parameters(ours)
@@ -137,25 +135,11 @@ def parameters(value: Any) -> list[inspect.Parameter] | None:
 
 def test_all_of_its_top_level_is_ours() -> None:
     for name in megatron.energon.__all__:
-        assert hasattr(energon_lite, name) or name in AWAITED, name
+        assert hasattr(energon_lite, name), name
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_commands(module: str) -> None:
     import click
 
-    if f"{module}.command" not in AWAITED:
-        assert isinstance(resolve("command", module), click.Command)
-
-
-def test_what_is_awaited_is_not_there() -> None:
-    """Strike a name out of the list as soon as it is."""
-    for name in AWAITED:
-        module, _, attribute = (meaning(name).ours or "").partition(":")
-        try:
-            there = hasattr(importlib.import_module(module), attribute)
-        except ImportError:
-            there = False
-        assert not there, name
-        with pytest.raises(ImportError, match="not there yet"):
-            resolve(name.rpartition(".")[2], name.rpartition(".")[0])
+    assert isinstance(resolve("command", module), click.Command)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from energon_lite.compat.modules import INTERNAL, MODULES  # noqa: E402
-from energon_lite.compat.names import AWAITED, meaning  # noqa: E402
+from energon_lite.compat.names import meaning  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-energon.md"
 BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until here -->"
@@ -24,8 +24,6 @@ def tables() -> str:
         {name for names in MODULES.values() for name in names.split()} - {"command"},
         key=lambda name: (name.lower(), name),
     )
-    awaited = sorted(AWAITED, key=str.lower)
-    names = [name for name in names if name not in AWAITED]
     same = [name for name in names if meaning(name).verdict == "same" and not meaning(name).note]
     lines = [f"**The same**, {len(same)} names: {', '.join(f'`{name}`' for name in same)}.", ""]
     lines += ["| name | here | |", "|---|---|---|"]
@@ -36,8 +34,6 @@ def tables() -> str:
             rows.setdefault((found.verdict if found.ours else "absent", found.note), []).append(name)
     for (verdict, note), alike in rows.items():
         lines.append(f"| {', '.join(f'`{name}`' for name in alike)} | {verdict} | {note} |")
-    if awaited:
-        lines += ["", f"**Not yet**: {', '.join(f'`{name}`' for name in awaited)}."]
     modules = [f"`{name}`" for name in MODULES if name]
     lines += ["", f"**Modules** below `megatron.energon` that can be imported: {', '.join(modules)}.", ""]
     lines += ["| module that is machinery of Energon's | instead |", "|---|---|"]
