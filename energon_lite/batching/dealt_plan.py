@@ -1,8 +1,8 @@
 """Micro-batches of a pass that is dealt to workers first, each of which makes its own: Energon's way to validate.
 
-Each data set is cut into as many shares of neighbours as there are workers, over all ranks together. Which shares have a
-sample more than others: those that a bit reversal numbers first, so that ranks, and halves of them, have about as many;
-and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be short.
+Each data set is cut into as many shares of neighbours as there are workers, over all ranks together. Which shares have
+a sample more than others: those that a bit reversal numbers first, so that ranks, and halves of them, have about as
+many; and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be short.
 """
 
 from __future__ import annotations

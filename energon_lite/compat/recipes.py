@@ -18,8 +18,8 @@ __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
 
 def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Callable[..., Any]:
-    """With Energon's default task encoder. Validation has the batches that Energon's workers make, in their order: it is
-    dealt to as many shares, or, where it packs, has as many lanes, as there are workers."""
+    """With Energon's default task encoder. Validation has the batches that Energon's workers make, in their order: it
+    is dealt to as many shares, or, where it packs, has as many lanes, as there are workers."""
 
     @functools.wraps(function)
     def call(path: Any, **kwargs: Any) -> Any:

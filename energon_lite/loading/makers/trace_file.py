@@ -26,8 +26,8 @@ class TraceFile:
     """Adds a line of JSON for each delivered batch; ``energon-lite trace`` reads them.
 
     Args:
-        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; with ``workers``
-            the path says it already.
+        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; if there are
+            ``workers``, their paths and this one tell ranks apart already.
         rank, world_size: data-parallel.
         leaves: the data sets, in the order's numbering; each line names samples by the number of theirs, and the key.
         workers: files of the workers of this rank, in their order: each gets a line for each delivered batch that this
