@@ -8,10 +8,10 @@ import torch
 
 from energon_lite import UsageError
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, read_state
+from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.config_file import model_config_of
-from energon_lite.trainer.training.data import ByteTokenizer, Tokenizer, make_tokenizer
-from energon_lite.trainer.training.llama import LlamaModel
 
 
 def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> LlamaModel:

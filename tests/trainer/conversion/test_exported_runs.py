@@ -21,11 +21,11 @@ from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
+from energon_lite.trainer.data.tokenizer import FileTokenizer
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training import ByteTokenizer, adopt_norm, config_from_dict, config_to_dict, register_norm
-from energon_lite.trainer.training.data import FileTokenizer
-from energon_lite.trainer.training.llama import LlamaModel
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
 

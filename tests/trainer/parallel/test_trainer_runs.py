@@ -377,7 +377,7 @@ def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
             trainer.loader.dataset.task_encoder.encode_sample = slow
             batches = iter(trainer.loader)
             for _ in range(2):
-                for _ in range(trainer.micro_batches):
+                for _ in range(trainer.data.micro_batches):
                     next(batches)
                 queue = trainer.loader.stats()["queue"]
                 found.append(queue["ready"] + queue["pending"])

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.registry import find_attention, register_attention
+from energon_lite.trainer.models.sequence import Rotation, Run, SequencePart, gather_positions
+from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.registry import find_attention, register_attention
-from energon_lite.trainer.training.sequence import Rotation, Run, SequencePart, gather_positions
-from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

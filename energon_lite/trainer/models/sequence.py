@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig, RopeScaling
-from energon_lite.trainer.training.registry import find_attention
 
 #: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
