@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_lite.cli.named_object import find_named
+from energon_lite.named_object import find_named
 from energon_lite.errors import UsageError
 
 __all__ = ["Outcome", "Trial", "device_memory", "run_trial"]

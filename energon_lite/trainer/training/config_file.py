@@ -12,7 +12,7 @@ from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import model_config_of as model_config_of
 from energon_lite.trainer.models.presets import PRESETS
 from energon_lite.trainer.training.config import TrainerConfig
 
@@ -58,15 +58,6 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
         ConfigError: as :func:`load_config`.
     """
     return _config(from_plain(values, _DICT_NAME))
-
-
-def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
-    """The model's part of what :func:`config_to_dict` made; a checkpoint of weights alone has no other.
-
-    Raises:
-        ConfigError: as :func:`load_config`.
-    """
-    return read(from_plain(values.get("model", {}), _DICT_NAME, "model"), ModelConfig)
 
 
 def config_to_dict(config: TrainerConfig) -> dict[str, Any]:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
-from energon_lite.trainer.models.config import MODEL_MEANING, ModelConfig
+from energon_lite.trainer.models.config import model_changes, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config_file import model_config_of
-
-#: What an image prefix adds to a language model; one that the checkpoint lacks begins as new.
-_PREFIX = ("image_size", "patch_size")
 
 
 def load_starting_weights(
@@ -51,13 +46,3 @@ def load_starting_weights(
         )
     # An image prefix is nothing that a language model has: then it begins as new.
     return load_weights(found, model, mesh, optimizer, may_lack=["vision.*"])
-
-
-def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
-    """Settings in which two models differ by what they compute, with both values."""
-    ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
-    # None key heads are one for each query head.
-    same = there.kv_heads == here.kv_heads
-    compared = [name for name in MODEL_MEANING if name not in ignore and not (name == "num_kv_heads" and same)]
-    values = [(name, getattr(there, name), getattr(here, name)) for name in compared]
-    return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
