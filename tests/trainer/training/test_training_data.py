@@ -72,7 +72,14 @@ def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
     sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
     row = encoded(sample)
     places = [PAD] * 4
-    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [*places[1:], BOS, 97, 98, 99, 100]
+    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [
+        *places[1:],
+        BOS,
+        97,
+        98,
+        99,
+        100,
+    ]
     assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
     assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
 
