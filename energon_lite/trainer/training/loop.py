@@ -70,8 +70,8 @@ class Trainer:
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         evaluates = train.eval_every > 0 or train.eval_at_start
-        settings = {"seed": config.seed, "evaluates": evaluates, "eval_batches": train.eval_batches}
-        self.data = RunData(data, config.model, self.mesh, **settings)
+        limit = train.eval_batches if evaluates else None
+        self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
         self.checkpoints = f"{config.output}/checkpoints"
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)

@@ -124,11 +124,12 @@ class Progress:
             text += f", {values['tokens_per_second']:.0f}/s"
         if "mfu" in values:
             text += f", MFU {values['mfu']:.1%}"
-        if "eval_loss" in values:
-            text += f", eval loss {values['eval_loss']:.4f}"
+        evaluated = [name for name in values if name.startswith("eval_loss")]  # with the names of sets
+        for name in evaluated:
+            text += f", {name.replace('_', ' ', 1)} {values[name]:.4f}"
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update()
-        due = step % self._every == 0 or step == self._total or "eval_loss" in values
+        due = step % self._every == 0 or step == self._total or evaluated
         if self._visible and self._bar.disable and due:
             logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values["seconds"])
 
