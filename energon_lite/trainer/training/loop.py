@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -24,9 +23,10 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.metrics import MetricsFile, Progress, TensorBoardFolder
+from energon_lite.trainer.training.metrics import MetricsSink, make_sinks
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
+from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import evaluate, train_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
@@ -36,8 +36,8 @@ HARMLESS = {
     "": "output mesh",
     "data.": "workers path val_path share prefetch_factor",
     "model.": "recompute compile fuse_projections loss_chunk",
-    "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
-    "init_from_ignore profile nonfinite_limit",
+    "train.": "save_every keep keep_every checkpoints time_limit async_save save_timeout log_every eval_every tensorboard "
+    "wandb peak_tflops init_from init_from_ignore profile nonfinite_limit",
 }
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class Trainer:
 
     Args:
         config: the run.
+        sinks: further places for the numbers of each step, see :class:`MetricsSink`; made on the main rank when the run
+            begins, each with the last step that counts.
 
     Raises:
         TopologyError: the layout does not fit the ranks, the model or the micro-batches of a step.
@@ -61,8 +63,8 @@ class Trainer:
         100
     """
 
-    def __init__(self, config: TrainerConfig):
-        self.config, data, train = config, config.data, config.train
+    def __init__(self, config: TrainerConfig, *, sinks: Sequence[Callable[[int], MetricsSink]] = ()):
+        self.config, self.sinks, data, train = config, sinks, config.data, config.train
         if train.deterministic:
             make_deterministic()
         self.mesh = build_mesh(**vars(config.mesh))
@@ -71,14 +73,17 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         self.data = RunData(data, config.model, self.mesh, seed=config.seed, evaluates=train.eval_every > 0)
         self.loader, self.val_loader = self.data.train_loader, self.data.val_loader
-        self.checkpoints = f"{config.output}/checkpoints"
-        self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
+        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
+        keep = {"keep": train.keep, "keep_every": train.keep_every}
+        self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
+        self.requests = Requests(train.time_limit, self.mesh)
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
         self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
 
     def run(self) -> int:
-        """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
+        """Train until the last step, the end of the data, or until a rank is asked to stop: by SIGTERM, by SIGUSR1 or by
+        ``train.time_limit``. Either way with a checkpoint at the end. SIGUSR2 asks for a checkpoint now.
 
         Returns:
             The number of steps that are done.
@@ -86,33 +91,34 @@ class Trainer:
         Raises:
             NonFiniteError: on all ranks: weights are NaN or infinite, or too many steps in a row were.
         """
-        start, total = self.resume(), self.config.train.steps
+        done = saved = self.resume()
         with ExitStack() as stack:
-            terminated = stack.enter_context(_until_sigterm())
+            stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            visible = self.mesh.is_main
-            progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
-            metrics = self._metrics(start)
-            for closed in (progress, *metrics):
-                stack.callback(closed.close)
-            batches, done, overdue = iter(self.loader), start, False
-            for step in range(start + 1, total + 1):
-                values = self.step(step, batches)
-                for sink in metrics:
-                    sink.write(values)
-                progress.show(step, values)
-                # Signals arrive at different times; all ranks must take the same branch.
-                stopping, bad = self.mesh.any_rank_each(terminated.is_set(), not is_finite(values))
-                self.guard.saw(step, values, self.data.last_step() if bad else None)
-                overdue = overdue or _due(step, self.config.train.save_every)
-                if stopping or step == total or (overdue and not bad):
-                    self.save(step)
-                    overdue = False
-                done = step
-                if stopping:
-                    logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
+            sinks = self._sinks(stack, done)
+            batches, stopped_by, save = iter(self.loader), None, False
+            while done < self.config.train.steps and not stopped_by:
+                try:
+                    values = self.step(done + 1, batches)
+                except StopIteration:
+                    stopped_by = "the end of the data"
                     break
+                done += 1
+                for sink in sinks:
+                    sink.write(values)
+                # Signals arrive at different times; all ranks must take the same branch.
+                seconds = self.saver.seconds_written
+                stopped_by, asked, bad = self.requests.agreed(not is_finite(values), seconds_to_save=seconds)
+                self.guard.saw(done, values, self.data.last_step() if bad else None)
+                save = save or asked or _due(done, self.config.train.save_every)
+                if save and not bad:  # else after the next one that is not
+                    self.save(done)
+                    saved, save = done, False
+            if done > saved:
+                self.save(done)
             self.saver.finish()
+            if stopped_by and self.mesh.is_main:
+                logger.info("stopped after step %d of %d by %s", done, self.config.train.steps, stopped_by)
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
@@ -124,9 +130,13 @@ class Trainer:
 
         Returns:
             The step's line of metrics.
+
+        Raises:
+            StopIteration: on all ranks: there is no data for it.
         """
         began = time.perf_counter()
-        micro_batches = self.data.take_step(batches)
+        if not (micro_batches := self.data.take_step(batches)):
+            raise StopIteration
         fetched = time.perf_counter()
         lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
         with self.profile.step(step) as record:
@@ -206,9 +216,9 @@ class Trainer:
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
             stack.callback(self.data.close)
-            terminated = stack.enter_context(_until_sigterm())
+            closing = stack.enter_context(Requests(None, self.mesh).listening())
             self._finish_saving(kind, error, trace)
-        if terminated.is_set() and error is None:
+        if "SIGTERM" in closing and error is None:
             os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
 
     def _finish_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -220,13 +230,13 @@ class Trainer:
                 raise
             logger.error("%s", lost)
 
-    def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
-        """Where this rank writes each step's metrics."""
+    def _sinks(self, stack: ExitStack, after: int) -> list[MetricsSink]:
+        """Where this rank writes each step's metrics, until the stack is left."""
         if not self.mesh.is_main:
             return []
-        sinks: list[MetricsFile | TensorBoardFolder] = [MetricsFile(f"{self.config.output}/metrics.jsonl", after=after)]
-        if self.config.train.tensorboard:
-            sinks.append(TensorBoardFolder(f"{self.config.output}/tensorboard", after=after))
+        sinks = [*make_sinks(self.config, after), *(make(after) for make in self.sinks)]
+        for sink in sinks:
+            stack.callback(sink.close)
         return sinks
 
 
@@ -240,20 +250,6 @@ def make_deterministic() -> None:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-@contextmanager
-def _until_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process on the spot."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # only the main thread may have signal handlers
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
