@@ -28,7 +28,7 @@ from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.starting_weights import load_starting_weights
-from energon_lite.trainer.training.step import evaluate, train_step
+from energon_lite.trainer.training.step import evaluate, launch_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 #: Settings that change no step, by section.
@@ -140,7 +140,8 @@ class Trainer:
         fetched = time.perf_counter()
         lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
         with self.profile.step(step) as record:
-            result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
+            launched = launch_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
+            result = launched.result()
         seconds = time.perf_counter() - began
         values: dict[str, Any] = {
             "step": step,
@@ -150,7 +151,7 @@ class Trainer:
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
         }
-        if (skipped := step - self.optimizer.updates) > 0:
+        if (skipped := step - launched.updates()) > 0:
             values["skipped_updates"] = skipped
         if self.peak_flops is not None:
             needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens

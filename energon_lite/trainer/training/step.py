@@ -38,6 +38,44 @@ class StepResult:
     lr: float
 
 
+class _ToHost:
+    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values, self._there = values.to("cpu", non_blocking=True), None
+        if values.is_cuda:
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def read(self) -> list[float]:
+        """The numbers, ``[n]``."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._values.tolist()
+        return found
+
+
+class LaunchedStep:
+    """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
+
+    Args:
+        values: float64 ``[4]`` on the device: loss, tokens, gradient norm, and updates of the optimizer until now.
+        lr: the learning rate.
+    """
+
+    def __init__(self, values: torch.Tensor, lr: float):
+        self._values, self._lr = _ToHost(values), lr
+
+    def result(self) -> StepResult:
+        """Wait for the step's numbers."""
+        loss, tokens, norm, _ = self._values.read()
+        return StepResult(loss, norm, int(tokens), self._lr)
+
+    def updates(self) -> int:
+        """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
+        return int(self._values.read()[3])
+
+
 def train_step(
     model: LlamaModel,
     optimizer: Optimizer,
@@ -47,7 +85,23 @@ def train_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
 ) -> StepResult:
+    """:func:`launch_step`, and wait for what it did."""
+    return launch_step(model, optimizer, micro_batches, mesh, lr=lr, record=record).result()
+
+
+def launch_step(
+    model: LlamaModel,
+    optimizer: Optimizer,
+    micro_batches: Sequence[MultimodalBatch | None],
+    mesh: ParallelMesh,
+    *,
+    lr: float | Callable[[int], float],
+    record: Record | None = None,
+) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
+
+    Nothing here waits until the device has done it, so the next step can be launched behind. (A pipeline waits for what
+    it receives; a learning rate that depends on tokens, for their number, which is known when the step begins.)
 
     Args:
         model: the model, on ``mesh``.
@@ -58,7 +112,8 @@ def train_step(
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
     """
-    tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
+    tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
+    counted = _ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -69,10 +124,9 @@ def train_step(
         after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
         record=record,
     )
-    loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    counted = int(tokens.item())
-    rate = lr(counted) if callable(lr) else lr
-    return StepResult(loss.item(), optimizer.step(rate), counted, rate)
+    loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
+    rate = lr(int(counted.read()[0])) if callable(lr) else lr
+    return LaunchedStep(torch.cat([torch.stack([loss, tokens]), optimizer.launch_step(rate)]), rate)
 
 
 @torch.no_grad()
