@@ -58,10 +58,13 @@ class TrainConfig:
         keep: number of checkpoints that are kept, the newest.
         keep_every: beside these, the first checkpoint at or after each multiple of so many steps stays; 0 for none.
         checkpoints: their folder, or its URL, as ``s3://bucket/run``; None for ``output/checkpoints``.
-        time_limit: seconds, or as ``3h30m``, after which the run is over: it saves and stops in time. None for no limit.
+        time_limit: seconds, or as ``3h30m``, after which the run is over: it saves and stops in time. None for none.
         async_save: write checkpoints while training goes on; otherwise it waits.
         save_timeout: seconds that a run which an error ends waits for the checkpoint that is being written.
         nonfinite_limit: steps in a row whose loss or gradient is not finite after which the run ends with an error.
+        spike_factor: a step whose loss is more than so many times the median of those before it updates nothing, see
+            :class:`SpikeGuard`; 0: whatever its loss is, it does.
+        spike_window: how many losses these are.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         init_from: a checkpoint, or a folder of checkpoints, of which the newest is meant: a new run begins with its
@@ -84,6 +87,8 @@ class TrainConfig:
     async_save: bool = True
     save_timeout: float = 300.0
     nonfinite_limit: int = 3
+    spike_factor: float = 0.0
+    spike_window: int = 64
     log_every: int = 10
     eval_every: int = 0
     init_from: str | None = None
@@ -104,7 +109,9 @@ class TrainConfig:
             if name not in MODEL_MEANING:
                 what = f"{name!r} is no setting that decides what weights mean"
                 raise ConfigError(what, at="train.init_from_ignore", choices=MODEL_MEANING, suggest_for=name)
-        require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1)
+        factor = self.spike_factor == 0 or self.spike_factor > 1
+        require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
+        require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
         require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, save_timeout=0)
         limit = self.time_limit is None or self.time_limit > 0
         require(limit, "time_limit is not positive", "train.time_limit", "leave it out, or give e.g. 3h30m")

@@ -1,4 +1,4 @@
-"""What a run reports: the numbers of each step, to a file, to others who keep and draw them, and to whoever looks on."""
+"""What a run reports: the numbers of each step, to a file, to others who draw them, and to whoever looks on."""
 
 from __future__ import annotations
 
@@ -195,18 +195,14 @@ class Progress:
     def write(self, values: Mapping[str, Any]) -> None:
         """Report a finished step."""
         step = values["step"]
-        text = f"loss {values['loss']:.4f}, grad norm {values['grad_norm']:.3f}, {values['tokens']} tokens"
-        if "tokens_per_second" in values:
-            text += f", {values['tokens_per_second']:.0f}/s"
-        if "mfu" in values:
-            text += f", MFU {values['mfu']:.1%}"
-        if "eval_loss" in values:
-            text += f", eval loss {values['eval_loss']:.4f}"
+        shown = {"loss": "loss {:.4f}", "grad_norm": "grad norm {:.3f}", "tokens": "{} tokens"}
+        shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}", "eval_loss": "eval loss {:.4f}"}
+        text = ", ".join(form.format(values[name]) for name, form in shown.items() if name in values)
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update()
         due = step % self._every == 0 or step == self._total or "eval_loss" in values
         if self._bar.disable and due:
-            logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values["seconds"])
+            logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values.get("seconds", 0.0))
 
     def close(self) -> None:
         self._bar.close()

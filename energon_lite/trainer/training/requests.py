@@ -1,4 +1,4 @@
-"""What a run is asked for from outside while it trains: to save and stop, by a signal or a time limit, or only to save."""
+"""What a run is asked for while it trains: to save and stop, by a signal or a time limit, or only to save."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -28,6 +31,9 @@ class Requests:
         self._came: set[str] = set()
         self._began = self._asked = time.monotonic()
         self._slowest = 0.0  # seconds from one step to the next
+        # A GPU would answer when all it has to do before is done.
+        apart = mesh.world_size > 1 and mesh.device.type == "cuda"
+        self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if apart else None
 
     @contextmanager
     def listening(self) -> Iterator[set[str]]:
@@ -48,25 +54,30 @@ class Requests:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def agreed(self, bad: bool, *, seconds_to_save: float = 0.0) -> tuple[str | None, bool, bool]:
-        """What is asked for, on any rank, after a step. Every rank must call it.
+    def agreed(self, *bad: bool, seconds_to_save: float = 0.0) -> tuple[str | None, bool, list[bool]]:
+        """What is asked for, on any rank, after a step was launched. Every rank must call it.
 
-        The time limit counts as reached when what is left is less than the slowest step and two of the slowest
-        checkpoints so far: the one that is being written, and the last.
+        The time limit counts as reached when what is left is less than two of the slowest steps so far, the running one
+        and the next, and two of the slowest checkpoints: the one that may be being written, and the last.
 
         Args:
-            bad: something else to agree on: whether the step was bad.
+            bad: something else to agree on: whether steps were bad.
             seconds_to_save: how long a checkpoint takes, as far as this rank knows.
 
         Returns:
-            Why the run is to stop, or None; whether to save; whether the step was bad on any rank.
+            Why the run is to stop, or None; whether to save; whether each of the steps was bad on any rank.
         """
         now = time.monotonic()
         self._slowest, self._asked = max(self._slowest, now - self._asked), now
         if self.time_limit is not None:
             left = self.time_limit - (now - self._began)
-            if left < self._slowest + 2 * seconds_to_save:
+            if left < 2 * (self._slowest + seconds_to_save):
                 self._came.add(_STOPS[-1])
-        *told, save, bad = self.mesh.any_rank_each(*(name in self._came for name in (*_STOPS, _SAVE)), bad)
+        flags = [*(name in self._came for name in (*_STOPS, _SAVE)), *bad]
+        if self.mesh.world_size > 1:
+            told = torch.tensor(flags, dtype=torch.int64)
+            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
+            flags = [bool(flag) for flag in told.tolist()]
         self._came.discard(_SAVE)
-        return next((name for name, came in zip(_STOPS, told, strict=True) if came), None), save, bad
+        stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), None)
+        return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :]

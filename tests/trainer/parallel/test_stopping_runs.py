@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import logging
-import math
 import os
 import signal
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rank_processes import RankFailure, RunRanks
 from test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
 from test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
@@ -61,7 +59,7 @@ def test_sigusr1_saves_and_stops_as_sigterm_does(
     assert run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run"))) == [6]
 
 
-def test_sigusr2_saves_and_goes_on(
+def test_sigusr2_saves_after_the_next_step_and_goes_on(
     run_ranks: RunRanks,
     blend: Path,  # noqa: F811
     tmp_path: Path,
@@ -73,7 +71,7 @@ def test_sigusr2_saves_and_goes_on(
         return train(config, send(signal.SIGUSR2, to_rank=1, at=3))
 
     assert run_ranks(2, job) == [6, 6]
-    assert saved(tmp_path / "run") == [3, 6]
+    assert saved(tmp_path / "run") == [4, 6]
 
 
 def test_who_listens_to_a_signal_already_keeps_it(
@@ -149,7 +147,7 @@ def test_a_run_ends_with_its_data(
     share: str,
     workers: int,
 ) -> None:
-    """24 + 5 texts in micro-batches of 2, 4 of them in a step: the last step has the rest of 3 and one that is short."""
+    """29 texts in micro-batches of 2, 4 of them in a step: the last step has three, of which one is short."""
     number = TRAIN_SAMPLES + 5
     path = write_dataset(tmp_path / "texts", {"a.tar": [line(n) for n in range(number)]}, splits={"train": ["a.tar"]})
     config = make_config(path, tmp_path / "run", mesh=mesh, share=share, workers=workers, steps=99)
