@@ -70,7 +70,8 @@ class LaunchedStep:
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
-        self._values, self._lr, self.ended = _ToHost(values), lr, 0.0
+        self._values, self._lr = _ToHost(values), lr
+        self.ended = 0.0 if values.is_cuda else time.perf_counter()
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
