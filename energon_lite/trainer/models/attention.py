@@ -98,9 +98,16 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.T
     mask = run.mask
     if mask is None and run.start > 0:
         # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
-        mask = causal_lower_right(q.shape[2], k.shape[2])
+        mask = lower_right(q, k)
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def lower_right(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Who sees whom, where the queries are the last of the keys' positions; as little as the kernels need to know."""
+    if torch.compiler.is_compiling():  # torch's own class for it is nothing that can be traced
+        return q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+    return causal_lower_right(q.shape[2], k.shape[2])
 
 
 def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:

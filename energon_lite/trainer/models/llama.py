@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
@@ -125,9 +126,7 @@ class LlamaModel(nn.Module):
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
-        if config.compile:
-            for layer in self.layers.values():
-                layer.compile()
+        self.compiled = CompiledBlocks(self.layers.values()) if config.compile else None
 
     def starts(self, chunk: int) -> bool:
         """True if a chunk of this stage begins with the embedding."""
@@ -177,6 +176,8 @@ class LlamaModel(nn.Module):
         """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
         part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
+        if self.compiled is not None:
+            self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
             if self.config.recompute == "full" and torch.is_grad_enabled():
