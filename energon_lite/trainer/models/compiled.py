@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from energon_lite.trainer.models.attention_functions import PackedBounds
 from energon_lite.trainer.models.sequence import SequencePart
 
 #: Of all blocks together, by torch's count: rows that are packed or not, in training and evaluation, for the shape that
@@ -23,14 +25,17 @@ class CompiledBlocks:
 
     Args:
         blocks: all of one kind.
-        options: of ``torch.compile``.
+        budget: the share, in 0..1, of what the compiler would keep for the backward pass that it may keep. It then
+            chooses what to compute again, the cheapest first. This and the number of graphs hold for the process.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], **options: Any):
+    def __init__(self, blocks: Iterable[nn.Module], *, budget: float = 1.0):
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+        partitioner: Any = importlib.import_module("torch._functorch.config")
+        partitioner.activation_memory_budget = budget
         for block in blocks:
-            block.compile(**options)
+            block.compile()
         self._first: torch.Size | None = None
         self._vary = False
 
@@ -39,8 +44,13 @@ class CompiledBlocks:
         self._first = self._first or x.shape
         self._vary = self._vary or x.shape != self._first
         if self._vary:
-            masks = [run.mask for run in part.runs if isinstance(run.mask, torch.Tensor)]
-            for tensor, dims in [(x, (0, 1)), *((t, (0,)) for t in part.rotation), *((m, (0, 2, 3)) for m in masks)]:
+            open_sizes = [(x, (0, 1)), *((table, (0,)) for table in part.rotation)]
+            for run in part.runs:
+                if isinstance(run.mask, torch.Tensor):
+                    open_sizes.append((run.mask, (0, 2, 3)))
+                elif isinstance(run.mask, PackedBounds):
+                    open_sizes += [(bounds, (0,)) for bounds in run.mask]
+            for tensor, dims in open_sizes:
                 torch._dynamo.maybe_mark_dynamic(tensor, dims)
 
 

@@ -35,7 +35,7 @@ from energon_lite.trainer.training.throughput import flops_per_token, memory_in_
 HARMLESS = {
     "": "output mesh",
     "data.": "workers path val_path share prefetch_factor",
-    "model.": "recompute compile fuse_projections loss_chunk",
+    "model.": "recompute recompute_budget compile fuse_projections loss_chunk",
     "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
     "init_from_ignore profile nonfinite_limit",
 }
