@@ -1,7 +1,7 @@
 """The attention functions that there are, and which of them a configuration means on a device.
 
-Each computes causal attention of a run of queries, which are the last of the keys' positions, and is told in its own way
-which documents of packed rows must not see each other.
+Each computes causal attention of a run of queries, which are the last of the keys' positions, and is told in its own
+way which documents of packed rows must not see each other.
 """
 
 from __future__ import annotations
