@@ -33,6 +33,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
         self.mesh, self.config = mesh, config
         self._updates = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        self._leave_out: torch.Tensor | None = None
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.order = list(self.parameters)
 
@@ -54,11 +55,13 @@ class Optimizer:
         """
         return self.launch_step(lr)[0].item()
 
-    def launch_step(self, lr: float) -> torch.Tensor:
+    def launch_step(self, lr: float, leave_out: torch.Tensor | None = None) -> torch.Tensor:
         """:meth:`step` without waiting for the device: what it will find, float64 ``[2]``.
 
-        These are the norm of the gradient before clipping, and the :attr:`updates` then.
+        These are the norm of the gradient before clipping, and the :attr:`updates` then. Where ``leave_out`` is true (a
+        scalar on the device, the same on all ranks), nothing is updated either.
         """
+        self._leave_out = leave_out
         return torch.stack([self._launch(lr), self._updates])
 
     def _launch(self, lr: float) -> torch.Tensor:
@@ -68,6 +71,8 @@ class Optimizer:
     def _judge(self, norm: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """What the gradient is clipped by, and 1 if the update is left out; 0 if not, and then it is counted."""
         good = norm.isfinite()
+        if self._leave_out is not None:
+            good &= ~self._leave_out
         self._updates += good
         # Not a number times padding would stay there for ever.
         scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None

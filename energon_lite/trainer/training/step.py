@@ -8,6 +8,7 @@ number of tokens is known before the first backward pass, and gradients are only
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
+from energon_lite.trainer.training.spikes import SpikeGuard
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,30 @@ class LaunchedStep:
     """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
 
     Args:
-        values: float64 ``[4]`` on the device: loss, tokens, gradient norm, and updates of the optimizer until now.
+        values: float64 ``[5]`` on the device: loss, tokens, gradient norm, updates of the optimizer until now, and how
+            many were left out for their losses.
         lr: the learning rate.
+
+    Attributes:
+        ended: when the numbers were there, by ``time.perf_counter``, or seen to be.
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
-        self._values, self._lr = _ToHost(values), lr
+        self._values, self._lr, self.ended = _ToHost(values), lr, 0.0
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, norm, _ = self._values.read()
+        loss, tokens, norm, _, _ = self._values.read()
+        self.ended = self.ended or time.perf_counter()
         return StepResult(loss, norm, int(tokens), self._lr)
 
     def updates(self) -> int:
         """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
         return int(self._values.read()[3])
+
+    def spikes(self) -> int:
+        """How many of these were left out by the :class:`SpikeGuard`."""
+        return int(self._values.read()[4])
 
 
 def train_step(
@@ -97,6 +108,7 @@ def launch_step(
     *,
     lr: float | Callable[[int], float],
     record: Record | None = None,
+    spikes: SpikeGuard | None = None,
 ) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -111,6 +123,7 @@ def launch_step(
         mesh: the ranks.
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
+        spikes: may leave out the update for the step's loss.
     """
     tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
     counted = _ToHost(tokens.view(1))
@@ -126,7 +139,10 @@ def launch_step(
     )
     loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
     rate = lr(int(counted.read()[0])) if callable(lr) else lr
-    return LaunchedStep(torch.cat([torch.stack([loss, tokens]), optimizer.launch_step(rate)]), rate)
+    leave_out = None if spikes is None else spikes.judge(loss)
+    found = optimizer.launch_step(rate, leave_out)
+    left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
+    return LaunchedStep(torch.cat([torch.stack([loss, tokens]), found, left_out.view(1)]), rate)
 
 
 @torch.no_grad()

@@ -46,27 +46,19 @@ def test_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
 
 def test_progress_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    progress = Progress(total=5, done=0, every=2, visible=True)
+    progress = Progress(total=5, done=0, every=2)
     for step in range(1, 6):
-        progress.show(step, VALUES | ({"eval_loss": 3.0} if step == 3 else {}))
+        progress.write(VALUES | {"step": step} | ({"eval_loss": 3.0} if step == 3 else {}))
     progress.close()
     assert [record.message.split(":")[0] for record in caplog.records] == [f"step {n} of 5" for n in (2, 3, 4, 5)]
     assert "loss 2.5000, grad norm 1.000, 12 tokens, eval loss 3.0000" in caplog.records[1].message
 
 
-def test_only_one_rank_talks(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    progress = Progress(total=1, done=0, every=1, visible=False)
-    progress.show(1, VALUES)
-    progress.close()
-    assert not caplog.records
-
-
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress = Progress(total=4, done=2, every=1, visible=True)
+    progress = Progress(total=4, done=2, every=1)
     for step in (3, 4):
-        progress.show(step, VALUES)
+        progress.write(VALUES | {"step": step})
     progress.close()
     shown = capsys.readouterr().err
     assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1
