@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.compiled import compiled_for_any_rows
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -134,9 +135,8 @@ class OutputLayer(ColumnParallelLinear):
         self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
         # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
         self.compiled = config.compile and self.group is None
-        terms = _of_any_number(torch.compile(chunk_terms)) if self.compiled else chunk_terms
         columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)
-        self.terms = partial(terms, columns=columns)
+        self.terms = (compiled_for_any_rows if self.compiled else partial)(chunk_terms, columns=columns)
 
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
@@ -162,17 +162,6 @@ def chunk_terms(
     softmax, column, mine, losses = softmax_and_loss(logits, labels, columns)
     weights = counted.to(softmax.dtype)
     return (losses * weights).sum(), subtract_right(softmax * weights[:, None], column, mine, weights).to(logits.dtype)
-
-
-def _of_any_number(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph, however many tokens there are."""
-
-    def call(*parts: torch.Tensor, columns: Columns) -> Any:
-        for part in parts:
-            torch._dynamo.maybe_mark_dynamic(part, 0)
-        return compiled(*parts, columns=columns)
-
-    return call
 
 
 def _wide_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
