@@ -36,6 +36,7 @@ class DataConfig:
         length_column: the measured column that has the tokens of each sample, for ``batching``.
         prefetch_factor: micro-batches that each worker is ahead; None for as many as make up a whole step of the rank,
             and 2 at least, so that loading hides behind computation whatever is accumulated.
+        repeat: False: the run ends when it has seen all data once, or an epoch of a ``blend_epochized``.
         skip_steps: steps, counted from 1, whose micro-batches are passed over; the steps take those that follow.
     """
 
@@ -55,6 +56,7 @@ class DataConfig:
     batching: Mapping[str, Any] | None = None
     length_column: str = "length"
     prefetch_factor: int | None = None
+    repeat: bool = True
     skip_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

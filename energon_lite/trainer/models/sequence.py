@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.attention_functions import choose_attention
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
-from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -75,7 +75,7 @@ def sequence_part(
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask = find_attention(config.attention).document_mask
+    mask = choose_attention(config, mesh.device).document_mask
     masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
     return SequencePart(rotation_table(positions, config), masked, mesh, cache)
 

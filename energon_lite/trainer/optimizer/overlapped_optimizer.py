@@ -23,7 +23,6 @@ Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` says wha
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -144,11 +143,8 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._first_step.end_micro_batch(of)
         self._advance(complete=min(self._passed.values(), default=0) // self._per_round)
 
-    def step(self, lr: float) -> float:
-        """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass.
-
-        Returns the whole gradient's norm before clipping, equal on all ranks. If it is not finite, nothing changes.
-        """
+    def _launch(self, lr: float) -> Tensor:
+        """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass."""
         if self._promised is not None and (wrong := set(self._passed.values()) - {self._promised}):
             raise UsageError(f"{wrong.pop()} of {self._promised} micro-batches ended", fix="end empty ones too")
         self.wait_parameters()
@@ -161,19 +157,15 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._collect()
         sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._queue], self.mesh)
         norm = self._norm()
-        # Not a number times padding would stay there for ever.
-        scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
-        skip = torch.isfinite(norm).logical_not().to(torch.float32)
+        scale, skip = self._judge(norm)
         for bucket in reversed(self._queue):
             bucket.owned.update(lr, scale, skip)
             bucket.gather(self._group)
         self._start_step(None)
-        found = norm.item()  # the only wait for the device, when all its work has been launched
-        self.updates += math.isfinite(found)
         if self._first_step:
             self._learn(self._first_step)
         self._wait_for(self._outsiders)
-        return found
+        return norm
 
     def wait_parameters(self) -> None:
         """Until all parameters have the values of the last step."""

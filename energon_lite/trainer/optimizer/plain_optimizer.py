@@ -6,7 +6,6 @@ Each rank has all of the state, and nothing overlaps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -77,27 +76,15 @@ class AdamW(Optimizer):
             p.grad = grad.view_as(p) if p.dtype.itemsize >= 4 else None
         self._buffers.append(buffer)
 
-    def step(self, lr: float) -> float:
-        """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero.
-
-        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
-
-        Args:
-            lr: the learning rate.
-
-        Returns:
-            The global gradient norm before clipping.
-        """
+    def _launch(self, lr: float) -> torch.Tensor:
+        """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero."""
         for buffer in self._buffers:
             self.mesh.sum_over_data(buffer)
         sum_partial([(owned.grad, layout_of(p).sum_over) for p, (owned, _) in self._at.items()], self.mesh)
         norm = self._gradient_norm()
-        if math.isfinite(norm):
-            clipped = self.config.clip and norm > self.config.clip
-            scale = torch.tensor(self.config.clip / norm, dtype=torch.float64) if clipped else None
-            for owned, _ in self._at.values():
-                owned.update(lr, scale, skip=torch.zeros((), device=self.mesh.device))
-            self.updates += 1
+        scale, skip = self._judge(norm)
+        for owned, _ in self._at.values():
+            owned.update(lr, scale, skip)
         for buffer in self._buffers:
             buffer.zero_()
         return norm
@@ -113,7 +100,7 @@ class AdamW(Optimizer):
         for p in parameters:
             self._at[p][0].master.copy_(p.detach().view(-1))
 
-    def _gradient_norm(self) -> float:
+    def _gradient_norm(self) -> torch.Tensor:
         """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for p, (owned, _) in self._at.items():
@@ -122,7 +109,7 @@ class AdamW(Optimizer):
         for axis in ("tp", "pp"):
             if (group := self.mesh.group(axis)) is not None:
                 dist.all_reduce(square, group=group)
-        return math.sqrt(square.item())
+        return square.sqrt()
 
 
 def _nothing(_: list[nn.Parameter]) -> None:

@@ -8,6 +8,7 @@ number of tokens is known before the first backward pass, and gradients are only
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
+from energon_lite.trainer.training.spikes import SpikeGuard
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,54 @@ class StepResult:
     lr: float
 
 
+class _ToHost:
+    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values, self._there = values.to("cpu", non_blocking=True), None
+        if values.is_cuda:
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def read(self) -> list[float]:
+        """The numbers, ``[n]``."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._values.tolist()
+        return found
+
+
+class LaunchedStep:
+    """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
+
+    Args:
+        values: float64 ``[5]`` on the device: loss, tokens, gradient norm, updates of the optimizer until now, and how
+            many were left out for their losses.
+        lr: the learning rate.
+
+    Attributes:
+        ended: when the numbers were there, by ``time.perf_counter``, or seen to be.
+    """
+
+    def __init__(self, values: torch.Tensor, lr: float):
+        self._values, self._lr = _ToHost(values), lr
+        self.ended = 0.0 if values.is_cuda else time.perf_counter()
+
+    def result(self) -> StepResult:
+        """Wait for the step's numbers."""
+        loss, tokens, norm, _, _ = self._values.read()
+        self.ended = self.ended or time.perf_counter()
+        return StepResult(loss, norm, int(tokens), self._lr)
+
+    def updates(self) -> int:
+        """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
+        return int(self._values.read()[3])
+
+    def spikes(self) -> int:
+        """How many of these were left out by the :class:`SpikeGuard`."""
+        return int(self._values.read()[4])
+
+
 def train_step(
     model: LlamaModel,
     optimizer: Optimizer,
@@ -47,7 +97,24 @@ def train_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
 ) -> StepResult:
+    """:func:`launch_step`, and wait for what it did."""
+    return launch_step(model, optimizer, micro_batches, mesh, lr=lr, record=record).result()
+
+
+def launch_step(
+    model: LlamaModel,
+    optimizer: Optimizer,
+    micro_batches: Sequence[MultimodalBatch | None],
+    mesh: ParallelMesh,
+    *,
+    lr: float | Callable[[int], float],
+    record: Record | None = None,
+    spikes: SpikeGuard | None = None,
+) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
+
+    Nothing here waits until the device has done it, so the next step can be launched behind. (A pipeline waits for what
+    it receives; a learning rate that depends on tokens, for their number, which is known when the step begins.)
 
     Args:
         model: the model, on ``mesh``.
@@ -57,8 +124,10 @@ def train_step(
         mesh: the ranks.
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
+        spikes: may leave out the update for the step's loss.
     """
-    tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
+    tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
+    counted = _ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -69,10 +138,12 @@ def train_step(
         after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
         record=record,
     )
-    loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    counted = int(tokens.item())
-    rate = lr(counted) if callable(lr) else lr
-    return StepResult(loss.item(), optimizer.step(rate), counted, rate)
+    loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
+    rate = lr(int(counted.read()[0])) if callable(lr) else lr
+    leave_out = None if spikes is None else spikes.judge(loss)
+    found = optimizer.launch_step(rate, leave_out)
+    left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
+    return LaunchedStep(torch.cat([torch.stack([loss, tokens]), found, left_out.view(1)]), rate)
 
 
 @torch.no_grad()

@@ -109,14 +109,14 @@ def make_config(
 def train(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None = None) -> int:
     """One rank's run. ``disturb(trainer, step)`` is called before each step."""
     with Trainer(config) as trainer:
-        undisturbed = trainer.step
+        undisturbed = trainer.launch
 
-        def disturbed(step: int, batches: Any) -> dict[str, Any]:
+        def disturbed(step: int, batches: Any) -> Any:
             if disturb is not None:
                 disturb(trainer, step)
             return undisturbed(step, batches)
 
-        trainer.step = disturbed  # type: ignore[method-assign]
+        trainer.launch = disturbed  # type: ignore[method-assign]
         return trainer.run()
 
 
