@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from energon_lite.documents import from_plain, read
 from energon_lite.errors import ConfigError, require, require_at_least
 
 #: What a model may compute in.
@@ -16,6 +19,8 @@ MODEL_MEANING = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
     *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size"),
 )
+#: What an image prefix adds to a language model; one that weights lack begins as new.
+_PREFIX = ("image_size", "patch_size")
 
 
 @dataclass(frozen=True)
@@ -140,3 +145,22 @@ class ModelConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+
+def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
+    """The model's part of a configuration as plain values; a checkpoint of weights alone has no other.
+
+    Raises:
+        ConfigError: an unknown key, or a value that cannot be.
+    """
+    return read(from_plain(values.get("model", {}), "<dict>", "model"), ModelConfig)
+
+
+def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
+    """Settings in which two models differ by what they compute, with both values."""
+    ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
+    # None key heads are one for each query head.
+    same = there.kv_heads == here.kv_heads
+    compared = [name for name in MODEL_MEANING if name not in ignore and not (name == "num_kv_heads" and same)]
+    values = [(name, getattr(there, name), getattr(here, name)) for name in compared]
+    return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
