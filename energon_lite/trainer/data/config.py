@@ -62,6 +62,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         known = self.share in ("load", "broadcast")
         require(known, f"unknown way to share {self.share!r}", "data.share", "use one of: load, broadcast")
+        require("" not in (self.val or {}), "a set has no name", "data.val", "name it, or give its path as val_path")
         require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
         require_at_least(self, "data", workers=0, prefetch_factor=1)
         counted = all(step >= 1 for step in self.skip_steps)

@@ -35,8 +35,8 @@ class RunData:
         data, model: the sections of the run's configuration.
         mesh: the ranks.
         seed: of the order of samples.
-        evaluates: also make the validation loaders.
-        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them.
+        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them; None:
+            there is no evaluation.
 
     Attributes:
         train_loader: has this rank's micro-batches.
@@ -47,26 +47,18 @@ class RunData:
     """
 
     def __init__(
-        self,
-        data: DataConfig,
-        model: ModelConfig,
-        mesh: ParallelMesh,
-        *,
-        seed: int,
-        evaluates: bool,
-        eval_batches: int = 0,
+        self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, eval_batches: int | None
     ):
-        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches
+        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches or 0
         self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
         # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
         # Loader steps, of which each has a micro-batch for every data-parallel rank.
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
         self.train_loader = get_savable_loader(self._dataset(None), prefetch_factor=ahead, skip_steps=skipped)
-        sets = dict(data.val or {})
-        if data.val_path is not None or not sets:
-            sets = {"": data.val_path or data.path} | sets
-        self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()} if evaluates else {}
+        sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
+        sets = {} if eval_batches is None else sets
+        self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self._taken = 0  # how many these are, on all ranks together
 

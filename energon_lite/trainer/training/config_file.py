@@ -52,7 +52,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     for override in (one for one in overrides if one.startswith(_VARIANT)):
         name = override.removeprefix(_VARIANT)
         if name not in variants.entries():
-            raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value))
+            raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value), word=name)
         _merge(root, variants.value[name])
     data = _section(root, "data")
     sets = _section(Node(data, root.file, "data"), "val")

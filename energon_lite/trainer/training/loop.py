@@ -65,9 +65,8 @@ class Trainer:
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        evaluates = train.eval_every > 0 or train.eval_at_start
-        settings: Any = {"seed": config.seed, "evaluates": evaluates, "eval_batches": train.eval_batches}
-        self.data = RunData(data, config.model, self.mesh, **settings)
+        limit = train.eval_batches if train.eval_every or train.eval_at_start else None
+        self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
         self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         keep = {"keep": train.keep, "keep_every": train.keep_every}

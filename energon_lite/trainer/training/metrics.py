@@ -58,7 +58,7 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
     output, train = Path(config.output), config.train
     sinks: list[MetricsSink] = [
         Progress(train.steps, done=after, every=train.log_every),
-        MetricsFile(output / "metrics.jsonl", after=after),
+        MetricsFile(output / "metrics.jsonl", after=after or -1),  # step 0, an evaluation, is made again
     ]
     if train.tensorboard:
         sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
@@ -207,11 +207,13 @@ class Progress:
         """Report a finished step."""
         step = values["step"]
         shown = {"loss": "loss {:.4f}", "grad_norm": "grad norm {:.3f}", "tokens": "{} tokens"}
-        shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}", "eval_loss": "eval loss {:.4f}"}
+        shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}"}
+        evaluated = [name for name in values if name.startswith("eval_loss")]  # with the names of sets
+        shown |= {name: f"{name.replace('_', ' ', 1)} {{:.4f}}" for name in evaluated}
         text = ", ".join(form.format(values[name]) for name, form in shown.items() if name in values)
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(step > 0)  # 0: an evaluation before the first
-        due = step % self._every == 0 or step == self._total or "eval_loss" in values
+        self._bar.update(int(step > 0))  # 0: an evaluation before the first
+        due = step % self._every == 0 or step == self._total or evaluated
         if self._bar.disable and due:
             logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values.get("seconds", 0.0))
 
