@@ -33,7 +33,7 @@ from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import LaunchedStep, evaluate, launch_step
-from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
+from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Trainer:
         if (spikes := launched.spikes()) > 0:
             values["spikes"] = spikes
         if self.peak_flops is not None:
-            needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
+            needed = training_flops(self.config.model, *launched.work())
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
         return values | running.evaluation
 
