@@ -9,7 +9,7 @@ from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.step import LaunchedStep
-from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
+from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
 
 
 @dataclass
@@ -66,6 +66,6 @@ class StepMetrics:
         if (spikes := launched.spikes()) > 0:
             values["spikes"] = spikes
         if self.peak_flops is not None:
-            needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
+            needed = training_flops(self.config.model, *launched.work())
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
         return values | running.evaluation
