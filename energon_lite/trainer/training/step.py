@@ -21,6 +21,7 @@ from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
 from energon_lite.trainer.training.spikes import SpikeGuard
+from energon_lite.trainer.training.throughput import visible_positions
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class LaunchedStep:
     """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
 
     Args:
-        values: float64 ``[5]`` on the device: loss, tokens, gradient norm, updates of the optimizer until now, and how
-            many were left out for their losses.
+        values: float64 ``[7]`` on the device: loss, tokens, positions and pairs of them (see :meth:`work`), gradient
+            norm, updates of the optimizer until now, and how many were left out for their losses.
         lr: the learning rate.
 
     Attributes:
@@ -75,17 +76,24 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, norm, _, _ = self._values.read()
+        loss, tokens, _, _, norm, _, _ = self._values.read()
         self.ended = self.ended or time.perf_counter()
         return StepResult(loss, norm, int(tokens), self._lr)
 
     def updates(self) -> int:
         """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
-        return int(self._values.read()[3])
+        return int(self._values.read()[5])
 
     def spikes(self) -> int:
         """How many of these were left out by the :class:`SpikeGuard`."""
-        return int(self._values.read()[4])
+        return int(self._values.read()[6])
+
+    def work(self) -> tuple[int, int]:
+        """What was computed, whether the loss counts it or not: positions of all rows, and pairs of one with itself or
+        an earlier one that it sees.
+        """
+        _, _, positions, pairs, *_ = self._values.read()
+        return int(positions), int(pairs)
 
 
 def train_step(
@@ -126,8 +134,8 @@ def launch_step(
         record: see :func:`run_pipeline`.
         spikes: may leave out the update for the step's loss.
     """
-    tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
-    counted = _ToHost(tokens.view(1))
+    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, mesh)), mesh)
+    counted, tokens = _ToHost(counts), counts[0]
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -143,7 +151,7 @@ def launch_step(
     leave_out = None if spikes is None else spikes.judge(loss)
     found = optimizer.launch_step(rate, leave_out)
     left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.cat([torch.stack([loss, tokens]), found, left_out.view(1)]), rate)
+    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), rate)
 
 
 @torch.no_grad()
@@ -161,7 +169,7 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     while some := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in some]
         sums[0] += run_pipeline(model, here, backward=False)
-        sums[1] += _count_tokens(here, mesh)
+        sums[1] += _count(here, mesh)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
@@ -181,14 +189,18 @@ def evaluate_each(
     return values
 
 
-def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
-    """How many tokens of this rank's micro-batches count, each on one rank of a model replica: of the last stage's."""
-    tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)
+def _count(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
+    """Tokens that count, positions, and pairs of these that see each other, in this rank's micro-batches.
+
+    Each on one rank of a model replica: of the last stage's.
+    """
+    counts = torch.zeros(3, dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"
-            tokens += batch.loss_mask.sum(dtype=torch.float64)
-    return tokens
+            counts[0] += batch.loss_mask.sum(dtype=torch.float64)
+            counts[1:] += visible_positions(batch.tokens, batch.documents)
+    return counts
 
 
 def _from_last_stage(values: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:

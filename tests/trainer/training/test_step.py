@@ -41,7 +41,7 @@ def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0)
 @pytest.mark.parametrize("kind", ["plain", "overlapped"])
 def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
     mesh = build_mesh()
-    model = LlamaModel(dataclasses.replace(MODEL, loss_chunk=5), mesh)
+    model = LlamaModel(dataclasses.replace(MODEL, loss_chunk=5, attention="sdpa"), mesh)
     optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind))
     rates = iter([1e-3] * 9)
 
