@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -29,12 +31,15 @@ class MultimodalTaskEncoder(TaskEncoder):
     """Makes a sequence of each captioned image (the caption follows the image) and text, and batches of them.
 
     The length of a sample is that of its ``tokens``, those that keep an image's place included. So this is also the
-    encoder to measure data with, for ``data.batching``.
+    encoder to measure data with, for ``data.batching``. An encoder of your own that is derived from this may put any
+    number of images of any sizes anywhere into a row: ``media={"image": images, "image_starts": positions}``.
 
     Args:
         max_length: most tokens of a sample, the image's not counted.
         image_size: height and width that images are brought to, in pixels; 0 refuses images.
         patch_size: height and width of a patch, in pixels; each patch of an image is a token.
+        pooled: an image is one token.
+        image_token: the token that keeps an image's place; None for that which rows are padded with.
         training: take a random window of a text that is too long; otherwise, its start.
         packed: put the samples of a batch one behind the other in one row; otherwise, each in a row of its own.
         tokenizer: None for the bytes of UTF-8.
@@ -52,6 +57,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         max_length: int,
         image_size: int = 0,
         patch_size: int = 1,
+        pooled: bool = False,
+        image_token: int | None = None,
         training: bool = True,
         packed: bool = False,
         tokenizer: Tokenizer | None = None,
@@ -60,6 +67,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_length, self.image_size, self.patch_size = max_length, image_size, patch_size
         self.training, self.packed = training, packed
+        self.image_length = 1 if pooled else (image_size // patch_size) ** 2
+        self.image_token = self.tokenizer.pad if image_token is None else image_token
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: CaptioningSample | TextSample) -> TokenSequence:
@@ -73,13 +82,13 @@ class MultimodalTaskEncoder(TaskEncoder):
                 raise SkipSample("an image for a model that takes none")
             # One token more than a row holds, because labels are the row moved by one.
             text = torch.tensor(self.tokenizer.encode(sample.caption)[: self.max_length + 1], dtype=torch.int64)
-            places = text.new_full(((self.image_size // self.patch_size) ** 2,), self.tokenizer.pad)
+            places = text.new_full((self.image_length,), self.image_token)
             return TokenSequence.derive_from(
                 sample,
                 tokens=torch.cat([places, text[:-1]]),
                 labels=torch.cat([places, text[1:]]),
                 loss_mask=torch.cat([torch.zeros(len(places)), torch.ones(len(text[:-1]))]),
-                media={"image": resize_image(sample.image, self.image_size)[None]},
+                media={"image": resize_image(sample.image, self.image_size)[None], "image_starts": torch.tensor([0])},
             )
         if isinstance(sample, TextSample):
             tokens = self.tokenizer.encode(sample.text)
@@ -100,13 +109,13 @@ class MultimodalTaskEncoder(TaskEncoder):
         """One packed row, or rows padded to the longest one. No samples make a batch of no rows."""
         make = pack_sequences if self.packed and samples else pad_sequences
         batch = make(samples, pad=self.tokenizer.pad)
-        image = batch.media.get("image", torch.zeros(0, 3, self.image_size, self.image_size))
-        assert isinstance(image, torch.Tensor)  # all of one size
+        image, sizes = stack_images(batch.media.get("image", ()), self.image_size)
         documents, rows = None, batch.media_samples.get("image", torch.zeros(0, dtype=torch.int64))
-        starts = torch.zeros_like(rows)
+        starts = batch.media.get("image_starts", torch.zeros_like(rows))
+        assert isinstance(starts, torch.Tensor)  # numbers
         if isinstance(batch, PackedBatch):
             documents = batch.segment_ids.to(torch.int64)
-            rows, starts = starts, batch.cu_seqlens.to(torch.int64)[rows]
+            rows, starts = torch.zeros_like(rows), batch.cu_seqlens.to(torch.int64)[rows] + starts
         return MultimodalBatch.derive_from(
             batch,
             tokens=batch.tokens,
@@ -116,6 +125,7 @@ class MultimodalTaskEncoder(TaskEncoder):
             image_rows=rows,
             image_starts=starts,
             documents=documents,
+            image_sizes=sizes,
         )
 
 
@@ -135,6 +145,8 @@ def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = 
         max_length=data.max_length,
         image_size=model.image_size,
         patch_size=model.patch_size,
+        pooled=model.vision is not None and model.vision.pooling != "none",
+        image_token=None if model.vision is None else model.vision.image_token,
         training=training,
         packed=packed,
         tokenizer=make_tokenizer(data.tokenizer, model.vocab_size),
@@ -146,3 +158,21 @@ def resize_image(image: torch.Tensor, size: int) -> torch.Tensor:
     if tuple(image.shape[-2:]) == (size, size):
         return image
     return F.interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)
+
+
+def stack_images(
+    images: torch.Tensor | Sequence[torch.Tensor], size: int
+) -> tuple[torch.Tensor, list[tuple[int, int]] | None]:
+    """Images as one tensor, and their heights and widths if these differ, as :class:`MultimodalBatch` has them.
+
+    Args:
+        images: ``[3, height, width]`` each.
+        size: of the images, if there are none.
+    """
+    if isinstance(images, torch.Tensor) or not len(images):
+        return (images if isinstance(images, torch.Tensor) else torch.zeros(0, 3, size, size)), None
+    sizes = [(image.shape[1], image.shape[2]) for image in images]
+    height, width = (max(sides) for sides in zip(*sizes, strict=True))
+    return torch.stack(
+        [F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
+    ), sizes

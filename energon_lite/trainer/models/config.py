@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from energon_lite.errors import ConfigError, require, require_at_least
+from energon_lite.trainer.models.vision_config import VisionConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -14,7 +15,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 #: shapes of its weights.)
 MODEL_MEANING = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
-    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size"),
+    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size", "vision"),
 )
 
 
@@ -59,7 +60,8 @@ class ModelConfig:
         norm_eps: added to the mean square in RMSNorm.
         tie_embeddings: use the embedding table as the output layer too.
         image_size: height and width of the images, in pixels; 0 for a model without images.
-        patch_size: height and width of a patch, in pixels; each patch becomes one prefix token.
+        patch_size: height and width of a patch, in pixels.
+        vision: the encoder that makes tokens of an image's patches; None: each patch, mapped to a vector, is one.
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
@@ -85,6 +87,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     image_size: int = 0
     patch_size: int = 2
+    vision: VisionConfig | None = None
     init_std: float = 0.02
     dtype: str = "float32"
     norm: str = "rms_norm"
@@ -108,6 +111,10 @@ class ModelConfig:
         shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
         what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
         require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
+        if self.vision is not None:  # which leaves out what is over at the edges, as SigLIP's does
+            what = f"patches of {self.patch_size} pixels do not fit into an image of {self.image_size}"
+            require(self.image_size >= self.patch_size, what, "model.image_size", "give the encoder's, e.g. 224")
+            return
         whole = self.image_size >= 0 and self.image_size % self.patch_size == 0
         what = f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}"
         require(whole, what, "model.patch_size", "use a divisor of image_size")
@@ -122,8 +129,13 @@ class ModelConfig:
 
     @property
     def prefix_length(self) -> int:
-        """Number of prefix tokens that an image becomes."""
-        return (self.image_size // self.patch_size) ** 2
+        """Number of tokens that an image of ``image_size`` becomes."""
+        return 1 if self.vision is not None and self.vision.pooling != "none" else self.image_grid**2
+
+    @property
+    def image_grid(self) -> int:
+        """Number of patches along a side of an image of ``image_size``."""
+        return self.image_size // self.patch_size
 
     @property
     def padded_vocab_size(self) -> int:

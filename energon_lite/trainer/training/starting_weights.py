@@ -10,12 +10,13 @@ from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
 from energon_lite.trainer.models.config import MODEL_MEANING, ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config_file import model_config_of
 
 #: What an image prefix adds to a language model; one that the checkpoint lacks begins as new.
-_PREFIX = ("image_size", "patch_size")
+_PREFIX = ("image_size", "patch_size", "vision")
 
 
 def load_starting_weights(
@@ -50,7 +51,7 @@ def load_starting_weights(
             f"train.init_from_ignore=[{names}]",
         )
     # An image prefix is nothing that a language model has: then it begins as new.
-    return load_weights(found, model, mesh, optimizer, may_lack=["vision.*"])
+    return load_weights(found, model, mesh, optimizer, may_lack=["vision.*", "projector.*"])
 
 
 def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
@@ -59,5 +60,11 @@ def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str]
     # None key heads are one for each query head.
     same = there.kv_heads == here.kv_heads
     compared = [name for name in MODEL_MEANING if name not in ignore and not (name == "num_kv_heads" and same)]
-    values = [(name, getattr(there, name), getattr(here, name)) for name in compared]
+    values = [(name, _meaning(there, name), _meaning(here, name)) for name in compared]
     return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
+
+
+def _meaning(config: ModelConfig, name: str) -> Any:
+    """A setting; of an encoder, what of it decides what its weights mean."""
+    value = getattr(config, name)
+    return value.meaning() if isinstance(value, VisionConfig) else value

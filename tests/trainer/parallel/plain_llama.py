@@ -26,6 +26,7 @@ class Rows:
     image_rows: torch.Tensor
     image_starts: torch.Tensor
     documents: torch.Tensor | None = None
+    image_sizes: list[tuple[int, int]] | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
