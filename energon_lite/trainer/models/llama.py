@@ -156,8 +156,8 @@ class LlamaModel(nn.Module):
         image: torch.Tensor | None = None,
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
-        documents: torch.Tensor | None = None,
         image_sizes: Sequence[tuple[int, int]] | None = None,
+        documents: torch.Tensor | None = None,
     ) -> Stream:
         """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
 
@@ -216,8 +216,8 @@ class LlamaModel(nn.Module):
         """
         if self.starts(chunk):
             assert batch is not None
-            images = batch.image, batch.image_rows, batch.image_starts
-            received = self.embed(batch.tokens, *images, batch.documents, batch.image_sizes)
+            images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
+            received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
         if not self.ends(chunk):
@@ -255,7 +255,7 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes=image_sizes)
+        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes)
         return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
