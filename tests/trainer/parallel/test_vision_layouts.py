@@ -1,4 +1,4 @@
-"""An image encoder on every layout of ranks: the run is that of one rank, whose model is tested against transformers."""
+"""An image encoder on every layout of ranks: the run of one rank, whose model is compared with that of transformers."""
 
 from __future__ import annotations
 
