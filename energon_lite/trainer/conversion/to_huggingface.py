@@ -30,14 +30,14 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
-from energon_lite.trainer.conversion.llama_config import check_is_llama, huggingface_config
-from energon_lite.trainer.conversion.llama_tensors import (
+from energon_lite.trainer.conversion.language_config import check_is_llama, huggingface_config
+from energon_lite.trainer.conversion.language_tensors import (
     COMPUTED,
     EMBEDDING,
     HEAD,
     check_tensors,
     huggingface_name,
-    llama_shapes,
+    language_shapes,
     native_shapes,
 )
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
@@ -150,7 +150,7 @@ def _check(saved: CheckpointReader, config: ModelConfig, where: str, *, text_onl
 def _targets(saved: CheckpointReader, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
     """The tensors of the new model by their names, in the order of the model."""
     targets = {}
-    for name, shape in llama_shapes(config).items():
+    for name, shape in language_shapes(config).items():
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
         targets[huggingface_name(name)] = TargetTensor(stored, shape, f"model.{name}")
     return targets

@@ -20,8 +20,8 @@ from energon_lite.trainer.checkpointing import files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.llama_config import model_config
-from energon_lite.trainer.conversion.llama_tensors import native_shapes
+from energon_lite.trainer.conversion.language_config import model_config
+from energon_lite.trainer.conversion.language_tensors import native_shapes
 from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native

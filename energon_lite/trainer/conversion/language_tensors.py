@@ -16,7 +16,7 @@ COMPUTED = "rotary_emb.inv_freq"
 _MOST_SHOWN = 5
 
 
-def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all weights by our names, in their order, the vocabulary without padding."""
     hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
     keys = config.kv_heads * config.head_dim
@@ -43,7 +43,7 @@ def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def native_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The same in our checkpoints, the vocabulary padded."""
     rows = config.padded_vocab_size
-    return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in llama_shapes(config).items()}
+    return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in language_shapes(config).items()}
 
 
 def huggingface_name(name: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, StateError
-from energon_lite.trainer.conversion.llama_config import huggingface_config, model_config
+from energon_lite.trainer.conversion.language_config import huggingface_config, model_config
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 
 LLAMA_2: dict[str, Any] = {
