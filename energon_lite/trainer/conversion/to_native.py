@@ -1,4 +1,4 @@
-"""From a Hugging Face Llama to a checkpoint of ours, which any layout of ranks can read."""
+"""From a language model of Hugging Face to a checkpoint of ours, which any layout of ranks can read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def huggingface_to_native(
         The path or URL of the checkpoint.
 
     Raises:
-        ConfigError: not a Llama, or one with parts that ours has not.
+        ConfigError: an architecture that we do not know, or one with parts that ours has not.
         StateError: a file is missing or damaged.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the target has checkpoints already, or the source no safetensors files.

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
+#: Cosines and sines of the rotation angles, each ``[length, head_width]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -62,13 +63,31 @@ def sequence_part(
         mesh: the ranks.
         documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
             their row.
+
+    Raises:
+        UsageError: a text is longer than the model's sliding window.
     """
     length = whole_length(local, mesh)
+    if config.sliding_window is not None and length > config.sliding_window:
+        _check_window(config.sliding_window, length, documents)
     runs = runs_of_rank(length, mesh)
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
     mask = find_attention(config.attention).document_mask
     masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
     return SequencePart(rotation_table(positions, config), masked, mesh)
+
+
+def _check_window(window: int, length: int, documents: torch.Tensor | None) -> None:
+    """Refuse a text in which the window would hide anything: attention here sees all of it."""
+    if documents is not None:
+        # The tokens of a document are neighbours, and padding is numbered below zero.
+        last, first = documents[:, window:], documents[:, : length - window]
+        if not bool(((last == first) & (last >= 0)).any()):
+            return
+    raise UsageError(
+        f"a text in rows of {length} positions is longer than the model's sliding window, {window}",
+        fix=f"cut texts to {window} tokens (data.max_length), or set model.sliding_window=null to see all of them",
+    )
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:
@@ -115,7 +134,7 @@ def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
 
     A packed row counts its positions through: only differences matter, and those are right within each document.
     """
-    width = config.head_dim
+    width = config.head_width
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     frequencies = config.rope_theta**-exponents
     if config.rope_scaling is not None:
