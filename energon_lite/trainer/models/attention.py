@@ -88,7 +88,8 @@ class Attention(nn.Module):
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         # Keys and values side by side, so that they are gathered at once.
-        k, v = gather_positions(torch.cat([k, v], dim=-1), part.mesh).chunk(2, dim=-1)
+        both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
+        k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
         if self.recompute and torch.is_grad_enabled():
             # What grows with the square of the length is not kept for backward but made anew.
             mixed = checkpoint(self._mix, q, k, v, part, use_reentrant=False, preserve_rng_state=False)

@@ -17,6 +17,7 @@ from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.models.tensor_parallel import (
@@ -172,10 +173,10 @@ class LlamaModel(nn.Module):
                 hidden = split_sequence(hidden, mesh.group("tp"))
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
-    def blocks(self, chunk: int, stream: Stream) -> Stream:
-        """The layers of one of this stage's chunks."""
+    def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
+        """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents)
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
             if self.config.recompute == "full" and torch.is_grad_enabled():

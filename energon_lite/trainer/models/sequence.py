@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -45,15 +46,21 @@ class SequencePart:
         rotation: for this rank's positions.
         runs: of this rank's positions, in the order in which it holds them.
         mesh: the ranks.
+        cache: what former calls have computed of these rows, when text is generated; else None.
     """
 
     rotation: Rotation
     runs: tuple[Run, ...]
     mesh: ParallelMesh
+    cache: KeyValueCache | None = None
 
 
 def sequence_part(
-    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
+    local: int,
+    config: ModelConfig,
+    mesh: ParallelMesh,
+    documents: torch.Tensor | None = None,
+    cache: KeyValueCache | None = None,
 ) -> SequencePart:
     """What attention must know of the rows of a micro-batch; one for all layers.
 
@@ -63,22 +70,25 @@ def sequence_part(
         mesh: the ranks.
         documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
             their row.
+        cache: the positions that stand before these in their rows, which are then not cut over ranks; ``documents``
+            has them too.
 
     Raises:
         UsageError: a text is longer than the model's sliding window.
     """
     length = whole_length(local, mesh)
-    if config.sliding_window is not None and length > config.sliding_window:
-        _check_window(config.sliding_window, length, documents)
-    runs = runs_of_rank(length, mesh)
+    runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
+    _check_window(config.sliding_window, length + (0 if cache is None else cache.length), documents)
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
     mask = find_attention(config.attention).document_mask
     masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
-    return SequencePart(rotation_table(positions, config), masked, mesh)
+    return SequencePart(rotation_table(positions, config), masked, mesh, cache)
 
 
-def _check_window(window: int, length: int, documents: torch.Tensor | None) -> None:
+def _check_window(window: int | None, length: int, documents: torch.Tensor | None) -> None:
     """Refuse a text in which the window would hide anything: attention here sees all of it."""
+    if window is None or length <= window:
+        return
     if documents is not None:
         # The tokens of a document are neighbours, and padding is numbered below zero.
         last, first = documents[:, window:], documents[:, : length - window]
