@@ -101,7 +101,10 @@ class Attention(nn.Module):
         """Each run of queries with the keys up to its end."""
         pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
         ends = [(queries, run.start + run.length, run) for queries, run in pieces]
-        mixed = [self.function(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
+        mixed = [
+            (sdpa if run.windowed else self.function)(queries, k[:, :, :end], v[:, :, :end], run)
+            for queries, end, run in ends
+        ]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,8 @@ class ModelConfig:
         head_dim: width of a head; None for ``hidden_size / num_heads``.
         qkv_bias: add biases to queries, keys and values, as Qwen 2.5 does.
         qk_norm: norm the queries and keys of each head before they are turned, as Qwen 3 does.
-        sliding_window: how many tokens one sees, itself among them, in a model that was trained so, as Mistral 7B's
-            first version was; None for all. A text that is longer than this is refused.
+        sliding_window: how many tokens one sees at most, itself among them, as in Mistral 7B's first version; None for
+            all. Rows that are longer cost a mask of ``sdpa``, and are computed by that.
         ffn_size: inner width of the feed-forward part.
         vocab_size: number of tokens.
         vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from energon_lite.errors import UsageError
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.models.registry import find_attention
@@ -31,11 +30,13 @@ class Run:
     Args:
         start, length: their positions in the row; they see no key at or behind ``start + length``.
         mask: None for all keys up to the query's own position; else what the attention function makes of documents.
+        windowed: the mask is that of ``sdpa``, whatever the attention function, since it has a sliding window in it.
     """
 
     start: int
     length: int
     mask: Any = None
+    windowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,32 +73,25 @@ def sequence_part(
             their row.
         cache: the positions that stand before these in their rows, which are then not cut over ranks; ``documents``
             has them too.
-
-    Raises:
-        UsageError: a text is longer than the model's sliding window.
     """
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
-    _check_window(config.sliding_window, length + (0 if cache is None else cache.length), documents)
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask = find_attention(config.attention).document_mask
-    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
+    mask, window = find_attention(config.attention).document_mask, config.sliding_window
+    if window is not None and max(start + number for start, number in runs) > window:
+        masked = tuple(_windowed(run, window, documents, mesh) for run in runs)
+    else:
+        masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
     return SequencePart(rotation_table(positions, config), masked, mesh, cache)
 
 
-def _check_window(window: int | None, length: int, documents: torch.Tensor | None) -> None:
-    """Refuse a text in which the window would hide anything: attention here sees all of it."""
-    if window is None or length <= window:
-        return
-    if documents is not None:
-        # The tokens of a document are neighbours, and padding is numbered below zero.
-        last, first = documents[:, window:], documents[:, : length - window]
-        if not bool(((last == first) & (last >= 0)).any()):
-            return
-    raise UsageError(
-        f"a text in rows of {length} positions is longer than the model's sliding window, {window}",
-        fix=f"cut texts to {window} tokens (data.max_length), or set model.sliding_window=null to see all of them",
-    )
+def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None, mesh: ParallelMesh) -> Run:
+    """A run of a row that is longer than the sliding window: a dense mask, for whatever attention function."""
+    start, length = run
+    end = start + length
+    whole = torch.zeros(1, end, dtype=torch.int64, device=mesh.device) if documents is None else documents
+    seen = find_attention("sdpa").document_mask(whole, start, length)
+    return Run(start, length, seen & seen.new_ones(length, end).triu(start - window + 1), windowed=True)
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:

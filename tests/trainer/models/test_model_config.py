@@ -1,16 +1,16 @@
-"""Shapes that cannot be are refused, and where a sliding window would hide something, so are rows."""
+"""Shapes that cannot be are refused; a free width of heads, and a sliding window."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite.errors import ConfigError, UsageError
+from energon_lite.errors import ConfigError
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.sequence import sequence_part
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.starting_weights import model_changes
 from energon_lite.trainer.training.throughput import flops_per_token
@@ -52,15 +52,18 @@ def test_a_width_that_is_said_is_the_one_that_follows() -> None:
         assert [name for name, _, _ in model_changes(plain, ModelConfig(**trait))] == list(trait)
 
 
-def test_a_text_longer_than_the_sliding_window_is_refused() -> None:
-    config, mesh = ModelConfig(sliding_window=8), build_mesh()
-    sequence_part(8, config, mesh)
-    with pytest.raises(UsageError, match=r"rows of 9 positions is longer than the model's sliding window, 8") as caught:
-        sequence_part(9, config, mesh)
-    assert "data.max_length" in str(caught.value)
-    # A packed row may be longer, if its documents are not.
-    documents = torch.tensor([[0] * 8 + [1] * 8 + [-1] * 10, [3] * 2 + [4] * 8 + [7] * 8 + [9] * 8])
-    sequence_part(26, config, mesh, documents)
-    documents[1, 1] = 4
-    with pytest.raises(UsageError, match="sliding window"):
-        sequence_part(26, config, mesh, documents)
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "flex"])
+def test_a_sliding_window(attention: str) -> None:
+    """A token sees itself and two before it, in three layers six: what is further back changes nothing."""
+    config = ModelConfig(sliding_window=3, attention=attention, num_heads=2, hidden_size=16, head_dim=8, init_std=0.3)
+    model = LlamaModel(config, build_mesh())
+    tokens = torch.arange(1, 13)[None]
+    changed = tokens.clone()
+    changed[0, 2] = 50
+    with torch.no_grad():
+        differs = (model(tokens) - model(changed)).abs().amax(-1)[0] > 1e-6
+        assert differs.tolist() == [2 <= at <= 2 + 3 * 2 for at in range(12)]
+        # Rows up to the window are as without one.
+        free = LlamaModel(dataclasses.replace(config, sliding_window=None), build_mesh())
+        assert torch.equal(model(tokens[:, :3]), free(tokens[:, :3]))
+        assert not torch.allclose(model(tokens), free(tokens))
