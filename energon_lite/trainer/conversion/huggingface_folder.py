@@ -16,7 +16,7 @@ import fsspec
 
 from energon_lite.documents import load_yaml
 from energon_lite.errors import StateError, UsageError
-from energon_lite.trainer.conversion.llama_tensors import COMPUTED
+from energon_lite.trainer.conversion.language_tensors import COMPUTED
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
 from energon_lite.trainer.parallel.neighbours import neighbours
 

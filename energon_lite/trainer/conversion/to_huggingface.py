@@ -1,4 +1,4 @@
-"""From a checkpoint of ours, of any layout, to a Hugging Face Llama."""
+"""From a checkpoint of ours, of any layout, to a language model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.architectures import architecture_for
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
     CONFIG,
@@ -30,14 +31,14 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
-from energon_lite.trainer.conversion.llama_config import check_is_llama, huggingface_config
-from energon_lite.trainer.conversion.llama_tensors import (
+from energon_lite.trainer.conversion.language_config import huggingface_config
+from energon_lite.trainer.conversion.language_tensors import (
     COMPUTED,
     EMBEDDING,
     HEAD,
     check_tensors,
     huggingface_name,
-    llama_shapes,
+    language_shapes,
     native_shapes,
 )
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
@@ -60,8 +61,9 @@ def native_to_huggingface(
     max_length: int | None = None,
     text_only: bool = False,
 ) -> Path:
-    """Convert a checkpoint to a folder for ``LlamaForCausalLM.from_pretrained``. Memory is that of a part of a tensor.
+    """Convert a checkpoint to a folder for ``AutoModelForCausalLM.from_pretrained``.
 
+    Memory is that of a part of a tensor.
     Without a former model's tokenizer, that of the run comes along, for ``AutoTokenizer.from_pretrained``.
 
     Args:
@@ -72,13 +74,13 @@ def native_to_huggingface(
         shard_bytes: bytes of a file; None for the division of the former model, or 50 GB.
         dtype: of the weights, by name; None for what they have.
         max_length: ``max_position_embeddings``; None for that of the former model.
-        text_only: of a model with images, write the language model alone; Llama has no image prefix.
+        text_only: of a model with images, write the language model alone.
 
     Returns:
         The folder.
 
     Raises:
-        StateError: no whole checkpoint, or a model that Llama has not.
+        StateError: no whole checkpoint, or a model that Hugging Face has not.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the folder is not empty.
 
@@ -89,7 +91,7 @@ def native_to_huggingface(
     config = model_config_at(named)
     if text_only:
         config = dataclasses.replace(config, image_size=0)
-    check_is_llama(config, where=str(named))  # before all of it is read
+    architecture_for(config, where=str(named))  # before all of it is read
     place = find_weights(named)
     folder = _empty_folder(target)
     former = str(_beside(place) if like is None else like)
@@ -150,7 +152,7 @@ def _check(saved: CheckpointReader, config: ModelConfig, where: str, *, text_onl
 def _targets(saved: CheckpointReader, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
     """The tensors of the new model by their names, in the order of the model."""
     targets = {}
-    for name, shape in llama_shapes(config).items():
+    for name, shape in language_shapes(config).items():
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
         targets[huggingface_name(name)] = TargetTensor(stored, shape, f"model.{name}")
     return targets

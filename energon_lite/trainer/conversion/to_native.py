@@ -1,4 +1,4 @@
-"""From a Hugging Face Llama to a checkpoint of ours, which any layout of ranks can read."""
+"""From a language model of Hugging Face to a checkpoint of ours, which any layout of ranks can read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.weights import write_weights
 from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
-from energon_lite.trainer.conversion.llama_config import model_config
-from energon_lite.trainer.conversion.llama_tensors import (
+from energon_lite.trainer.conversion.language_config import model_config
+from energon_lite.trainer.conversion.language_tensors import (
     EMBEDDING,
     HEAD,
     check_tensors,
     huggingface_name,
-    llama_shapes,
+    language_shapes,
     native_shapes,
 )
 from energon_lite.trainer.models.config import DTYPES
@@ -57,7 +57,7 @@ def huggingface_to_native(
         The path or URL of the checkpoint.
 
     Raises:
-        ConfigError: not a Llama, or one with parts that ours has not.
+        ConfigError: an architecture that we do not know, or one with parts that ours has not.
         StateError: a file is missing or damaged.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the target has checkpoints already, or the source no safetensors files.
@@ -72,7 +72,7 @@ def huggingface_to_native(
     folder = HuggingFaceFolder(source)
     where = str(folder.path / CONFIG)
     config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
-    found, wanted = folder.shapes(), llama_shapes(config)
+    found, wanted = folder.shapes(), language_shapes(config)
     if config.tie_embeddings and found.keys() >= {HEAD, huggingface_name(EMBEDDING)}:
         _check_copy(folder)
         del found[HEAD]

@@ -16,6 +16,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 MODEL_MEANING = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
     *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size", "vision"),
+    *("head_dim", "qkv_bias", "qk_norm", "sliding_window"),
 )
 
 
@@ -45,13 +46,18 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the model: a Llama decoder and, with ``image_size``, an image prefix.
+    """The shape of the model: a decoder as Llama, Qwen and Mistral have it and, with ``image_size``, an image prefix.
 
     Args:
         hidden_size: width of the residual stream.
         num_layers: number of decoder blocks.
-        num_heads: query heads; ``hidden_size / num_heads`` is the width of a head.
+        num_heads: query heads.
         num_kv_heads: key and value heads, each shared by ``num_heads / num_kv_heads`` query heads; None for one each.
+        head_dim: width of a head; None for ``hidden_size / num_heads``.
+        qkv_bias: add biases to queries, keys and values, as Qwen 2.5 does.
+        qk_norm: norm the queries and keys of each head before they are turned, as Qwen 3 does.
+        sliding_window: how many tokens one sees at most, itself among them, as in Mistral 7B's first version; None for
+            all. Rows that are longer cost a mask of ``sdpa``, and are computed by that.
         ffn_size: inner width of the feed-forward part.
         vocab_size: number of tokens.
         vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
@@ -78,6 +84,10 @@ class ModelConfig:
     num_layers: int = 3
     num_heads: int = 4
     num_kv_heads: int | None = None
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
     ffn_size: int = 256
     vocab_size: int = 259
     vocab_multiple: int = 64
@@ -105,9 +115,13 @@ class ModelConfig:
         if self.recompute not in (choices := ("none", "selective", "full")):
             what = f"cannot recompute {self.recompute!r}"
             raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
-        even = self.hidden_size % (2 * self.num_heads) == 0
+        even = self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0
         what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
-        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}")
+        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}, or give head_dim")
+        even = self.head_width >= 2 and self.head_width % 2 == 0
+        require(even, f"heads of a width of {self.head_width} cannot be turned", "model.head_dim", "use an even number")
+        if self.sliding_window is not None:
+            require_at_least(self, "model", sliding_window=1)
         shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
         what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
         require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
@@ -124,8 +138,8 @@ class ModelConfig:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def head_width(self) -> int:
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def prefix_length(self) -> int:

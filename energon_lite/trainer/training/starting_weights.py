@@ -57,9 +57,9 @@ def load_starting_weights(
 def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
     """Settings in which two models differ by what they compute, with both values."""
     ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
-    # None key heads are one for each query head.
-    same = there.kv_heads == here.kv_heads
-    compared = [name for name in MODEL_MEANING if name not in ignore and not (name == "num_kv_heads" and same)]
+    # None says what follows from other settings.
+    same = {"num_kv_heads": there.kv_heads == here.kv_heads, "head_dim": there.head_width == here.head_width}
+    compared = [name for name in MODEL_MEANING if name not in ignore and not same.get(name)]
     values = [(name, _meaning(there, name), _meaning(here, name)) for name in compared]
     return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
 

@@ -27,10 +27,10 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
         >>> round(flops_per_token(ModelConfig(hidden_size=64, num_layers=2, ffn_size=160, vocab_size=256), 32))
         667648
     """
-    hidden, width = config.hidden_size, config.head_dim
+    hidden, width = config.hidden_size, config.head_width
     attention = hidden * width * (2 * config.num_heads + 2 * config.kv_heads)
     weights = config.num_layers * (attention + 3 * hidden * config.ffn_size) + hidden * config.vocab_size
-    return 6.0 * weights + 6.0 * config.num_layers * hidden * length
+    return 6.0 * weights + 6.0 * config.num_layers * config.num_heads * width * length
 
 
 def peak_flops(device: torch.device) -> float | None:

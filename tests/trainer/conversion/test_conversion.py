@@ -1,4 +1,4 @@
-"""A Llama of Hugging Face, made ours and theirs again: the same logits, the same bytes, and faults by name."""
+"""Language models of Hugging Face, made ours and theirs again: the same logits and bytes, and faults by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from energon_lite.trainer.checkpointing import files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.llama_config import model_config
-from energon_lite.trainer.conversion.llama_tensors import native_shapes
+from energon_lite.trainer.conversion.language_config import model_config
+from energon_lite.trainer.conversion.language_tensors import native_shapes
 from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
@@ -35,6 +35,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "untied, wide": {"hidden_size": 64, "num_hidden_layers": 3, "rms_norm_eps": 1e-5},
     "Llama 3 scaling": {"rope_parameters": SCALING, "num_key_value_heads": 2},
+    "free width of heads": {"head_dim": 12, "num_key_value_heads": 2},
+    "Qwen 2.5": {"kind": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True, "max_window_layers": 2},
+    "Qwen 3": {"kind": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
+    "Qwen 3, tied": {"kind": "qwen3", "hidden_size": 36, "head_dim": 6, "tie_word_embeddings": True},
+    "Mistral": {"kind": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None},
+    "Mistral with a window": {
+        "kind": "mistral",
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "hidden_size": 42,
+        "sliding_window": 50,
+    },
     "odd vocabulary": {"vocab_size": 101, "tie_word_embeddings": True, "num_key_value_heads": 2},
 }
 
