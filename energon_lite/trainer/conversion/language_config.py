@@ -13,8 +13,7 @@ import torch
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.conversion.architectures import ARCHITECTURES, Architecture, architecture_for, architecture_of
-from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling
-from energon_lite.trainer.training.starting_weights import model_changes
+from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling, model_changes
 
 #: Keys that are about how a model is used or was trained, not about what it computes.
 _HARMLESS = """

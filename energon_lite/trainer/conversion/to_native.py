@@ -24,7 +24,7 @@ from energon_lite.trainer.conversion.language_tensors import (
     language_shapes,
     native_shapes,
 )
-from energon_lite.trainer.models.config import DTYPES
+from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 
 #: Bytes of a tensor that are read, and written, at a time.
@@ -72,20 +72,40 @@ def huggingface_to_native(
     folder = HuggingFaceFolder(source)
     where = str(folder.path / CONFIG)
     config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    tensors = native_tensors(folder, config, dtype=DTYPES[dtype] if dtype else None, read_bytes=read_bytes)
+    keep_companions(folder, target)
+    place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
+    logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
+    return place
+
+
+def native_tensors(
+    folder: HuggingFaceFolder,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    read_bytes: int = READ_BYTES,
+) -> dict[str, ChunkedTensor]:
+    """The tensors of a folder by the names that they have in our checkpoints, none of them read yet.
+
+    Args:
+        folder: of a model.
+        config: what its ``config.json`` says.
+        dtype: of the tensors; None for what they have.
+        read_bytes: bytes of a tensor that are one box, and read at a time.
+
+    Raises:
+        StateMismatchError: tensors are missing, unexpected, or of another shape.
+    """
     found, wanted = folder.shapes(), language_shapes(config)
     if config.tie_embeddings and found.keys() >= {HEAD, huggingface_name(EMBEDDING)}:
         _check_copy(folder)
         del found[HEAD]
     check_tensors(found, {huggingface_name(name): shape for name, shape in wanted.items()}, str(folder.path))
-    wanted_dtype = DTYPES[dtype] if dtype else None
-    tensors = {
-        f"model.{name}": _unread(folder, huggingface_name(name), shape, wanted_dtype, read_bytes)
+    return {
+        f"model.{name}": _unread(folder, huggingface_name(name), shape, dtype, read_bytes)
         for name, shape in native_shapes(config).items()
     }
-    keep_companions(folder, target)
-    place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
-    logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
-    return place
 
 
 def _unread(

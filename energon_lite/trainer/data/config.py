@@ -15,7 +15,11 @@ class DataConfig:
 
     Args:
         path: a prepared folder or a metadataset YAML; its ``train`` split is trained on.
-        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``.
+        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``, or on ``val`` alone.
+        val: further sets to evaluate on, by the names that they have in the metrics.
+        task_encoder: ``module:Class`` of the task encoder, or a function that makes it; None for the trainer's, see
+            :class:`MultimodalTaskEncoder`. It runs in the loader's processes.
+        task_encoder_args: keyword arguments for it.
         micro_batch_size: samples in one forward and backward pass.
         micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
             gets its equal share, so a run on another layout takes the same steps.
@@ -37,6 +41,9 @@ class DataConfig:
 
     path: str
     val_path: str | None = None
+    val: Mapping[str, str] | None = None
+    task_encoder: str | None = None
+    task_encoder_args: Mapping[str, Any] | None = None
     micro_batch_size: int = 8
     micro_batches_per_step: int = 4
     workers: int = 1

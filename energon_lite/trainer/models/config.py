@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from energon_lite.documents import from_plain, read
 from energon_lite.errors import ConfigError, require, require_at_least
 from energon_lite.trainer.models.vision_config import VisionConfig
 
@@ -18,6 +21,8 @@ MODEL_MEANING = (
     *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size", "vision"),
     *("head_dim", "qkv_bias", "qk_norm", "sliding_window"),
 )
+#: What an image prefix adds to a language model; one that weights lack begins as new.
+_PREFIX = ("image_size", "patch_size", "vision")
 
 
 @dataclass(frozen=True)
@@ -159,3 +164,28 @@ class ModelConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+
+def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
+    """The model's part of a configuration as plain values; a checkpoint of weights alone has no other.
+
+    Raises:
+        ConfigError: an unknown key, or a value that cannot be.
+    """
+    return read(from_plain(values.get("model", {}), "<dict>", "model"), ModelConfig)
+
+
+def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
+    """Settings in which two models differ by what they compute, with both values."""
+    ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
+    # None says what follows from other settings.
+    same = {"num_kv_heads": there.kv_heads == here.kv_heads, "head_dim": there.head_width == here.head_width}
+    compared = [name for name in MODEL_MEANING if name not in ignore and not same.get(name)]
+    values = [(name, _meaning(there, name), _meaning(here, name)) for name in compared]
+    return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
+
+
+def _meaning(config: ModelConfig, name: str) -> Any:
+    """A setting; of an encoder, what of it decides what its weights mean."""
+    value = getattr(config, name)
+    return value.meaning() if isinstance(value, VisionConfig) else value

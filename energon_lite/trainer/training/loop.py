@@ -28,16 +28,16 @@ from energon_lite.trainer.training.metrics import MetricsFile, Progress, TensorB
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.starting_weights import load_starting_weights
-from energon_lite.trainer.training.step import evaluate, train_step
+from energon_lite.trainer.training.step import evaluate_each, train_step
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 #: Settings that change no step, by section.
 HARMLESS = {
     "": "output mesh",
-    "data.": "workers path val_path share prefetch_factor",
+    "data.": "workers path val_path val share prefetch_factor",
     "model.": "recompute compile fuse_projections loss_chunk",
     "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
-    "init_from_ignore profile nonfinite_limit",
+    "eval_at_start eval_batches init_from_ignore profile nonfinite_limit",
 }
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,10 @@ class Trainer:
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        self.data = RunData(data, config.model, self.mesh, seed=config.seed, evaluates=train.eval_every > 0)
-        self.loader, self.val_loader = self.data.train_loader, self.data.val_loader
+        evaluates = train.eval_every > 0 or train.eval_at_start
+        settings = {"seed": config.seed, "evaluates": evaluates, "eval_batches": train.eval_batches}
+        self.data = RunData(data, config.model, self.mesh, **settings)
+        self.loader = self.data.train_loader
         self.checkpoints = f"{config.output}/checkpoints"
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
@@ -92,9 +94,13 @@ class Trainer:
             stack.push(self._finish_saving)
             visible = self.mesh.is_main
             progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
-            metrics = self._metrics(start)
+            metrics = self._metrics(start or -1)  # step 0 is written again
             for closed in (progress, *metrics):
                 stack.callback(closed.close)
+            if start == 0 and self.config.train.eval_at_start:
+                before = {"step": 0, **evaluate_each(self.model, self.data.validation(), self.mesh)}
+                for sink in metrics:
+                    sink.write(before)
             batches, done, overdue = iter(self.loader), start, False
             for step in range(start + 1, total + 1):
                 values = self.step(step, batches)
@@ -145,8 +151,8 @@ class Trainer:
         if self.peak_flops is not None:
             needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
-        if self.val_loader is not None and _due(step, self.config.train.eval_every):
-            values["eval_loss"], values["eval_tokens"] = evaluate(self.model, self.val_loader, self.mesh)
+        if _due(step, self.config.train.eval_every):
+            values |= evaluate_each(self.model, self.data.validation(), self.mesh)
         return values
 
     def save(self, step: int) -> Place:

@@ -95,6 +95,21 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
 
+def evaluate_each(
+    model: LlamaModel, sets: Iterable[tuple[str, Iterable[MultimodalBatch | None]]], mesh: ParallelMesh
+) -> dict[str, float | int]:
+    """Metrics of validation sets by their names: ``eval_loss/NAME`` and ``eval_tokens/NAME``. Every rank must call it.
+
+    Args:
+        sets: name and this rank's batches of each; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
+    """
+    values: dict[str, float | int] = {}
+    for name, batches in sets:
+        loss, tokens = evaluate(model, batches, mesh)
+        values |= {f"{key}/{name}".rstrip("/"): value for key, value in (("eval_loss", loss), ("eval_tokens", tokens))}
+    return values
+
+
 def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
     """How many tokens of this rank's micro-batches count, each on one rank of a model replica: of the last stage's."""
     tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)

@@ -72,7 +72,14 @@ def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
     sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
     row = encoded(sample)
     places = [PAD] * 4
-    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [*places, 97, 98, 99, 100]
+    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [
+        *places[1:],
+        BOS,
+        97,
+        98,
+        99,
+        100,
+    ]
     assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
     assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
 
@@ -90,7 +97,7 @@ def test_rows_are_padded_at_the_end() -> None:
     batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
     places = [PAD] * 4
     assert batch.tokens.tolist() == [[BOS, *places, PAD], [*places, BOS, 97], [BOS, 120, 121, PAD, PAD, PAD]]
-    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
+    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places[1:], BOS, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
     assert batch.loss_mask.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
     assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5))
     assert batch.image_rows.tolist() == [1] and batch.image_starts.tolist() == [0] and batch.documents is None
