@@ -103,6 +103,7 @@ def huggingface_config(
     *,
     where: str = "config.json",
     max_length: int | None = None,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Their configuration of our model, as transformers 4 and 5 both read it.
 
@@ -113,13 +114,14 @@ def huggingface_config(
             it is the answer.
         where: its path, for messages.
         max_length: the longest row; None for what ``base`` says, or what follows from the rotary scaling, or 2048.
+        whole: False for a part of a larger model's configuration.
 
     Raises:
         StateError: Hugging Face has no such model, or none that we know.
     """
     kind = architecture_for(config, None if base is None else base.get("model_type"))
     told = str(stored).removeprefix("torch.")
-    if base is not None and max_length is None and _describes(base, config, told, where):
+    if base is not None and max_length is None and _describes(base, config, told, where, whole):
         return dict(base)
     values: dict[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
     values |= {"attention_bias": False, "mlp_bias": False} if kind.model_type == "llama" else {}
@@ -142,10 +144,10 @@ def huggingface_config(
     return values
 
 
-def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
+def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
     """True if a ``config.json`` is one of this model, with weights of this type."""
     said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
-    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys())
+    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
     return said == stored and not model_changes(theirs, config, ignore=["patch_size"])
 
 

@@ -10,8 +10,8 @@ from energon_lite.trainer.models.config import ModelConfig
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 #: Rows of these are tokens, and ours have some more, so that they can be cut evenly.
 PADDED = (EMBEDDING, HEAD)
-#: In old files, and computed from the configuration: nobody reads it.
-COMPUTED = "rotary_emb.inv_freq"
+#: In old files, and computed from the configuration: nobody reads these.
+COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
 _MOST_SHOWN = 5
 
