@@ -42,6 +42,7 @@ def make_llava(kind: str, language: str = "llama", seed: int = 0, **changes: Any
             "num_hidden_layers": 2,
         },
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+        "vocab_size": changes.pop("vocab_size", 101),
         "tie_word_embeddings": changes.pop("tie_word_embeddings", False),
     }
     vision = transformers.CLIPVisionConfig if kind == "clip" else transformers.SiglipVisionConfig

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
 from rank_processes import RunRanks
 from small_models import SaveModel, change_config, make_model
@@ -20,6 +21,7 @@ from energon_lite.trainer.checkpointing.weights import load_weights
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.conversion.vision_tensors import native_name
+from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision_config import VisionConfig
@@ -58,7 +60,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def evened(images: torch.Tensor) -> torch.Tensor:
-    mean, std = (torch.tensor(PIXELS[name])[:, None, None] for name in ("image_mean", "image_std"))
+    mean, std = (torch.tensor(PIXELS[name], dtype=images.dtype)[:, None, None] for name in ("image_mean", "image_std"))
     return (images - mean) / std
 
 
@@ -184,6 +186,41 @@ def test_a_llava_makes_the_same_logits_and_comes_back_unchanged(tmp_path: Path, 
     assert content(tmp_path / "back") == content(folder)
     native_to_huggingface(tmp_path / "native", tmp_path / "like", like=folder)
     assert content(tmp_path / "like") == content(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_and_all_gradients_are_theirs(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
+    folder = save(make_llava(kind), tmp_path / "hf")
+    huggingface_to_native(folder, tmp_path / "native", dtype="float64")
+    tokens, images, rows, starts = rows_with_images()
+    labels = torch.randint(0, 100, tokens.shape, generator=torch.Generator().manual_seed(5))
+    mask = (tokens != IMAGE).to(torch.float32)
+
+    def compare(rank: int) -> int:
+        batch = MultimodalBatch(
+            **{"__key__": "k", "__restore_key__": ()},
+            **{"tokens": tokens, "labels": labels, "loss_mask": mask, "image": images},
+            **{"image_rows": rows, "image_starts": starts},
+        )
+        ours = load_model(latest_checkpoint(tmp_path / "native"))  # type: ignore[arg-type]
+        loss = ours.loss_sum(batch)
+        loss.backward()
+        theirs = make_llava(kind).double()
+        logits = theirs(input_ids=tokens, pixel_values=evened(images.double())).logits
+        wanted = (F.cross_entropy(logits.transpose(1, 2), labels, reduction="none") * mask).sum()
+        wanted.backward()
+        torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-6)
+        found = dict(ours.named_parameters())
+        learning = {native_name(name): p for name, p in theirs.named_parameters() if p.grad is not None}
+        assert {name for name, p in found.items() if p.grad is not None} == learning.keys()
+        for name, p in learning.items():
+            mine = found[name].grad
+            assert mine is not None and p.grad is not None
+            # Their norms and angles are in float32 even so. (Biases of keys change nothing: gradients of rounding.)
+            torch.testing.assert_close(mine[: len(p)], p.grad, rtol=1e-4, atol=1e-6)
+        return len(learning)
+
+    assert run_ranks(1, compare)[0] > 60
 
 
 @pytest.mark.parametrize(("world", "sizes"), [(2, {"tp": 2}), (4, {"tp": 2, "pp": 2})], ids=str)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows
 from rank_processes import RunRanks
-from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, make_rows, train_on
+from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, layouts, make_rows, train_on
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig
@@ -86,7 +89,7 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "layout", "optimizer"),
+    ("name", "told", "layout", "optimizer"),
     CASES,
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
@@ -94,7 +97,7 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     run_ranks: RunRanks,
     alone: dict[str, Run],
     name: str,
-    settings: dict[str, Any],
+    told: dict[str, Any],
     layout: Layout,
     optimizer: OptimizerConfig,
 ) -> None:
@@ -103,12 +106,38 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     if name not in alone:
         alone[name] = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, ()))[0]
     one = alone[name]
-    told = dataclasses.replace(config, vision=dataclasses.replace(vision, **settings))
-    runs = run_ranks(layout.world, functools.partial(train, told, layout, optimizer, ()))
+    config = dataclasses.replace(config, vision=dataclasses.replace(vision, **told))
+    runs = run_ranks(layout.world, functools.partial(train, config, layout, optimizer, ()))
     assert all(torch.equal(weight, one.start[name]) for name, weight in runs[0].start.items()), "another start"
     assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
     moved = [name for name in one.end if name.startswith(("vision.", "projector.")) and name.endswith(".weight")]
     assert len(moved) > 20
+
+
+@pytest.mark.nightly
+@settings(
+    max_examples=examples(12),
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    layout=layouts(),
+    name=st.sampled_from(sorted(ENCODERS)),
+    said=st.fixed_dictionaries({"tp": st.sampled_from([None, 1]), "recompute": st.sampled_from(["none", "full"])}),
+    more=st.fixed_dictionaries(
+        {"tie_embeddings": st.booleans(), "recompute": st.sampled_from(["none", "full"]), "num_kv_heads": st.just(4)}
+    ),
+    optimizer=st.sampled_from([PLAIN, LAST, EVERY]),
+)
+def test_encoders_and_layouts_in_any_combination(
+    run_ranks: RunRanks, layout: Layout, name: str, said: dict[str, Any], more: dict[str, Any], optimizer: Any
+) -> None:
+    config = dataclasses.replace(BASE, vision=ENCODERS[name], **more)
+    one = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, ()))[0]
+    told = dataclasses.replace(config, vision=dataclasses.replace(ENCODERS[name], **said))
+    runs = run_ranks(layout.world, functools.partial(train, told, layout, optimizer, ()))
+    assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
 
 
 def test_what_of_an_encoder_is_frozen_stays(run_ranks: RunRanks) -> None:
