@@ -217,7 +217,8 @@ def test_the_loss_and_all_gradients_are_theirs(run_ranks: RunRanks, tmp_path: Pa
             mine = found[name].grad
             assert mine is not None and p.grad is not None
             # Their norms and angles are in float32 even so. (Biases of keys change nothing: gradients of rounding.)
-            torch.testing.assert_close(mine[: len(p)], p.grad, rtol=1e-4, atol=1e-6)
+            most = max(1.0, p.grad.abs().max().item())
+            torch.testing.assert_close(mine[: len(p)], p.grad, rtol=1e-4, atol=1e-6 * most)
         return len(learning)
 
     assert run_ranks(1, compare)[0] > 60
