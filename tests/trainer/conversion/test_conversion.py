@@ -121,17 +121,33 @@ def test_other_types(tmp_path: Path, save_model: SaveModel) -> None:
         assert said.get("dtype", said.get("torch_dtype")) == str(dtype).removeprefix("torch.")
 
 
-def test_another_library_reads_a_configuration_of_ours(tmp_path: Path, save_model: SaveModel) -> None:
-    from transformers import LlamaForCausalLM
+#: Kinds of models, and what they become if nobody says what they were.
+ALONE: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": SCALING}, "LlamaForCausalLM"),
+    ("qwen2", {}, "Qwen2ForCausalLM"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}, "Qwen2ForCausalLM"),
+    ("qwen3", {"head_dim": 12, "tie_word_embeddings": True}, "Qwen3ForCausalLM"),
+    ("mistral", {"sliding_window": 20}, "MistralForCausalLM"),
+    ("mistral", {"sliding_window": None, "head_dim": 12}, "LlamaForCausalLM"),
+]
 
-    theirs = save_model(rope_parameters=SCALING)
+
+@pytest.mark.parametrize(("kind", "changes", "becomes"), ALONE, ids=str)
+def test_another_library_reads_a_configuration_of_ours(
+    tmp_path: Path, save_model: SaveModel, kind: str, changes: dict[str, Any], becomes: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = save_model(kind=kind, num_key_value_heads=2, **changes)
     huggingface_to_native(theirs, tmp_path / "native")
     (tmp_path / "native" / "huggingface" / "config.json").unlink()
     native_to_huggingface(tmp_path / "native", tmp_path / "back", max_length=64)
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "back")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(model).__name__ == becomes
     tokens = torch.arange(50)[None]
     with torch.no_grad():
-        assert torch.equal(model(tokens).logits, make_model(rope_parameters=SCALING)(tokens).logits)
+        wanted = make_model(kind=kind, num_key_value_heads=2, **changes)(tokens).logits
+        assert torch.equal(model(tokens).logits, wanted)
 
 
 def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:

@@ -87,7 +87,7 @@ LAYOUTS = [
     Layout(tp=2, pp=2, cp=2),
     Layout(pp=2, cp=2, dp=2, virtual=2),
 ]
-ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "empty")
+ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "several", "empty")
 
 
 def make_rows(generator: torch.Generator, kind: str) -> Rows:
@@ -95,19 +95,27 @@ def make_rows(generator: torch.Generator, kind: str) -> Rows:
     if kind == "empty":
         none = torch.zeros(0, 0, dtype=torch.int64)
         return Rows(none, none, torch.zeros(0, 0), torch.zeros(0, 3, 4, 4), none.flatten(), none.flatten())
-    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
-    places = 4 if images else 0
+    images = {
+        **{"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1]},
+        **{"packed": [], "packed image": [1], "several": [0, 0, 2]},
+    }[kind]
+    places = 8 if kind == "several" else 4 if images else 0
     rows, length = 3, places + int(torch.randint(4, 9, (), generator=generator))
     lengths = torch.randint(2, length + 1, (rows,), generator=generator)
     lengths[0] = length
     mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
+    tokens, labels = (torch.randint(0, 29, (rows, length), generator=generator) for _ in range(2))
+    image = torch.rand(len(images), 3, 4, 4, generator=generator)
+    starts = torch.randint(0, length - places + 1, (len(images),), generator=generator)
+    if kind == "several":  # the second in a row begins behind the first
+        starts = starts.sort().values + torch.tensor([0, 4, 0])
     return Rows(
-        tokens=torch.randint(0, 29, (rows, length), generator=generator),
-        labels=torch.randint(0, 29, (rows, length), generator=generator),
+        tokens=tokens,
+        labels=labels,
         loss_mask=mask * 0 if kind == "nothing" else mask,
-        image=torch.rand(len(images), 3, 4, 4, generator=generator),
+        image=image,
         image_rows=torch.tensor(images, dtype=torch.int64),
-        image_starts=torch.randint(0, length - places + 1, (len(images),), generator=generator),
+        image_starts=starts,
         documents=torch.randint(0, 2, (rows, length), generator=generator).cumsum(1) if "packed" in kind else None,
     )
 

@@ -22,7 +22,9 @@ from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
 
-CASES, ALWAYS = 200, 12
+CASES = 200
+#: Of these, what is run at any time: three of each kind, all axes with each.
+ALWAYS = (0, 2, 3, 4, 6, 7, 8, 9, 10, 11, 17, 21)
 #: Of losses and norms, relative to what is above one; and of weights.
 TOLERANCE, OF_WEIGHTS = 2e-5, 1e-4
 #: Kinds of models, by the class that transformers shall take.
@@ -71,9 +73,9 @@ def make_case(seed: int) -> Case:
         loss_chunk=draw.choice([0, 5]),
         **KINDS[kind],
     )
-    with_images = ("mixed", "image", "packed image")
+    with_images = ("mixed", "several", "packed image")
     choices = ("text", "packed", "nothing", "empty", *(with_images if images else ()))
-    rows = ("packed image" if images else "packed", *draw.choices(choices, k=draw.randint(1, 5)))
+    rows = ("several" if images else "packed", *draw.choices(choices, k=draw.randint(1, 5)))
     ways = {"kind": "plain"} if draw.random() < 0.2 else {"reduce": draw.choice(["last", "every"])}
     bucket_size = draw.choice([1, 400, 1500, None])
     settings = dataclasses.replace(OPTIMIZER, bucket_size=bucket_size, **ways)  # type: ignore[arg-type]
@@ -152,7 +154,7 @@ def without_images(rows: Rows) -> Rows:
 
 def differences(case: Case, seed: int, run_ranks: RunRanks) -> tuple[float, float]:
     """The largest: of losses and norms, relative to what is above one; and of weights."""
-    steps = make_steps(case.rows, seed, steps=3 if seed < ALWAYS else 8)
+    steps = make_steps(case.rows, seed, steps=3 if seed in ALWAYS else 8)
     if not case.config.image_size:
         steps = [[without_images(rows) for rows in step] for step in steps]
     ours: Run = run_ranks(
@@ -180,7 +182,7 @@ def models() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed >= ALWAYS)) for seed in range(CASES)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed not in ALWAYS)) for seed in range(CASES)]
 )
 def test_a_layout_makes_their_run(run_ranks: RunRanks, seed: int) -> None:
     case = make_case(seed)
