@@ -1,4 +1,4 @@
-"""``energon-lite convert-weights``: from Hugging Face's Llama to a checkpoint, back, and to one file."""
+"""``energon-lite convert-weights``: from Hugging Face's language models to a checkpoint, back, and to one file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def bytes_of(text: str) -> int:
 
 @click.group(name="convert-weights", context_settings={"show_default": True})
 def command() -> None:
-    """Convert weights from and to Hugging Face's Llama, or into one file.
+    """Convert weights from and to Hugging Face, or into one file.
 
+    Models of LlamaForCausalLM, Qwen2ForCausalLM (Qwen 2.5 too), Qwen3ForCausalLM and MistralForCausalLM are converted.
     Tensors are converted piece by piece: the memory needed is that of a part of the largest one.
 
     \b
