@@ -24,7 +24,7 @@ _CHOICES = {
 }
 
 #: Names of matrices that are tables of vectors, one for each word or position, and no maps: AdamW's under Muon.
-_TABLES = ("*embed*", "*wte*", "*wpe*", "*lm_head*", "head.*", "*.head.*")
+_TABLES = ("*embed*", "*wte*", "*wpe*", "*position*", "*lm_head*", "head.*", "*.head.*")
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ def _check(name: str, p: nn.Parameter, mesh: ParallelMesh) -> None:
     if isinstance(p, DTensor) and layout_of(p).sharded_dim is not None:
         axis = next(axis for axis, placement in enumerate(p.placements) if placement != Replicate())
         group = mesh.group("tp")
-        if group is None or dist.get_process_group_ranks(group) != p.device_mesh.get_group(axis).ranks():
-            what = f"{name} is cut over {p.device_mesh.size(axis)} ranks that are not the mesh's {mesh.tp} of axis tp"
+        ranks = dist.get_process_group_ranks(p.device_mesh.get_group(axis))
+        if group is None or dist.get_process_group_ranks(group) != ranks:
+            what = f"{name} is cut over {len(ranks)} ranks that are not the mesh's {mesh.tp} of axis tp"
             raise UsageError(what, fix="cut it with mesh.device_mesh['tp'] of build_mesh(tp=...)")
 
 

@@ -63,12 +63,11 @@ class MuonPartition(Partition):
     def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
         """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
         keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
-        grad = self.grad.to(self.master.dtype) * (1.0 if scale is None else scale)
-        grad = torch.where(skip > 0, 0.0, grad)
+        # In place: nobody needs the gradient after this.
+        grad = self.grad.to(self.master.dtype).mul_(1.0 if scale is None else scale).masked_fill_(skip > 0, 0.0)
         momentum.lerp_(grad, (1 - self.config.momentum) * keep)
         # Nesterov's; and the iterations, with what is sent for them, have the precision of the model.
         update = grad.lerp_(momentum, self.config.momentum).to(self.values.dtype)
-        del grad
         parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in self._slots) else None
         for slot in self._slots:
             here, shape = slice(slot.start - self.start, slot.stop - self.start), local_tensor(slot.parameter).shape
@@ -90,9 +89,9 @@ class MuonPartition(Partition):
         group = self._mesh.group("tp")
         if group is None:
             return update[None]
-        parts = update.new_empty(dist.get_world_size(group), update.numel())
+        parts = update.new_empty(dist.get_world_size(group) * update.numel())
         single_tensor.all_gather(parts, update, group=group)
-        return parts
+        return parts.view(-1, update.numel())
 
 
 def _cut(slot: Slot) -> int | None:

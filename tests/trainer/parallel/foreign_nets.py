@@ -16,7 +16,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 CONFIG = OptimizerConfig(clip=0.1, bucket_size=2000, eps=1e-8)
-VOCAB, LENGTH, LR = 29, 7, 0.01
+VOCAB, LENGTH, LR = 29, 8, 0.01
 
 
 class LanguageModel(nn.Module):
@@ -170,7 +170,6 @@ def train(
     """This rank's part of the same run."""
     optimizer = OverlappedDistributedOptimizer(net, mesh, config)
     norms = run_steps(net, optimizer, range(steps), micro_batches)
-    optimizer.wait_parameters()
     return (norms, {name: p.detach().clone() for name, p in net.named_parameters()}), optimizer
 
 
@@ -183,6 +182,7 @@ def run_steps(net: nn.Module, optimizer: Optimizer, steps: range, micro_batches:
             (net(seed) / micro_batches).backward()
             optimizer.end_micro_batch()
         norms.append(optimizer.step(LR))
+    optimizer.wait_parameters()
     return norms
 
 
