@@ -78,11 +78,12 @@ def serve(
         end.close()
     end_with_trainer(trainer, by_kernel=by_kernel)
     notes.install()
-    set_worker_number(int(multiprocessing.current_process().name.rpartition("-")[2]))
+    own_number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    set_worker_number(own_number)
     import torch
 
     torch.set_num_threads(1)
-    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves),) if trace else ()
+    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
