@@ -27,6 +27,20 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
         super().__init__(path, **kwargs)
 
+    @classmethod
+    def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
+        """Index a file ahead of its first use, as ``energon-lite prepare`` does; returns how many samples it has.
+
+        Args:
+            path: the file.
+
+        Raises:
+            NotPreparedError: there is no such file.
+        """
+        from energon_lite.storage.prepare.prepare import prepare_jsonl
+
+        return len(prepare_jsonl(path))
+
     def sample_loader_of(self, source: AnySource) -> SampleLoader:
         return SampleLoader(subflavors=self.subflavors, decoder=SampleDecoder())
 

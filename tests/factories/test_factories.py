@@ -37,6 +37,7 @@ from energon_lite import (
     prepare_metadataset,
     traverse_metadataset,
 )
+from energon_lite.errors import NotPreparedError
 from energon_lite.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
 from energon_lite.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
 from energon_lite.factories.nodes import MetadatasetNode
@@ -184,6 +185,14 @@ def test_kinds(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     meta = WebdatasetMeta.from_config(path, split_part="train")
     assert sum(shard.count for shard in meta.shards) == 5 and not meta.sample_excludes
     assert meta.split_part_files == meta.info_shard_files
+
+
+def test_a_jsonl_file_is_indexed_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2}\n')
+    assert CrudeJsonlDatasetFactory.prepare_dataset(path) == 2 and (tmp_path / "a.jsonl.idx").exists()
+    with pytest.raises(NotPreparedError):
+        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "absent.jsonl")
 
 
 def test_leaves_of_validation_have_paths(leaf_of: Callable[..., Path]) -> None:
