@@ -354,3 +354,15 @@ class TopologyError(EnergonLiteError, ValueError):
 
 class WorkerError(EnergonLiteError, RuntimeError):
     """A worker process died or failed in a way that running its job again did not cure."""
+
+
+def require_at_least(settings: object, section: str, **least: float) -> None:
+    """Refuse settings, those that are not None, that are below a number each.
+
+    Raises:
+        ConfigError: the first that is.
+    """
+    for name, number in least.items():
+        value = getattr(settings, name)
+        what = f"{name} is negative" if number == 0 else f"{name} is below {number}"
+        require(value is None or value >= number, what, f"{section}.{name}", f"give a number >= {number}")

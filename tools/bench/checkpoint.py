@@ -24,11 +24,11 @@ import torch
 from common import machine, spread, table
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, save_checkpoint
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.llama import LlamaModel
 
 
 def main() -> None:

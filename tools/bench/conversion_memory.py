@@ -26,8 +26,8 @@ from energon_lite.trainer.conversion.huggingface_folder import divide, index_jso
 from energon_lite.trainer.conversion.llama_config import huggingface_config
 from energon_lite.trainer.conversion.llama_tensors import huggingface_name, llama_shapes
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
+from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
-from energon_lite.trainer.training.config import ModelConfig
 
 #: Run in a process of its own; prints the growth of the peak in bytes.
 _CHILD = """

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from energon_lite.errors import ConfigError, StateError
-from energon_lite.trainer.training.config import DTYPES, ModelConfig, RopeScaling
+from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling
 from energon_lite.trainer.training.starting_weights import model_changes
 
 #: Keys that are about how a model is used or was trained, not about what it computes.

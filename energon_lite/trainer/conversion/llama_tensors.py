@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from energon_lite.errors import StateMismatchError
-from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 #: Rows of these are tokens, and ours have some more, so that they can be cut evenly.

@@ -42,7 +42,7 @@ from energon_lite.trainer.conversion.llama_tensors import (
 )
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
-from energon_lite.trainer.training.config import DTYPES, ModelConfig
+from energon_lite.trainer.models.config import DTYPES, ModelConfig
 
 #: Bytes of a file of weights, as transformers divides them.
 SHARD_BYTES = 50 * 10**9

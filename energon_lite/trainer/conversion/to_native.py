@@ -24,8 +24,8 @@ from energon_lite.trainer.conversion.llama_tensors import (
     llama_shapes,
     native_shapes,
 )
+from energon_lite.trainer.models.config import DTYPES
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
-from energon_lite.trainer.training.config import DTYPES
 
 #: Bytes of a tensor that are read, and written, at a time.
 READ_BYTES = 64 << 20

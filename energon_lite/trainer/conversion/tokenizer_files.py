@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_lite.trainer.training.data import ByteTokenizer, FileTokenizer, Tokenizer
+from energon_lite.trainer.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 
 GENERATION = "generation_config.json"
 

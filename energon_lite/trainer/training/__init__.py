@@ -3,11 +3,12 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-To read it: ``config``, ``data``, ``sequence``, ``attention``, ``vision``, ``llama`` and ``cross_entropy`` (the model),
-``pipeline`` (with one stage, one micro-batch after the other), the optimizer's ``partition`` and ``plain_optimizer``,
-``step`` and ``loop`` are the trainer of one GPU. What makes it parallel follows: ``parallel`` (who is who among the
-ranks, and what is cut), ``tensor_parallel``, ``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``.
-"An evening" in ``docs/trainer.md`` says a sentence about each.
+To read it: ``models`` (``config``, ``batch``, ``sequence``, ``attention``, ``vision``, ``llama``, ``cross_entropy``),
+``data`` (``task_encoder``, ``loaders``), ``training.pipeline`` (with one stage, one micro-batch after the other), the
+optimizer's ``partition`` and ``plain_optimizer``, ``training.step`` and ``training.loop`` are the trainer of one GPU.
+What makes it parallel follows: ``parallel`` (who is who among the ranks, and what is cut), ``models.tensor_parallel``,
+``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``. "An evening" in ``docs/trainer.md`` says a
+sentence about each.
 
 That a name is given twice below says to type checkers that it is meant to be seen.
 """
@@ -18,7 +19,26 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint as l
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint as load_checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import read_state as read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint as save_checkpoint
+from energon_lite.trainer.checkpointing.weights import find_weights as find_weights
 from energon_lite.trainer.checkpointing.weights import load_weights as load_weights
+from energon_lite.trainer.data.config import DataConfig as DataConfig
+from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder as MultimodalTaskEncoder
+from energon_lite.trainer.data.task_encoder import make_task_encoder as make_task_encoder
+from energon_lite.trainer.data.task_encoder import resize_image as resize_image
+from energon_lite.trainer.data.tokenizer import ByteTokenizer as ByteTokenizer
+from energon_lite.trainer.models.batch import MultimodalBatch as MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig as ModelConfig
+from energon_lite.trainer.models.config import RopeScaling as RopeScaling
+from energon_lite.trainer.models.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
+from energon_lite.trainer.models.llama import LlamaModel as LlamaModel
+from energon_lite.trainer.models.presets import PRESETS as PRESETS
+from energon_lite.trainer.models.presets import model_preset as model_preset
+from energon_lite.trainer.models.registry import adopt_norm as adopt_norm
+from energon_lite.trainer.models.registry import register_attention as register_attention
+from energon_lite.trainer.models.registry import register_norm as register_norm
+from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
+from energon_lite.trainer.models.tensor_parallel import RowParallelLinear as RowParallelLinear
+from energon_lite.trainer.models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
 from energon_lite.trainer.optimizer.overlapped_optimizer import (
     OverlappedDistributedOptimizer as OverlappedDistributedOptimizer,
 )
@@ -32,37 +52,22 @@ from energon_lite.trainer.parallel.parameters import freeze as freeze
 from energon_lite.trainer.parallel.parameters import initialize_parameters as initialize_parameters
 from energon_lite.trainer.parallel.parameters import new_parameter as new_parameter
 from energon_lite.trainer.parallel.rank_grid import RankGrid as RankGrid
-from energon_lite.trainer.training.config import DataConfig as DataConfig
 from energon_lite.trainer.training.config import MeshConfig as MeshConfig
-from energon_lite.trainer.training.config import ModelConfig as ModelConfig
 from energon_lite.trainer.training.config import OptimizerConfig as OptimizerConfig
-from energon_lite.trainer.training.config import RopeScaling as RopeScaling
 from energon_lite.trainer.training.config import TrainConfig as TrainConfig
 from energon_lite.trainer.training.config import TrainerConfig as TrainerConfig
 from energon_lite.trainer.training.config_file import config_from_dict as config_from_dict
 from energon_lite.trainer.training.config_file import config_to_dict as config_to_dict
 from energon_lite.trainer.training.config_file import load_config as load_config
-from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
-from energon_lite.trainer.training.data import ByteTokenizer as ByteTokenizer
-from energon_lite.trainer.training.data import MultimodalBatch as MultimodalBatch
-from energon_lite.trainer.training.data import MultimodalTaskEncoder as MultimodalTaskEncoder
-from energon_lite.trainer.training.data import make_task_encoder as make_task_encoder
-from energon_lite.trainer.training.data import resize_image as resize_image
+from energon_lite.trainer.training.generate import Sampling as Sampling
+from energon_lite.trainer.training.generate import generate as generate
 from energon_lite.trainer.training.generate import generate_captions as generate_captions
+from energon_lite.trainer.training.generate import generate_text as generate_text
 from energon_lite.trainer.training.generate import load_model as load_model
 from energon_lite.trainer.training.generate import load_tokenizer as load_tokenizer
-from energon_lite.trainer.training.llama import LlamaModel as LlamaModel
 from energon_lite.trainer.training.loop import Trainer as Trainer
 from energon_lite.trainer.training.pipeline import run_pipeline as run_pipeline
 from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule as pipeline_schedule
-from energon_lite.trainer.training.presets import PRESETS as PRESETS
-from energon_lite.trainer.training.presets import model_preset as model_preset
-from energon_lite.trainer.training.registry import adopt_norm as adopt_norm
-from energon_lite.trainer.training.registry import register_attention as register_attention
-from energon_lite.trainer.training.registry import register_norm as register_norm
 from energon_lite.trainer.training.step import StepResult as StepResult
 from energon_lite.trainer.training.step import evaluate as evaluate
 from energon_lite.trainer.training.step import train_step as train_step
-from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
-from energon_lite.trainer.training.tensor_parallel import RowParallelLinear as RowParallelLinear
-from energon_lite.trainer.training.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding

@@ -12,8 +12,9 @@ from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.training.config import ModelConfig, TrainerConfig
-from energon_lite.trainer.training.presets import PRESETS
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.presets import PRESETS
+from energon_lite.trainer.training.config import TrainerConfig
 
 #: The preset that is no known shape, but that of the checkpoint a run begins with.
 _INIT_FROM = "init_from"

@@ -14,19 +14,18 @@ from typing import Any
 
 import torch
 
-from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.errors import StateError, TopologyError
+from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
+from energon_lite.trainer.data.loaders import RunData
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.data import make_task_encoder
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.metrics import MetricsFile, Progress, TensorBoardFolder
-from energon_lite.trainer.training.nonfinite import NonFiniteGuard, StepData, is_finite
+from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from energon_lite.trainer.training.step import evaluate, train_step
@@ -67,20 +66,14 @@ class Trainer:
         if train.deterministic:
             make_deterministic()
         self.mesh = build_mesh(**vars(config.mesh))
-        self.micro_batches = _share_of_step(data.micro_batches_per_step, self.mesh)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
-        ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
-        # Loader steps, of which each has a micro-batch for every data-parallel rank.
-        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
-        self.loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
-        self.val_loader = get_loader(self._dataset(training=False)) if train.eval_every else None
+        self.data = RunData(data, config.model, self.mesh, seed=config.seed, evaluates=train.eval_every > 0)
+        self.loader, self.val_loader = self.data.train_loader, self.data.val_loader
         self.checkpoints = f"{config.output}/checkpoints"
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
         self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
 
@@ -110,7 +103,7 @@ class Trainer:
                 progress.show(step, values)
                 # Signals arrive at different times; all ranks must take the same branch.
                 stopping, bad = self.mesh.any_rank_each(terminated.is_set(), not is_finite(values))
-                self.guard.saw(step, values, self._data_of_step() if bad else None)
+                self.guard.saw(step, values, self.data.last_step() if bad else None)
                 overdue = overdue or _due(step, self.config.train.save_every)
                 if stopping or step == total or (overdue and not bad):
                     self.save(step)
@@ -133,10 +126,7 @@ class Trainer:
             The step's line of metrics.
         """
         began = time.perf_counter()
-        # All of the step's micro-batches first: the loss needs the number of tokens before the first backward pass.
-        fetched_now = [next(batches) for _ in range(self.micro_batches)]
-        self._restore_keys = [batch.__restore_key__ for batch in fetched_now if batch is not None]
-        micro_batches = [None if batch is None else batch.to(self.mesh.device) for batch in fetched_now]
+        micro_batches = self.data.take_step(batches)
         fetched = time.perf_counter()
         lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
         with self.profile.step(step) as record:
@@ -215,9 +205,7 @@ class Trainer:
         with ExitStack() as stack:  # whatever fails, and if it is a second Ctrl-C, the rest is closed too
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
-            for loader in (self.loader, self.val_loader):
-                if loader is not None:
-                    stack.callback(loader.close)
+            stack.callback(self.data.close)
             terminated = stack.enter_context(_until_sigterm())
             self._finish_saving(kind, error, trace)
         if terminated.is_set() and error is None:
@@ -231,28 +219,6 @@ class Trainer:
             if error is None:
                 raise
             logger.error("%s", lost)
-
-    def _data_of_step(self) -> StepData:
-        """Where the data of the last step comes from."""
-        share, stop = self.config.data.micro_batches_per_step, self.loader.state_dict()["position"]
-        # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
-        return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
-
-    def _dataset(self, *, training: bool) -> Any:
-        data, mesh = self.config.data, self.mesh
-        settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.config.seed}
-        if mesh.device_mesh is None:
-            workers = WorkerConfig(rank=0, world_size=1, **settings)
-        else:
-            workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
-        common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
-        if data.batching is not None:
-            common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
-        common["task_encoder"] = make_task_encoder(data, self.config.model, training=training)
-        if not training:
-            return get_val_dataset(data.val_path or data.path, **common)
-        order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
-        return get_train_dataset(data.path, **order, **common)
 
     def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
         """Where this rank writes each step's metrics."""
@@ -270,17 +236,6 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(1)
-
-
-def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:
-    """Micro-batches of a step for each data-parallel rank."""
-    if micro_batches % mesh.dp:
-        sizes = ", ".join(str(dp) for dp in range(1, micro_batches + 1) if micro_batches % dp == 0)
-        raise TopologyError(
-            f"{micro_batches} micro-batches per step cannot be shared evenly by dp={mesh.dp} ranks",
-            fix=f"set data.micro_batches_per_step to a multiple of {mesh.dp}, or use dp of {sizes}",
-        )
-    return micro_batches // mesh.dp
 
 
 def _due(step: int, every: int) -> bool:

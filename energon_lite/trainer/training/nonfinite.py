@@ -5,31 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from energon_lite.errors import NonFiniteError, listed
 from energon_lite.trainer.checkpointing.checkpoint import Place
+from energon_lite.trainer.data.loaders import StepData
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.llama import LlamaModel
 
 logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 4
-
-
-class StepData(NamedTuple):
-    """Where the data of a step comes from.
-
-    Args:
-        numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
-        restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
-    """
-
-    numbers: list[int]
-    restore_keys: list[tuple[Any, ...]]
 
 
 class NonFiniteGuard:

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel, Stream
+from energon_lite.trainer.models.sequence import whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.data import MultimodalBatch
-from energon_lite.trainer.training.llama import LlamaModel, Stream
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
-from energon_lite.trainer.training.sequence import whole_length
 
 #: Told of each pass: what it was, and the seconds at which it began and ended.
 Record = Callable[[Action, float, float], None]

@@ -8,11 +8,11 @@ from typing import Any
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
+from energon_lite.trainer.models.config import MODEL_MEANING, ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import MODEL_MEANING, ModelConfig
 from energon_lite.trainer.training.config_file import model_config_of
-from energon_lite.trainer.training.llama import LlamaModel
 
 #: What an image prefix adds to a language model; one that the checkpoint lacks begins as new.
 _PREFIX = ("image_size", "patch_size")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.data import MultimodalBatch
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
 
 

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig
 
 #: Dense bfloat16 matrix products of a device in FLOP/s, as its maker states; the longest name that fits counts.
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}

@@ -25,9 +25,9 @@ from energon_lite.trainer.conversion.llama_tensors import native_shapes
 from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import load_model
-from energon_lite.trainer.training.llama import LlamaModel
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped heads": {"num_key_value_heads": 2},

@@ -24,6 +24,8 @@ from energon_lite.trainer.checkpointing.weights import load_weights
 from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.data.tokenizer import FileTokenizer
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training import (
@@ -36,8 +38,6 @@ from energon_lite.trainer.training import (
 )
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.config_file import model_config_of
-from energon_lite.trainer.training.data import FileTokenizer
-from energon_lite.trainer.training.llama import LlamaModel
 
 WriteDataset = Callable[..., Path]
 LAYOUTS = [(1, {}), (2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2, "pp": 2}), (2, {})]

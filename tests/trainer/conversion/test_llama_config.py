@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.conversion.llama_config import huggingface_config, model_config
-from energon_lite.trainer.training.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 
 LLAMA_2: dict[str, Any] = {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",

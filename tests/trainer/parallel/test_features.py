@@ -26,13 +26,14 @@ from test_parity import (
 )
 
 from energon_lite.errors import UsageError
+from energon_lite.trainer.models.attention import document_segments, sdpa
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.attention import document_segments, sdpa
-from energon_lite.trainer.training.config import ModelConfig, OptimizerConfig
-from energon_lite.trainer.training.llama import LlamaModel
+from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.registry import adopt_norm, register_attention, register_norm
 from energon_lite.trainer.training.step import train_step
 
 PACKED = ("packed", "packed image", "packed", "text")

@@ -12,7 +12,8 @@ from rank_processes import RunRanks
 from test_parity import BASE, LAYOUTS, OPTIMIZER, Layout, assert_same, make_steps, plain_run_in_child, train_on
 from test_parity import Run as LlamaRun
 
-from energon_lite.trainer.training.config import ModelConfig, OptimizerConfig
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.training.config import OptimizerConfig
 
 STEPS = 20
 #: What makes the micro-batches of a replica, in turn.

@@ -184,8 +184,8 @@ def test_steps_passed_over_take_the_data_that_follows(
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=skip))
             with Trainer(config) as trainer:
                 batches: Iterator[Any] = iter(trainer.loader)
-                mine = [[next(batches).__restore_key__[2] for _ in range(trainer.micro_batches)] for _ in range(steps)]
-                return mine
+                share = range(trainer.data.micro_batches)
+                return [[next(batches).__restore_key__[2] for _ in share] for _ in range(steps)]
 
         return [sorted(itertools.chain(*step)) for step in zip(*run_ranks(world, job), strict=True)]
 

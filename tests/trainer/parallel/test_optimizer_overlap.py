@@ -15,10 +15,10 @@ from test_parity import BASE, EVERY, LAST, Layout, assert_same, plain_run_in_chi
 from test_parity import Run as LlamaRun
 from test_parity import make_steps as make_llama_steps
 
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.step import train_step
 
 # -- when collectives happen -------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from rank_processes import RunRanks
 from test_parity import BASE
 from test_parity import make_steps as make_llama_steps
 
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.step import train_step
 
 CONFIG = OptimizerConfig(bucket_size=60)

@@ -19,11 +19,11 @@ from energon_lite import CaptioningSample, TextSample
 from energon_lite.cli.measure import command as measure
 from energon_lite.errors import ConfigError
 from energon_lite.hooks import HookContext, hook_context
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.pipeline import run_pipeline
 
 CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)

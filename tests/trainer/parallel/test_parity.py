@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows, Shape, Weights
 from rank_processes import RunRanks
 
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.training.config import ModelConfig, OptimizerConfig, RopeScaling
-from energon_lite.trainer.training.llama import LlamaModel
+from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
 
 BASE = ModelConfig(

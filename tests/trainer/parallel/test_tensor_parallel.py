@@ -14,17 +14,17 @@ from test_parity import BASE, make_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.trainer.parallel.parameters import initialize_parameters, layout_of
-from energon_lite.trainer.training.attention import Attention
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.training.llama import LlamaModel
-from energon_lite.trainer.training.tensor_parallel import (
+from energon_lite.trainer.models.attention import Attention
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.cross_entropy import vocab_parallel_cross_entropy
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.parallel.parameters import initialize_parameters, layout_of
 
 X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)
 F64: Any = {"dtype": torch.float64, "std": 0.5}

@@ -355,6 +355,11 @@ def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blen
         found.append([entry["loss"] for entry in metrics(tmp_path / script)])
     assert "norms are transformers." in done.stdout
     assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
+    script, prompts = Path(__file__).parents[3] / "examples/generate.py", ["white", "a"]
+    command = [sys.executable, str(script), str(tmp_path / "train/checkpoints"), *prompts, "--max-new-tokens=3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("white") and "\na" in done.stdout
 
 
 @pytest.mark.parametrize(("workers", "world"), [(1, 1), (3, 1), (1, 2)])
@@ -377,7 +382,7 @@ def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
             trainer.loader.dataset.task_encoder.encode_sample = slow
             batches = iter(trainer.loader)
             for _ in range(2):
-                for _ in range(trainer.micro_batches):
+                for _ in range(trainer.data.micro_batches):
                     next(batches)
                 queue = trainer.loader.stats()["queue"]
                 found.append(queue["ready"] + queue["pending"])

@@ -11,8 +11,8 @@ from plain_llama import PlainRun, Rows, Weights
 from rank_processes import RunRanks
 from test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
-from energon_lite.trainer.training.config import ModelConfig, RopeScaling
 
 CONFIGS = {
     "grouped heads, untied": dataclasses.replace(BASE, image_size=0, dtype="float32"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.llama import LlamaModel
 from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
 
 SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)

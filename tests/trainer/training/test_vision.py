@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from energon_lite.errors import UsageError
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.vision import place_images
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.llama import LlamaModel
-from energon_lite.trainer.training.vision import place_images
 
 SHAPE = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=8, image_size=4, init_std=0.3, dtype="float64")
 

@@ -1,16 +1,11 @@
-"""From samples to rows of tokens: the tokenizers and the task encoder of the trainer."""
+"""From samples to rows of tokens: the task encoder of the trainer."""
 
 from __future__ import annotations
-
-import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from energon_lite import (
-    Batch,
     CaptioningSample,
     ConcatSplit,
     PackedBatch,
@@ -19,134 +14,15 @@ from energon_lite import (
     TaskEncoder,
     TextSample,
     TokenSequence,
-    edataclass,
     pack_sequences,
     pad_sequences,
     stateless,
     strategy_from_dict,
 )
-from energon_lite.errors import ConfigError
-from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
-from energon_lite.trainer.training.config import DataConfig, ModelConfig
-
-
-class Tokenizer(ABC):
-    """Texts to tokens and back.
-
-    Attributes:
-        bos, eos: what begins and ends a text, if the tokenizer has such.
-        pad: what rows are padded with. What it stands for is no matter, padding is not counted.
-        vocab_size: one more than the largest token.
-    """
-
-    bos: int | None
-    eos: int | None
-    pad: int
-    vocab_size: int
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that begin and end it."""
-        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
-        return [*begin, *self.encode_plain(text), *end]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text up to the first end token, without other special ones."""
-        return self.decode_plain(list(itertools.takewhile(lambda token: token != self.eos, tokens)))
-
-    @abstractmethod
-    def encode_plain(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
-
-    @abstractmethod
-    def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out."""
-
-
-class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. Nothing to download, nothing unknown.
-
-    Example:
-        >>> ByteTokenizer().encode("Hi")
-        [256, 72, 105, 257]
-    """
-
-    bos, eos, pad, vocab_size = 256, 257, 258, 259
-
-    def encode_plain(self, text: str) -> list[int]:
-        """The bytes of a text."""
-        return list(text.encode("utf-8"))
-
-    def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of bytes; broken UTF-8 is marked."""
-        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
-
-
-class FileTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face, from a folder or file; nothing is downloaded. Rows are padded with the end token.
-
-    Args:
-        path: a folder with ``tokenizer.json``, or that file.
-
-    Raises:
-        UsageError: there is no tokenizer.
-    """
-
-    def __init__(self, path: str):
-        self._inner = HuggingFaceTokenizer(path)
-        self.vocab_size = self._inner.vocab_size
-        self.bos, self.eos = self._inner.begin, self._inner.end
-        self.pad = self.eos or 0
-
-    def encode_plain(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
-        return self._inner.encode([text])[0]
-
-    def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out."""
-        return self._inner.decode(tokens)
-
-
-def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a run: that of a path, or the bytes of UTF-8.
-
-    Raises:
-        ConfigError: it has more tokens than the model.
-        UsageError: there is none.
-    """
-    if path is None:
-        return ByteTokenizer()
-    tokenizer = FileTokenizer(path)
-    if tokenizer.vocab_size > vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab_size}",
-            at="model.vocab_size",
-            fix=f"set it to {tokenizer.vocab_size}, or use the model's own tokenizer",
-        )
-    return tokenizer
-
-
-@edataclass
-class MultimodalBatch(Batch):
-    """Rows of tokens, some of which keep the place of an image.
-
-    Args:
-        tokens: int64 ``[rows, length]``, padded at the end.
-        labels: int64 ``[rows, length]``, the token that follows each.
-        loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
-        image: float32 ``[images, 3, height, width]`` in [0, 1].
-        image_rows: int64 ``[images]``, the row each image belongs to.
-        image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
-        documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
-            those of its own document only. None: of its row.
-    """
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    image: torch.Tensor
-    image_rows: torch.Tensor
-    image_starts: torch.Tensor
-    documents: torch.Tensor | None = None
+from energon_lite.trainer.data.config import DataConfig
+from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
 
 
 class MultimodalTaskEncoder(TaskEncoder):

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.registry import find_attention, register_attention
+from energon_lite.trainer.models.sequence import Rotation, Run, SequencePart, gather_positions
+from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.registry import find_attention, register_attention
-from energon_lite.trainer.training.sequence import Rotation, Run, SequencePart, gather_positions
-from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -69,7 +69,8 @@ class Attention(nn.Module):
         q, k, v = (self._heads(features) for features in made)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         # Keys and values side by side, so that they are gathered at once.
-        k, v = gather_positions(torch.cat([k, v], dim=-1), part.mesh).chunk(2, dim=-1)
+        both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
+        k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
         if self.recompute and torch.is_grad_enabled():
             # What grows with the square of the length is not kept for backward but made anew.
             mixed = checkpoint(self._mix, q, k, v, part, use_reentrant=False, preserve_rng_state=False)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
+from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig, RopeScaling
-from energon_lite.trainer.training.registry import find_attention
 
 #: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -44,15 +45,21 @@ class SequencePart:
         rotation: for this rank's positions.
         runs: of this rank's positions, in the order in which it holds them.
         mesh: the ranks.
+        cache: what former calls have computed of these rows, when text is generated; else None.
     """
 
     rotation: Rotation
     runs: tuple[Run, ...]
     mesh: ParallelMesh
+    cache: KeyValueCache | None = None
 
 
 def sequence_part(
-    local: int, config: ModelConfig, mesh: ParallelMesh, documents: torch.Tensor | None = None
+    local: int,
+    config: ModelConfig,
+    mesh: ParallelMesh,
+    documents: torch.Tensor | None = None,
+    cache: KeyValueCache | None = None,
 ) -> SequencePart:
     """What attention must know of the rows of a micro-batch; one for all layers.
 
@@ -62,13 +69,15 @@ def sequence_part(
         mesh: the ranks.
         documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
             their row.
+        cache: the positions that stand before these in their rows, which are then not cut over ranks; ``documents``
+            has them too.
     """
     length = whole_length(local, mesh)
-    runs = runs_of_rank(length, mesh)
+    runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
     mask = find_attention(config.attention).document_mask
     masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
-    return SequencePart(rotation_table(positions, config), masked, mesh)
+    return SequencePart(rotation_table(positions, config), masked, mesh, cache)
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:

@@ -17,9 +17,9 @@ from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 
 if TYPE_CHECKING:
+    from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.models.sequence import Run
     from energon_lite.trainer.parallel.mesh import ParallelMesh
-    from energon_lite.trainer.training.config import ModelConfig
-    from energon_lite.trainer.training.sequence import Run
 
 #: Makes a module ``[..., hidden] -> [..., hidden]`` that treats each position by itself.
 NormFactory = Callable[["ModelConfig", "ParallelMesh"], nn.Module]

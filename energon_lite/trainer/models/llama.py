@@ -13,23 +13,24 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import initialize_parameters
-from energon_lite.trainer.parallel.rank_grid import layers_of_stages
-from energon_lite.trainer.training.attention import Attention
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.cross_entropy import OutputLayer
-from energon_lite.trainer.training.data import MultimodalBatch
-from energon_lite.trainer.training.registry import adopt_norm, make_norm, register_norm
-from energon_lite.trainer.training.sequence import SequencePart, own_positions, pad_rows, sequence_part
-from energon_lite.trainer.training.tensor_parallel import (
+from energon_lite.trainer.models.attention import Attention
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.cross_entropy import OutputLayer
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
+from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
+from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
+from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.training.vision import PatchEmbedding, place_images
+from energon_lite.trainer.models.vision import PatchEmbedding, place_images
+from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import initialize_parameters
+from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,10 @@ class LlamaModel(nn.Module):
                 hidden = split_sequence(hidden, mesh.group("tp"))
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
-    def blocks(self, chunk: int, stream: Stream) -> Stream:
-        """The layers of one of this stage's chunks."""
+    def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
+        """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents)
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
             if self.config.recompute == "full" and torch.is_grad_enabled():

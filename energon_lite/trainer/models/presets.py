@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from energon_lite.errors import ConfigError
-from energon_lite.trainer.training.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig
 
 _LLAMA = {"vocab_size": 32000}
 #: Keys of :class:`ModelConfig`. ``1.1B`` is TinyLlama's shape, ``160M`` JackFram's, the rest are Llama's and Llama 2's.

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import ModelConfig
-from energon_lite.trainer.training.tensor_parallel import ColumnParallelLinear
 
 
 class Columns(NamedTuple):

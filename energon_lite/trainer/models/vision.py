@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parameter
-from energon_lite.trainer.training.config import ModelConfig
 
 
 class PatchEmbedding(nn.Module):

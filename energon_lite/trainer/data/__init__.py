@@ -1,0 +1,1 @@
+"""From samples to the rows of tokens that a model takes."""

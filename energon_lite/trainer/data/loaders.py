@@ -1,0 +1,101 @@
+"""The loaders of a run, made from its configuration, and the micro-batches that a step takes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import TopologyError
+from energon_lite.trainer.data.config import DataConfig
+from energon_lite.trainer.data.task_encoder import make_task_encoder
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+
+class StepData(NamedTuple):
+    """Where the data of a step comes from.
+
+    Args:
+        numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
+        restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
+    """
+
+    numbers: list[int]
+    restore_keys: list[tuple[Any, ...]]
+
+
+class RunData:
+    """The training loader of a run, its validation loader, and what a step takes of them.
+
+    Args:
+        data, model: the sections of the run's configuration.
+        mesh: the ranks.
+        seed: of the order of samples.
+        evaluates: also make the validation loader.
+
+    Raises:
+        TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
+    """
+
+    def __init__(self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, evaluates: bool):
+        self.data, self.model, self.mesh, self.seed = data, model, mesh, seed
+        self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
+        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
+        ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
+        # Loader steps, of which each has a micro-batch for every data-parallel rank.
+        skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
+        self.train_loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
+        self.val_loader = get_loader(self._dataset(training=False)) if evaluates else None
+        self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
+
+    def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
+        """This rank's micro-batches of the next step, on its device; None for each on a stage that needs none.
+
+        All of them at once: the loss needs the number of tokens before the first backward pass.
+        """
+        fetched = [next(batches) for _ in range(self.micro_batches)]
+        self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
+        return [None if batch is None else batch.to(self.mesh.device) for batch in fetched]
+
+    def last_step(self) -> StepData:
+        """Where the data of the last step comes from."""
+        share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
+        # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
+        return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
+
+    def close(self) -> None:
+        """End the loaders' workers."""
+        with ExitStack() as stack:
+            for loader in (self.train_loader, self.val_loader):
+                if loader is not None:
+                    stack.callback(loader.close)
+
+    def _dataset(self, *, training: bool) -> Any:
+        data, mesh = self.data, self.mesh
+        settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.seed}
+        if mesh.device_mesh is None:
+            workers = WorkerConfig(rank=0, world_size=1, **settings)
+        else:
+            workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
+        common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
+        if data.batching is not None:
+            common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
+        common["task_encoder"] = make_task_encoder(data, self.model, training=training)
+        if not training:
+            return get_val_dataset(data.val_path or data.path, **common)
+        order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
+        return get_train_dataset(data.path, **order, **common)
+
+
+def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:
+    """Micro-batches of a step for each data-parallel rank."""
+    if micro_batches % mesh.dp:
+        sizes = ", ".join(str(dp) for dp in range(1, micro_batches + 1) if micro_batches % dp == 0)
+        raise TopologyError(
+            f"{micro_batches} micro-batches per step cannot be shared evenly by dp={mesh.dp} ranks",
+            fix=f"set data.micro_batches_per_step to a multiple of {mesh.dp}, or use dp of {sizes}",
+        )
+    return micro_batches // mesh.dp

@@ -1,0 +1,31 @@
+"""What a model is trained on: rows of tokens, among which images keep their places."""
+
+from __future__ import annotations
+
+import torch
+
+from energon_lite import Batch, edataclass
+
+
+@edataclass
+class MultimodalBatch(Batch):
+    """Rows of tokens, some of which keep the place of an image.
+
+    Args:
+        tokens: int64 ``[rows, length]``, padded at the end.
+        labels: int64 ``[rows, length]``, the token that follows each.
+        loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
+        image: float32 ``[images, 3, height, width]`` in [0, 1].
+        image_rows: int64 ``[images]``, the row each image belongs to.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
+        documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
+            those of its own document only. None: of its row.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    image: torch.Tensor
+    image_rows: torch.Tensor
+    image_starts: torch.Tensor
+    documents: torch.Tensor | None = None

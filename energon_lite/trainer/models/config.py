@@ -1,0 +1,135 @@
+"""The shape of a model, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from energon_lite.errors import ConfigError, require, require_at_least
+
+#: What a model may compute in.
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+#: Settings of a model that decide what its weights mean. (The others are how it is computed or begun, or show in the
+#: shapes of its weights.)
+MODEL_MEANING = (
+    *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
+    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size"),
+)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Rotary frequencies for longer rows, by Llama 3.1's rule; see :func:`scaled_frequencies`.
+
+    Args:
+        factor: how much the slowest waves are stretched.
+        low_frequency: a wave that turns less often than this in the old context is stretched by the whole factor.
+        high_frequency: one that turns more often than this is kept.
+        original_length: the old context, in tokens.
+    """
+
+    factor: float = 8.0
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    original_length: int = 8192
+
+    def __post_init__(self) -> None:
+        at = "model.rope_scaling"
+        require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
+        good = 0 < self.low_frequency < self.high_frequency
+        require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
+        require_at_least(self, at, original_length=1)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the model: a Llama decoder and, with ``image_size``, an image prefix.
+
+    Args:
+        hidden_size: width of the residual stream.
+        num_layers: number of decoder blocks.
+        num_heads: query heads; ``hidden_size / num_heads`` is the width of a head.
+        num_kv_heads: key and value heads, each shared by ``num_heads / num_kv_heads`` query heads; None for one each.
+        ffn_size: inner width of the feed-forward part.
+        vocab_size: number of tokens.
+        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: how they are changed for longer rows; None for not at all.
+        norm_eps: added to the mean square in RMSNorm.
+        tie_embeddings: use the embedding table as the output layer too.
+        image_size: height and width of the images, in pixels; 0 for a model without images.
+        patch_size: height and width of a patch, in pixels; each patch becomes one prefix token.
+        init_std: standard deviation of the initial weights.
+        dtype: ``float32``, ``float64`` or ``bfloat16``.
+        norm, attention: names of a norm and of an attention function (:func:`register_norm`,
+            :func:`register_attention`); there are ``rms_norm``, and ``sdpa``, ``varlen`` and ``flex``.
+        recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (what grows with
+            the square of a row's length, in attention; Korthikanti et al., arXiv:2205.05198) or ``full`` (all but the
+            input of each block; Chen et al., arXiv:1604.06174).
+        compile: compile each block with ``torch.compile``.
+        fuse_projections: queries, keys and values as one matrix product, and gate and up as one.
+        loss_chunk: tokens whose logits exist at a time; 0: all of a micro-batch.
+    """
+
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    ffn_size: int = 256
+    vocab_size: int = 259
+    vocab_multiple: int = 64
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    image_size: int = 0
+    patch_size: int = 2
+    init_std: float = 0.02
+    dtype: str = "float32"
+    norm: str = "rms_norm"
+    attention: str = "sdpa"
+    recompute: str = "none"
+    compile: bool = False
+    fuse_projections: bool = False
+    loss_chunk: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "model", hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, vocab_size=1)
+        require_at_least(self, "model", vocab_multiple=1, patch_size=1, loss_chunk=0)
+        known = self.dtype in DTYPES
+        require(known, f"unknown dtype {self.dtype!r}", "model.dtype", f"use one of: {', '.join(DTYPES)}")
+        if self.recompute not in (choices := ("none", "selective", "full")):
+            what = f"cannot recompute {self.recompute!r}"
+            raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
+        even = self.hidden_size % (2 * self.num_heads) == 0
+        what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
+        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}")
+        shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
+        what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
+        require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
+        whole = self.image_size >= 0 and self.image_size % self.patch_size == 0
+        what = f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}"
+        require(whole, what, "model.patch_size", "use a divisor of image_size")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of prefix tokens that an image becomes."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table. Not a function of the layout, so that checkpoints fit every layout."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
