@@ -219,3 +219,31 @@ def test_a_strategy_of_batches_is_a_document(good: Path) -> None:
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
     with pytest.raises(ConfigError, match="expected a mapping; found text 'best_fit'"):
         load_config(good, ["data.batching=best_fit"])
+
+
+@pytest.mark.parametrize("override", ["train.skip_steps=[7, 8]", "optimizer.steps=5"])
+def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path, override: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {path: here}\n")
+    key = override.partition("=")[0].partition(".")[2]
+    with pytest.raises(ConfigError, match=rf"unknown key '{key}'(.|\n)*it is (data|train)\.{key}"):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("3h30m", 12_600.0), ("1d2h3m4s", 93_784.0), ("45m", 2700.0), ("null", None)]
+)
+def test_a_time_limit_in_seconds_or_words(tmp_path: Path, text: str, seconds: float | None) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"data: {{path: here}}\ntrain: {{time_limit: {text}}}\n")
+    config = load_config(path)
+    assert config.train.time_limit == seconds
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "0", "0m", "h", "3 h", '""', "[3]"])
+def test_no_time_limit_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"data: {{path: here}}\ntrain: {{time_limit: {text}}}\n")
+    with pytest.raises(ConfigError, match="time_limit"):
+        load_config(path)
