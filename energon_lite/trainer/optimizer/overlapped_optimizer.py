@@ -34,7 +34,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
 from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
@@ -293,7 +292,9 @@ class OverlappedDistributedOptimizer(Optimizer):
         ranks, rank = (1, 0) if self._group is None else (dist.get_world_size(self._group), dist.get_rank(self._group))
         size = self.config.bucket_size or max(40_000_000, 1_000_000 * ranks)
         number = {name: i for i, name in enumerate(self.order)}
-        plans = [(k, plan) for k, named in by_kind.items() for plan in plan_buckets(named, size, ranks, rank, self.config)]
+        plans = [
+            (k, plan) for k, named in by_kind.items() for plan in plan_buckets(named, size, ranks, rank, self.config)
+        ]
         plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
         self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         states = self._move_state([plan for _, plan in plans]) if self._queue else [None] * len(plans)

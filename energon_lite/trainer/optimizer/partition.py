@@ -62,7 +62,9 @@ class Partition:
             self._inner: Any = None
             self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
             return
-        constants = {"betas": config.betas, "eps": config.eps} if algorithm == "adamw" else {"momentum": config.momentum}
+        constants = (
+            {"betas": config.betas, "eps": config.eps} if algorithm == "adamw" else {"momentum": config.momentum}
+        )
         self._inner = (torch.optim.AdamW if algorithm == "adamw" else torch.optim.SGD)(groups, fused=True, **constants)
         for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
             self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}

@@ -156,7 +156,9 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
             p.grad = torch.zeros_like(p)
         for seed in seeds_of(step, micro_batches):
             (net(seed) / micro_batches).backward()
-        norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in named.values() if p.grad is not None)))
+        norms.append(
+            math.sqrt(sum(float(p.grad.double().square().sum()) for p in named.values() if p.grad is not None))
+        )
         for group in optimizer.param_groups:
             group["lr"] = LR * group["scale"]
             group["params"][0].grad.mul_(min(1.0, config.clip / norms[-1]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
-from rank_processes import RankFailure, RunRanks
+from rank_processes import RunRanks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -36,7 +36,9 @@ def cut_llama(tp_mesh: Any, dtype: torch.dtype = torch.float64) -> nn.Module:
     """transformers' Llama, its feed-forward layers cut by torch; the norm before them sees a part of the sequence."""
     net = make_net("llama", dtype=dtype)
     for layer in net.model.model.layers:  # type: ignore[union-attr]
-        norm = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=False)
+        norm = PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=False
+        )
         for style in (norm, SequenceParallel()):
             parallelize_module(layer.post_attention_layernorm, tp_mesh, style)
         plan = {

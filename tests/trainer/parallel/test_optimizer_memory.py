@@ -72,7 +72,9 @@ class Allocated(TorchDispatchMode):
         return found
 
 
-def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[int], int, OverlappedDistributedOptimizer]:
+def run(
+    order: str, dtype: torch.dtype, config: OptimizerConfig
+) -> tuple[list[int], int, OverlappedDistributedOptimizer]:
     """Peaks of making the optimizer and of each step, and the number of parameters."""
     mesh = build_mesh()
     x = torch.ones(2, WIDTH, dtype=dtype)
@@ -122,5 +124,5 @@ def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: in
 
     for measured in run_ranks(world, job):
         for most, formula in measured:
-            print(world, most, formula, most/formula)
+            print(world, most, formula, most / formula)
             assert most == pytest.approx(formula, rel=0.05)
