@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from energon_lite.factories.base import DatasetFactory
 from energon_lite.samples import CrudeSample
+from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -29,17 +30,15 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
-        """Index a file ahead of its first use, as ``energon-lite prepare`` does; returns how many samples it has.
+        """Find the lines of a file, and write down where they are (``.jsonl.idx``); as ``energon-lite prepare`` does.
 
-        Args:
-            path: the file.
+        Returns:
+            How many samples there are.
 
         Raises:
-            NotPreparedError: there is no such file.
+            DatasetError: a line is broken; says which.
         """
-        from energon_lite.storage.prepare.prepare import prepare_jsonl
-
-        return len(prepare_jsonl(path))
+        return len(prepare_jsonl(os.fspath(path)))
 
     def sample_loader_of(self, source: AnySource) -> SampleLoader:
         return SampleLoader(subflavors=self.subflavors, decoder=SampleDecoder())

@@ -133,6 +133,8 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
 
 def test_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 0}\n{"n": 1}\n')
+    assert CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "a.jsonl") == 2
+    assert (tmp_path / "a.jsonl.idx").is_file()
     factory = CrudeJsonlDatasetFactory(tmp_path / "a.jsonl", training=False, worker_config=ALONE)
     with get_loader(factory.build()) as loader:
         assert [sample["json"]["n"] for sample in loader] == [0, 1]

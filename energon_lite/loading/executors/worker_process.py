@@ -81,13 +81,13 @@ def serve(
         end.close()
     end_with_trainer(trainer, by_kernel=by_kernel)
     notes.install()
-    number = int(multiprocessing.current_process().name.rpartition("-")[2])
-    set_worker_number(number)
+    own_number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    set_worker_number(own_number)
     import torch
 
     torch.set_num_threads(1)
-    torch_worker_info.tell(number, peers)
-    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves),) if trace else ()
+    torch_worker_info.tell(own_number, peers)
+    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
