@@ -28,8 +28,7 @@ class Asker(DefaultTaskEncoder):
         return sample
 
 
-def main(path):
-    recipe = path + ".yaml"
+def main(path, recipe):
     text = "{__module__: megatron.energon, __class__: Recipe, splits: {train: {path: " + path + "}}}"
     open(recipe, "w").write(text)
     print([one.path.name for one in traverse_recipe(recipe, split_part="train")], Recipe.__name__)
@@ -43,7 +42,7 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
 """
 
 
@@ -57,14 +56,20 @@ def test_all_names_are_there() -> None:
 
 
 def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    leaf_of(5).rename(path := tmp_path / "five")
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "energon_lite.compat", str(tmp_path / "program.py"), str(path)],
+        [
+            sys.executable,
+            "-m",
+            "energon_lite.compat",
+            str(tmp_path / "program.py"),
+            str(leaf_of(5)),
+            str(tmp_path / "a.yaml"),
+        ],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "['five'] MetadatasetV2\n3\n3 3\n3 3\n"
+    assert done.stdout == "['a-5'] MetadatasetV2\n3\n3 3\n3 3\n"
