@@ -58,7 +58,7 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
     output, train = Path(config.output), config.train
     sinks: list[MetricsSink] = [
         Progress(train.steps, done=after, every=train.log_every),
-        MetricsFile(output / "metrics.jsonl", after=after or -1),  # step 0, an evaluation, is made again
+        MetricsFile(output / "metrics.jsonl", after=after),
     ]
     if train.tensorboard:
         sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
