@@ -14,7 +14,7 @@ from torch import nn
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import model_tensors
 from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, read_json
-from energon_lite.trainer.conversion.llama_config import model_config
+from energon_lite.trainer.conversion.llava import any_model_config
 from energon_lite.trainer.conversion.to_native import native_tensors
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
@@ -34,7 +34,7 @@ def huggingface_model_config(
 ) -> ModelConfig:
     """Our configuration of the model of a folder; arguments and errors as for :func:`huggingface_to_native`."""
     values, where = read_json(Path(place) / CONFIG), str(Path(place) / CONFIG)
-    return model_config(values, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    return any_model_config(values, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
 
 
 @torch.no_grad()

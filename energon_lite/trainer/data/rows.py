@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 
 from energon_lite import AugmentTaskEncoder, FatalSampleError, PackedBatch, PaddedBatch, TaskEncoder, pad_sequences
 from energon_lite.trainer.models.batch import MultimodalBatch
@@ -79,8 +81,8 @@ def rows_of(batch: PaddedBatch | PackedBatch, *, image_size: int = 0) -> Multimo
     """
     rows = batch.media_samples.get("image", torch.zeros(0, dtype=torch.int64))
     starts = batch.media.get("image_starts", torch.zeros_like(rows))
-    image = batch.media.get("image", torch.zeros(0, 3, image_size, image_size))
-    assert isinstance(image, torch.Tensor) and isinstance(starts, torch.Tensor)  # all of one size
+    image, sizes = stack_images(batch.media.get("image", ()), image_size)
+    assert isinstance(starts, torch.Tensor)  # numbers
     documents = None
     if isinstance(batch, PackedBatch):
         documents = batch.segment_ids.to(torch.int64)
@@ -100,4 +102,22 @@ def rows_of(batch: PaddedBatch | PackedBatch, *, image_size: int = 0) -> Multimo
         image_rows=rows,
         image_starts=starts,
         documents=documents,
+        image_sizes=sizes,
     )
+
+
+def stack_images(
+    images: torch.Tensor | Sequence[torch.Tensor], size: int
+) -> tuple[torch.Tensor, list[tuple[int, int]] | None]:
+    """Images as one tensor, and their heights and widths if these differ, as :class:`MultimodalBatch` has them.
+
+    Args:
+        images: ``[3, height, width]`` each.
+        size: of the images, if there are none.
+    """
+    if isinstance(images, torch.Tensor) or not len(images):
+        return (images if isinstance(images, torch.Tensor) else torch.zeros(0, 3, size, size)), None
+    sizes = [(image.shape[1], image.shape[2]) for image in images]
+    height, width = (max(sides) for sides in zip(*sizes, strict=True))
+    filled = [F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
+    return torch.stack(filled), sizes

@@ -33,6 +33,8 @@ def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = 
         "max_length": lambda: data.max_length,
         "image_size": lambda: model.image_size,
         "patch_size": lambda: model.patch_size,
+        "pooled": lambda: model.vision is not None and model.vision.pooling != "none",
+        "image_token": lambda: None if model.vision is None else model.vision.image_token,
         "training": lambda: training,
         "packed": lambda: (
             isinstance(strategy, ConcatSplit) or getattr(capacity, "unit", "padded_tokens") != "padded_tokens"

@@ -50,6 +50,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         max_length: most tokens of a sample, the image's not counted.
         image_size: height and width that images are brought to, in pixels; 0 refuses images.
         patch_size: height and width of a patch, in pixels; each patch of an image is a token.
+        pooled: an image is one token.
+        image_token: the token that keeps an image's place; None for that which rows are padded with.
         training: take a random window of a text that is too long; otherwise, its start.
         packed: put the samples of a batch one behind the other in one row; otherwise, each in a row of its own.
         tokenizer: None for the bytes of UTF-8.
@@ -69,6 +71,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         max_length: int,
         image_size: int = 0,
         patch_size: int = 1,
+        pooled: bool = False,
+        image_token: int | None = None,
         training: bool = True,
         packed: bool = False,
         tokenizer: Tokenizer | None = None,
@@ -77,7 +81,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_length, self.image_size, self.patch_size = max_length, image_size, patch_size
         self.training, self.packed = training, packed
-        self.image_length, self.image_token = (image_size // patch_size) ** 2, self.tokenizer.pad
+        self.image_length = 1 if pooled else (image_size // patch_size) ** 2
+        self.image_token = self.tokenizer.pad if image_token is None else image_token
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: Any) -> TokenSequence:

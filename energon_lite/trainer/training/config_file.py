@@ -96,11 +96,18 @@ def _config(root: Node) -> TrainerConfig:
         if preset.value not in (*PRESETS, _INIT_FROM):
             raise preset.error(f"there is no preset {preset.value!r}", found=None, choices=[*PRESETS, _INIT_FROM])
         shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
-        for key, node in from_plain(shape, preset.file, "model").value.items():
-            model.setdefault(key, replace(node, line=preset.line, column=preset.column))
+        _fill(model, from_plain(shape, preset.file, "model").value, preset)
     _take_tokenizer(root)
     _check_sections(root)
     return read(root, TrainerConfig)
+
+
+def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> None:
+    """Add what is not given, section by section."""
+    for key, node in shape.items():
+        if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
+            _fill(given[key].value, node.value, preset)
+        given.setdefault(key, replace(node, line=preset.line, column=preset.column))
 
 
 def _check_sections(root: Node) -> None:

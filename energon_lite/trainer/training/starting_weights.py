@@ -15,7 +15,7 @@ from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: An image prefix is nothing that a language model has: then it begins as new.
-_NEW = ("vision.*",)
+_NEW = ("vision.*", "projector.*")
 
 
 def load_starting_weights(

@@ -213,16 +213,6 @@ def test_a_preset_is_a_shape_that_other_keys_change(good: Path) -> None:
         load_config(good, ["model.preset=1B"])
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("160M", 162.4e6), ("1.1B", 1.10e9), ("7B", 6.74e9), ("13B", 13.0e9), ("70B", 69.0e9)]
-)
-def test_presets_have_the_size_of_their_name(name: str, parameters: float) -> None:
-    shape = model_preset(name)
-    heads = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.kv_heads)
-    layer = heads + 3 * shape.hidden_size * shape.ffn_size
-    assert shape.num_layers * layer + 2 * shape.vocab_size * shape.hidden_size == pytest.approx(parameters, rel=0.01)
-
-
 def test_a_strategy_of_batches_is_a_document(good: Path) -> None:
     config = load_config(good, ["data.batching={strategy: best_fit, capacity: 64}", "data.batching.open_bins=4"])
     assert config.data.batching == {"strategy": "best_fit", "capacity": 64, "open_bins": 4}
