@@ -56,6 +56,7 @@ class StepMetrics:
         values: dict[str, Any] = {
             "step": step,
             **vars(result),
+            **self.config.optimizer.learning_rates(result.lr),
             "seconds": seconds,
             "data_wait": running.data_wait,
             "tokens_per_second": result.tokens / seconds,
