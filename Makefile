@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv style check test demo bench clean
+.PHONY: help venv style check test demo charts bench clean
 
 # The inner loop: what starts ranks, kills processes or tries thousands of examples is left to `make test`.
 LEFT_OUT := laws chaos compat docs examples trainer/parallel
@@ -19,6 +19,7 @@ help:
 	@echo "make check   style, and the tests that are quick: under 2 minutes; run it before each commit"
 	@echo "make test    style, and all tests; run it before a merge"
 	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
+	@echo "make charts  a model learns to answer questions about charts, under half an hour; writes charts-output/"
 	@echo "make bench   list the benchmark scripts"
 	@echo "make clean   remove what the other targets made (but not $(VENV))"
 
@@ -58,10 +59,13 @@ test: style
 demo: venv
 	@$(BIN)/python -m examples.demo
 
+charts: venv
+	@$(BIN)/python -m examples.charts
+
 bench: venv
 	@echo "Benchmark scripts (run one with $(BIN)/python <script>):"
 	@find tools/bench -name '*.py' | sort
 
 clean:
-	rm -rf demo-output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf demo-output charts-output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

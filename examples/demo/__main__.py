@@ -14,7 +14,6 @@ Everything is made anew in ``demo-output``. The exit code is 1 if something is n
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -23,17 +22,15 @@ from energon_lite.errors import EnergonLiteError
 from energon_lite.trainer.training import latest_checkpoint
 from examples.demo import blend, layout_picture, layouts, pictures, reading
 from examples.demo.errors import DemoError
-from examples.demo.losses import Metrics, compare, read_metrics, table
-from examples.demo.processes import KillWatcher
+from examples.demo.losses import Metrics, compare, table
+from examples.demo.parts import build, check_equal, start_again, train, train_until_kill
 from examples.demo.report import Report
-from examples.demo.run import RANKS, Run
+from examples.demo.run import Run
 from examples.demo.steps import Steps
 
 OUTPUT = Path("demo-output")
 CONFIG = Path("examples/configs/digits.yaml")
 LAYOUT, OTHER_LAYOUT = "TP 2 x DP 2", "TP 1 x DP 4"
-#: The rank that is killed. Not the first one, which writes the metrics: the others have to notice by themselves.
-VICTIM = RANKS - 1
 #: How far losses in another layout may be off, in nats per token: sums in another order are rounded otherwise.
 TOLERANCE = 1e-5
 #: The share of held-out captions that has to be right, letter for letter.
@@ -63,7 +60,7 @@ def main() -> int:
     print(f"A demo of energon_lite. All that it makes is in {OUTPUT}; what training prints, in {runs}/*/log.txt.")
 
     with report.part("Write two data sets as tar shards, prepare and blend them"):
-        build(data)
+        build(data, blend.recipes(), blend.BLEND)
     with report.part(f"Train without interruption ({LAYOUT})"):
         reference = train(first, steps)
     with report.part(f"Train again, kill a rank in the middle, start again ({LAYOUT})"):
@@ -89,66 +86,6 @@ def main() -> int:
     for failure in report.failures:
         print(f"The demo failed. {failure}", file=sys.stderr)
     return 1 if report.failures else 0
-
-
-def build(folder: Path) -> None:
-    """Part 1: shards, indexes and the blend."""
-    for recipe in blend.recipes():
-        counts = blend.write_shards(recipe, folder)
-        shown = " and ".join(f"{count} samples for {split}" for split, count in counts.items())
-        print(f"  {folder / recipe.name}: wrote {shown} in {len(list((folder / recipe.name).glob('*.tar')))} shards")
-        print(f"  $ {shlex.join(blend.prepare_command(recipe, folder))}", flush=True)
-        said = blend.prepare(recipe, folder)
-        print("".join(f"  {line}\n" for line in said.splitlines() if line.startswith(("Found", "Splits"))), end="")
-    print(f"  {blend.write_blend(folder)} blends them.")
-
-
-def train(run: Run, steps: Steps) -> Metrics:
-    """Run to the end, and read the metrics."""
-    code = run.train()
-    if code:
-        raise DemoError(f"Training ended with exit code {code}. The end of {run.log}:\n{run.tail()}")
-    metrics = read_metrics(run.metrics)
-    if max(metrics, default=0) != steps.total:
-        raise DemoError(f"{run.metrics} ends at step {max(metrics, default=0)} instead of {steps.total}.")
-    return metrics
-
-
-def train_until_kill(run: Run, steps: Steps) -> Metrics:
-    """Part 3: run until a rank is killed, see that everything ends, and read the metrics as they were left."""
-    watcher = KillWatcher(run.metrics, rank=VICTIM, after_step=steps.kill)
-    code = run.train(meanwhile=watcher.look)
-    kill = watcher.kill
-    if kill is None:
-        raise DemoError(f"Training ended before a rank could be killed. The end of {run.log}:\n{run.tail()}")
-    print(f"  Killed rank {kill.rank} (process {kill.pid}) with SIGKILL when step {kill.step} was done.")
-    if code == 0:
-        raise DemoError("torchrun reported success although one of its ranks was killed.")
-    survivors = kill.survivors()
-    if survivors:
-        raise DemoError(f"Processes of the killed run live on: {', '.join(map(str, survivors))}.")
-    print(f"  torchrun ended with exit code {code}, and all of its processes are gone.")
-    # A step or two may have been done between the look into the file and the kill.
-    return read_metrics(run.metrics)
-
-
-def start_again(run: Run, steps: Steps) -> Metrics:
-    """Start the killed run again, by the very same command; returns the steps that it does now."""
-    newest = latest_checkpoint(run.checkpoints)
-    if newest is None or Path(newest).name != steps.checkpoint:
-        raise DemoError(f"The killed run has left {newest} as its newest checkpoint instead of {steps.checkpoint}.")
-    print(f"  Starting again. The newest checkpoint is {newest}; the steps after it are done twice.")
-    return {step: values for step, values in train(run, steps).items() if step > steps.resume}
-
-
-def check_equal(report: Report, reference: Metrics, before: Metrics, after: Metrics) -> None:
-    """Part 3: compare the losses before the kill and after the new start with those of the uninterrupted run."""
-    shown = {1, min(after) - 1, min(after), max(before), max(before) + 1, max(reference)}
-    print(table({"uninterrupted": reference, "killed": before, "started again": after}, sorted(shown)))
-    found = compare(reference, before, before)
-    report.check("losses before the kill", str(found), found.identical)
-    found = compare(reference, after, after)
-    report.check("losses after the kill", str(found), found.identical)
 
 
 def go_on_elsewhere(first: Run, run: Run, steps: Steps) -> Metrics:

@@ -135,8 +135,8 @@ def prepare(recipe: DatasetRecipe, folder: Path) -> str:
     return done.stdout
 
 
-def write_blend(folder: Path) -> Path:
+def write_blend(folder: Path, text: str = BLEND) -> Path:
     """Write ``blend.yaml`` beside the data sets."""
     path = folder / "blend.yaml"
-    path.write_text(BLEND, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path

@@ -27,7 +27,7 @@ class Curves:
     Args:
         uninterrupted: the reference.
         until_kill, after_resume: the two lives of the run that was killed.
-        other_layout: the run that went on in another layout of ranks.
+        other_layout: the run that went on in another layout of ranks; None if there was none.
         kill: last step before the kill.
         resume: step of the checkpoint with which both resumed runs began.
         layouts: how the first layout and the other are called.
@@ -37,7 +37,7 @@ class Curves:
     uninterrupted: Metrics
     until_kill: Metrics
     after_resume: Metrics
-    other_layout: Metrics
+    other_layout: Metrics | None
     kill: int
     resume: int
     layouts: tuple[str, str]
@@ -47,11 +47,12 @@ class Curves:
     def resumed(self) -> list[tuple[str, str, Metrics]]:
         """Label, colour and metrics of the runs that are compared with the uninterrupted one."""
         first, other = self.layouts
-        return [
+        runs = [
             (f"until a rank was killed ({first})", _BLUE, self.until_kill),
             (f"started again after the kill ({first})", _ORANGE, self.after_resume),
-            (f"continued in another layout ({other})", "black", self.other_layout),
         ]
+        moved = (f"continued in another layout ({other})", "black")
+        return runs if self.other_layout is None else [*runs, (*moved, self.other_layout)]
 
 
 def draw_losses(path: Path, curves: Curves) -> None:
@@ -110,14 +111,16 @@ def draw_digits(path: Path, readings: Sequence[Reading]) -> None:
 def _draw_curves(axes: Axes, curves: Curves) -> None:
     label = f"never interrupted ({curves.layouts[0]})"
     axes.plot(*_points(curves.uninterrupted), color=_PALE, lw=6, label=label, solid_capstyle="round")
-    for (label, colour, run), style in zip(curves.resumed, ("-", "-", (0, (3, 3))), strict=True):
+    for (label, colour, run), style in zip(curves.resumed, ("-", "-", (0, (3, 3))), strict=False):
         axes.plot(*_points(run), color=colour, lw=1.3, ls=style, label=label)
     axes.set_yscale("log")
-    axes.set_yticks([0.8, 1, 1.5, 2, 3, 4, 5, 6])
+    low = min(_points(curves.uninterrupted)[1])
+    axes.set_yticks([tick for tick in (0.1, 0.2, 0.4, 0.8, 1, 1.5, 2, 3, 4, 5, 6) if tick > 0.8 * low])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set_ylabel("training loss (nats per token)")
-    axes.set_title("One training run: uninterrupted; killed and started again; moved to another layout")
+    moved = "" if curves.other_layout is None else "; moved to another layout"
+    axes.set_title(f"One training run: uninterrupted; killed and started again{moved}")
     axes.legend(loc="upper right", frameon=False)
     twice = curves.kill - curves.resume
     _note(
@@ -146,7 +149,7 @@ def _note(axes: Axes, step: int, text: str, colour: str, side: str) -> None:
 
 def _draw_differences(axes: Axes, curves: Curves) -> None:
     largest = curves.tolerance
-    for (_, colour, run), size in zip(curves.resumed, (16, 16, 4), strict=True):
+    for (_, colour, run), size in zip(curves.resumed, (16, 16, 4), strict=False):
         steps = sorted(run)
         far = [abs(run[step]["loss"] - curves.uninterrupted[step]["loss"]) for step in steps]
         largest = max(largest, *far)
@@ -157,8 +160,9 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
     exponents = range(-16, math.floor(math.log10(1000 * largest)) + 1, 3)
     axes.set_yticks([0.0, *(10.0**n for n in exponents)], ["0 (equal)", *(f"$10^{{{n}}}$" for n in exponents)])
     axes.minorticks_off()
-    axes.axhline(curves.tolerance, color=_GREY, lw=1, ls="--")
-    axes.text(0, curves.tolerance * 1.3, "allowed for another layout", color=_GREY, va="bottom", fontsize=9)
+    if curves.other_layout is not None:
+        axes.axhline(curves.tolerance, color=_GREY, lw=1, ls="--")
+        axes.text(0, curves.tolerance * 1.3, "allowed for another layout", color=_GREY, va="bottom", fontsize=9)
     axes.set_ylabel("distance from the\nuninterrupted loss\n(nats per token)")
     axes.set_xlabel("optimizer step")
 

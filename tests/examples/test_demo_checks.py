@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.__main__ import check_close, check_equal, start_again, train, train_until_kill
+from examples.demo.__main__ import check_close
 from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics
+from examples.demo.parts import check_equal, start_again, train, train_until_kill
 from examples.demo.processes import Kill
 from examples.demo.report import Report
 from examples.demo.run import Run
@@ -81,8 +82,8 @@ def test_a_run_that_nobody_killed_ends_the_demo(tmp_path: Path) -> None:
 
 
 def test_success_in_spite_of_the_kill_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("examples.demo.__main__.KillWatcher.kill", Kill(3, 12345, 3, ()), raising=False)
-    monkeypatch.setattr("examples.demo.__main__.KillWatcher.__init__", lambda self, *_, **__: None)
+    monkeypatch.setattr("examples.demo.parts.KillWatcher.kill", Kill(3, 12345, 3, ()), raising=False)
+    monkeypatch.setattr("examples.demo.parts.KillWatcher.__init__", lambda self, *_, **__: None)
     with pytest.raises(DemoError, match="reported success"):
         train_until_kill(FakeRun(output=tmp_path, code=0), STEPS)
 
