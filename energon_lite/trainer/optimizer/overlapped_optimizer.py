@@ -31,6 +31,7 @@ import logging
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -186,8 +187,9 @@ class OverlappedDistributedOptimizer(Optimizer):
         # Not a number times padding would stay there for ever.
         scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
         skip = torch.isfinite(norm).logical_not().to(torch.float32)
+        shared: dict[Any, Any] = {}
         for bucket in reversed(self._queue):
-            bucket.owned.update(lr, scale, skip)
+            bucket.owned.update(lr, scale, skip, shared)
             bucket.gather(self._group)
         self._start_step(None)
         found = norm.item()  # the only wait for the device, when all its work has been launched

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -101,8 +102,9 @@ class AdamW(Optimizer):
         if math.isfinite(norm):
             clipped = self.config.clip and norm > self.config.clip
             scale = torch.tensor(self.config.clip / norm, dtype=torch.float64) if clipped else None
+            skip, shared = torch.zeros((), device=self.mesh.device), dict[Any, Any]()
             for owned, _ in self._at.values():
-                owned.update(lr, scale, skip=torch.zeros((), device=self.mesh.device))
+                owned.update(lr, scale, skip, shared)
             self.updates += 1
         for buffer in self._buffers:
             buffer.zero_()

@@ -139,6 +139,7 @@ class Trainer:
             "data_wait": fetched - began,
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
+            **self.config.optimizer.learning_rates(result.lr),
         }
         if (skipped := step - self.optimizer.updates) > 0:
             values["skipped_updates"] = skipped

@@ -1,4 +1,7 @@
-"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them."""
+"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them.
+
+Muon's part of it is written here once more, by singular values.
+"""
 
 from __future__ import annotations
 
@@ -149,6 +152,7 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
         {"params": [p], "name": name, **dict(zip(("weight_decay", "scale"), config.rule(name, p.dim()), strict=True))}
         for name, p in named.items()
     ]
+    by_muon = {name: torch.zeros_like(p) for name, p in named.items() if config.algorithm_of(name, p.dim()) == "muon"}
     optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
     norms = []
     for step in range(steps):
@@ -159,9 +163,24 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
         norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in named.values() if p.grad is not None)))
         for group in optimizer.param_groups:
             group["lr"] = LR * group["scale"]
-            group["params"][0].grad.mul_(min(1.0, config.clip / norms[-1]))
+            p = group["params"][0]
+            p.grad.mul_(min(1.0, config.clip / norms[-1]))
+            if group["name"] in by_muon:
+                _muon(p.data, p.grad, by_muon[group["name"]], group["lr"], group["weight_decay"], config)
+                p.grad = None
         optimizer.step()
     return norms, {name: p.detach().clone() for name, p in named.items()}
+
+
+def _muon(p: Any, grad: Any, momentum: Any, lr: float, decay: float, config: OptimizerConfig) -> None:
+    beta, (rows, columns) = config.momentum, p.shape
+    momentum.mul_(beta).add_(grad * (1 - beta))
+    u, values, v = torch.linalg.svd((1 - beta) * grad + beta * momentum, full_matrices=False)
+    values = values / values.square().sum().sqrt().clamp(min=1e-7)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    size = 0.2 * max(rows, columns) ** 0.5 if config.muon_scale == "rms" else max(1.0, rows / columns) ** 0.5
+    p.mul_(1 - lr * decay).sub_(lr * size * (u * values) @ v)
 
 
 def train(

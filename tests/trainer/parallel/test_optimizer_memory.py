@@ -17,7 +17,7 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 
-LAYERS, WIDTH = 48, 64
+LAYERS, WIDTH = 32, 64
 
 
 class Shuffled(nn.Module):
@@ -72,8 +72,8 @@ class Allocated(TorchDispatchMode):
         return found
 
 
-def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[int], int, OverlappedDistributedOptimizer]:
-    """Peaks of making the optimizer and of each step, and the number of parameters."""
+def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[int], OverlappedDistributedOptimizer]:
+    """Peaks of making the optimizer and of each step."""
     mesh = build_mesh()
     x = torch.ones(2, WIDTH, dtype=dtype)
     with Allocated() as allocated:
@@ -87,33 +87,32 @@ def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[i
             optimizer.step(0.01)
             optimizer.wait_parameters()
             peaks.append(allocated.part())
-    return peaks, sum(p.numel() for p in net.parameters()), optimizer
+    return peaks, optimizer
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, dtype: torch.dtype) -> None:
     # Under "every", gradients that come in a wholly other order are held until it is known.
     cases = [("reversed", "last"), ("shuffled", "last"), ("swapped", "last"), ("swapped", "every")]
 
-    def job(rank: int) -> list[tuple[list[int], int]]:
-        return [run(order, dtype, OptimizerConfig(reduce=reduce, bucket_size=9000))[:2] for order, reduce in cases]
+    def job(rank: int) -> list[list[int]]:
+        return [run(order, dtype, OptimizerConfig(reduce=reduce, bucket_size=6000))[0] for order, reduce in cases]
 
     for results in run_ranks(world, job):
-        for (peaks, parameters), case in zip(results, cases, strict=True):
-            print(world, dtype, case, [round(peak / parameters, 2) for peak in peaks])
-            assert max(peaks[:2]) <= 1.1 * peaks[-1]
+        for peaks, case in zip(results, cases, strict=True):
+            assert max(peaks[:2]) <= 1.1 * peaks[-1], case
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: int) -> None:
     """For each parameter in bfloat16, padding included; and the activations and gradients of a layer."""
 
     def job(rank: int) -> list[tuple[int, float]]:
-        measured = []
+        measured: list[tuple[int, float]] = []
         for algorithm, state, reduce in (("adamw", 12, "last"), ("adamw", 12, "every"), ("muon", 8, "last")):
-            config = OptimizerConfig(algorithm=algorithm, bucket_size=9000, reduce=reduce)
-            peaks, _, optimizer = run("forward", torch.bfloat16, config)
+            config = OptimizerConfig(algorithm=algorithm, bucket_size=6000, reduce=reduce)
+            peaks, optimizer = run("forward", torch.bfloat16, config)
             padded = sum(bucket.values.numel() for bucket in optimizer._queue)
             pool = sum(memory.numel() for free in optimizer._free.values() for memory in free)
             grads = 4 * padded if world == 1 or reduce == "last" else 4 * padded / world + 4 * pool
@@ -122,5 +121,4 @@ def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: in
 
     for measured in run_ranks(world, job):
         for most, formula in measured:
-            print(world, most, formula, most/formula)
             assert most == pytest.approx(formula, rel=0.05)
