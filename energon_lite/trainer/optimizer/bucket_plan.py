@@ -140,9 +140,7 @@ def plan_buckets(
     else:
         runs = neighbours(((slot, slot.stop) for slot in slots), bucket_size)
         placed = [_place(sorted(run, key=lambda slot: (slot.parameter.dim() <= 1, slot.rule)), ranks) for run in runs]
-    return [
-        BucketPlan(slots, size, slice(rank * size // ranks, (rank + 1) * size // ranks)) for slots, size in placed
-    ]
+    return [BucketPlan(slots, size, slice(rank * size // ranks, (rank + 1) * size // ranks)) for slots, size in placed]
 
 
 def _place(run: list[Slot], ranks: int, start: int = 0) -> tuple[list[Slot], int]:

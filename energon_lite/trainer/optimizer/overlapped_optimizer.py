@@ -18,7 +18,7 @@ matrices: the slices of its buckets end where matrices do.
 ``reduce="every"`` (ZeRO-2) reduces behind each pass, so that a rank holds whole gradients of a few buckets only.
 
 ``rounds.py`` counts, and so decides when a bucket leaves: ``fired``, the gradients of each parameter that came in this
-step; ``passed``, its micro-batches that have ended; ``per_round``, the micro-batches between two reductions of a bucket.
+step; ``passed``, its micro-batches that have ended; ``per_round``, micro-batches between two reductions of a bucket.
 ``gradient_order.py`` reads order and counts off the first step; ``bucket_plan.py`` places parameters.
 
 The scheme is Megatron-LLaMA's OverlappedDistributedOptimizer, after ZeRO (Rajbhandari et al., arXiv:1910.02054), with
@@ -36,7 +36,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
 from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
@@ -303,7 +302,11 @@ class OverlappedDistributedOptimizer(Optimizer):
         ranks, rank = (1, 0) if self._group is None else (dist.get_world_size(self._group), dist.get_rank(self._group))
         size = self.config.bucket_size or max(40_000_000, 1_000_000 * ranks)
         number = {name: i for i, name in enumerate(self.order)}
-        plans = [(k, plan) for k, named in by_kind.items() for plan in plan_buckets(named, size, ranks, rank, self.config)]
+        plans = [
+            (kind, plan)
+            for kind, named in by_kind.items()
+            for plan in plan_buckets(named, size, ranks, rank, self.config)
+        ]
         plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
         self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         states = self._move_state([plan for _, plan in plans]) if self._queue else [None] * len(plans)

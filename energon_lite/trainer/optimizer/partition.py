@@ -68,8 +68,10 @@ class Partition:
             self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
         if self._compiled or not groups:
             return
-        constants = {"betas": config.betas, "eps": config.eps} if algorithm == "adamw" else {"momentum": config.momentum}
-        self._inner = (torch.optim.AdamW if algorithm == "adamw" else torch.optim.SGD)(groups, fused=True, **constants)
+        if algorithm == "adamw":
+            self._inner = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+        else:
+            self._inner = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
         for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
             self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
 

@@ -38,8 +38,8 @@ class LanguageModel(nn.Module):
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": VOCAB}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    shape: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
     return LanguageModel(LlamaForCausalLM(LlamaConfig(**shape, **heads)))
 
 
@@ -47,7 +47,7 @@ def gpt2() -> nn.Module:
     """Tied embeddings, biases, and matrices that stand the other way round."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    none: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return LanguageModel(GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, **none)))
 
 
@@ -74,7 +74,8 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(4)
         self.layer1, self.layer2 = Residual(4, 6), Residual(6, 8)
         self.fc = nn.Linear(8, 5)
-        self.to(memory_format=torch.channels_last)
+        for p in self.parameters():
+            p.data = p.data.contiguous(memory_format=torch.channels_last) if p.dim() == 4 else p.data
 
     def forward(self, seed: int) -> torch.Tensor:
         images = noise(seed, 4, 3, 8, 8, like=self.fc.weight)
@@ -115,6 +116,7 @@ class Autoencoder(nn.Module):
             hidden = torch.tanh(layer(hidden))
         hidden = hidden @ self.holder.weight
         for layer, bias in zip(reversed(self.encoder), self.biases, strict=True):
+            assert isinstance(layer, nn.Linear)
             hidden = torch.tanh(F.linear(hidden, layer.weight.T, bias))
         return F.mse_loss(hidden, x)
 
@@ -160,7 +162,7 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
             p.grad = torch.zeros_like(p)
         for seed in seeds_of(step, micro_batches):
             (net(seed) / micro_batches).backward()
-        norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in named.values() if p.grad is not None)))
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in named.values() if p.grad is not None)))
         for group in optimizer.param_groups:
             group["lr"] = LR * group["scale"]
             p = group["params"][0]

@@ -1,4 +1,4 @@
-"""The bytes that are allocated, one by one: the first step needs no more than the others, and a formula says how many."""
+"""The bytes that are allocated, one by one: a formula says how many, and the first step needs no more than others."""
 
 from __future__ import annotations
 

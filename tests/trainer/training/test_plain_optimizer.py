@@ -130,8 +130,9 @@ def test_frozen_parameters_stay(alone: ParallelMesh) -> None:
 def test_a_module_that_knows_nothing_of_layouts_is_trained(alone: ParallelMesh) -> None:
     model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     twin.load_state_dict(model.state_dict())
-    optimizer, torchs = AdamW(model, alone, OptimizerConfig(weight_decay=0.0, clip=0.0)), torch.optim.AdamW(
-        twin.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.0
+    optimizer, torchs = (
+        AdamW(model, alone, OptimizerConfig(weight_decay=0.0, clip=0.0)),
+        torch.optim.AdamW(twin.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.0),
     )
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
