@@ -5,18 +5,22 @@ Modules and parameters have the names of Hugging Face's Llama (without its leadi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
+from energon_lite.trainer.models.recompute import computed_again
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.models.tensor_parallel import (
@@ -25,7 +29,8 @@ from energon_lite.trainer.models.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.models.vision import PatchEmbedding, place_images
+from energon_lite.trainer.models.vision import make_vision, place_images
+from energon_lite.trainer.models.vision_transformer import Projector
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import initialize_parameters
@@ -80,10 +85,20 @@ class Block(nn.Module):
         self.self_attn = Attention(config, mesh, output_std=output_std)
         self.post_attention_layernorm = make_norm(config, mesh)
         self.mlp = FeedForward(config, mesh, output_std=output_std)
+        self.selective = config.recompute == "selective"
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), part)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        if self.selective:  # each half by itself, so that it ends before what is summed over ranks
+            x = x + computed_again(self._attend, x, part, selective=True)
+            return x + computed_again(self._feed, x, selective=True)
+        x = x + self._attend(x, part)
+        return x + self._feed(x)
+
+    def _attend(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
+        return self.self_attn(self.input_layernorm(x), part)  # type: ignore[no-any-return]
+
+    def _feed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
 class LlamaModel(nn.Module):
@@ -115,7 +130,8 @@ class LlamaModel(nn.Module):
         if first or (last and tied):
             shared = ("ends",) if tied and mesh.pp > 1 else ()
             self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
-        self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
+        self.vision = make_vision(config, mesh) if first else None
+        self.projector = Projector(config, mesh) if config.vision is not None and first else None
         # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
@@ -124,9 +140,7 @@ class LlamaModel(nn.Module):
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
-        if config.compile:
-            for layer in self.layers.values():
-                layer.compile()
+        self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
     def starts(self, chunk: int) -> bool:
         """True if a chunk of this stage begins with the embedding."""
@@ -140,7 +154,7 @@ class LlamaModel(nn.Module):
         """Those that get gradients when a micro-batch comes back through a chunk of this stage."""
         modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
         if self.starts(chunk):
-            modules += [self.embed_tokens, self.vision]
+            modules += [self.embed_tokens, self.vision, self.projector]
         if self.ends(chunk):
             modules += [self.norm, self.lm_head]
         return [p for module in modules if module is not None for p in module.parameters()]
@@ -151,6 +165,7 @@ class LlamaModel(nn.Module):
         image: torch.Tensor | None = None,
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
         documents: torch.Tensor | None = None,
     ) -> Stream:
         """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
@@ -166,22 +181,22 @@ class LlamaModel(nn.Module):
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
             assert image_rows is not None and image_starts is not None
-            whole = place_images(self.embed_tokens(tokens), self.vision(image), image_rows, image_starts)
+            images = (image, image_rows, image_starts, image_sizes)
+            whole = place_images(self.embed_tokens(tokens), *images, encoder=self.vision, projector=self.projector)
             hidden = own_positions(whole, mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
-    def blocks(self, chunk: int, stream: Stream) -> Stream:
-        """The layers of one of this stage's chunks."""
+    def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
+        """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents)
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
+        if self.compiled is not None:
+            self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
-            if self.config.recompute == "full" and torch.is_grad_enabled():
-                x = checkpoint(layer, x, part, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, part)
+            x = computed_again(layer, x, part) if self.config.recompute == "full" else layer(x, part)
         return Stream(x, documents)
 
     def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:
@@ -209,7 +224,7 @@ class LlamaModel(nn.Module):
         """
         if self.starts(chunk):
             assert batch is not None
-            images = batch.image, batch.image_rows, batch.image_starts
+            images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
             received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
@@ -231,12 +246,13 @@ class LlamaModel(nn.Module):
         image: torch.Tensor | None = None,
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
     ) -> torch.Tensor:
         """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
-            image, image_rows, image_starts: see :class:`MultimodalBatch`; None for a batch without images.
+            image, image_rows, image_starts, image_sizes: see :class:`MultimodalBatch`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -247,9 +263,10 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        return self.head(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
+        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes)
+        return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
 
-    def all_logits(self, tokens: torch.Tensor, *images: torch.Tensor) -> torch.Tensor:
+    def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]

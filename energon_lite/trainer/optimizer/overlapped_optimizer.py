@@ -28,7 +28,6 @@ Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` says wha
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -162,11 +161,8 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._first_step.end_micro_batch(of)
         self._advance(self._rounds.complete)
 
-    def step(self, lr: float) -> float:
-        """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass.
-
-        Returns the whole gradient's norm before clipping, equal on all ranks. If it is not finite, nothing changes.
-        """
+    def _launch(self, lr: float) -> Tensor:
+        """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass."""
         rounds = self._rounds
         if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
             raise UsageError(f"{wrong.pop()} of {rounds.promised} micro-batches ended", fix="end empty ones too")
@@ -183,20 +179,16 @@ class OverlappedDistributedOptimizer(Optimizer):
         if self._first_step:
             self._check_copies()
         norm = self._norm()
-        # Not a number times padding would stay there for ever.
-        scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
-        skip = torch.isfinite(norm).logical_not().to(torch.float32)
+        scale, skip = self._judge(norm)
         shared: dict[Any, Any] = {}
         for bucket in reversed(self._queue):
             bucket.owned.update(lr, scale, skip, shared)
             bucket.gather(self._group)
         self._start_step(None)
-        found = norm.item()  # the only wait for the device, when all its work has been launched
-        self.updates += math.isfinite(found)
         if self._first_step:
             self._learn(self._first_step)
         self._wait_for(self._outsiders)
-        return found
+        return norm
 
     def wait_parameters(self) -> None:
         """Until all parameters have the values of the last step."""

@@ -6,7 +6,6 @@ Each rank has all of the state, and nothing overlaps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,28 +83,16 @@ class AdamW(Optimizer):
             p.grad = grad.view_as(p) if p.dtype.itemsize >= 4 else None
         self._buffers.append(buffer)
 
-    def step(self, lr: float) -> float:
-        """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero.
-
-        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
-
-        Args:
-            lr: the learning rate.
-
-        Returns:
-            The global gradient norm before clipping.
-        """
+    def _launch(self, lr: float) -> torch.Tensor:
+        """Sum the gradients over ranks, clip them, update the parameters, set the gradients to zero."""
         for buffer in self._buffers:
             self.mesh.sum_over_data(buffer)
         sum_partial([(owned.grad, layout_of(p).sum_over) for p, (owned, _) in self._at.items()], self.mesh)
         norm = self._gradient_norm()
-        if math.isfinite(norm):
-            clipped = self.config.clip and norm > self.config.clip
-            scale = torch.tensor(self.config.clip / norm, dtype=torch.float64) if clipped else None
-            skip, shared = torch.zeros((), device=self.mesh.device), dict[Any, Any]()
-            for owned, _ in self._at.values():
-                owned.update(lr, scale, skip, shared)
-            self.updates += 1
+        scale, skip = self._judge(norm)
+        shared: dict[Any, Any] = {}
+        for owned, _ in self._at.values():
+            owned.update(lr, scale, skip, shared)
         for buffer in self._buffers:
             buffer.zero_()
         return norm
@@ -114,14 +101,14 @@ class AdamW(Optimizer):
         return ((owned, [slot]) for owned, slot in self._at.values())
 
     def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
-        self._at[p][0].grad.add_(grad.view(-1))
+        self._at[p][0].grad.add_(grad.reshape(-1))
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""
         for p in parameters:
             self._at[p][0].master.copy_(p.detach().view(-1))
 
-    def _gradient_norm(self) -> float:
+    def _gradient_norm(self) -> torch.Tensor:
         """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
         counted = [
             owned.grad
@@ -132,7 +119,7 @@ class AdamW(Optimizer):
         for axis in ("tp", "pp"):
             if (group := self.mesh.group(axis)) is not None:
                 dist.all_reduce(square, group=group)
-        return math.sqrt(square.item())
+        return square.sqrt()
 
 
 def _nothing(_: list[nn.Parameter]) -> None:

@@ -19,10 +19,12 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint as l
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint as load_checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import read_state as read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint as save_checkpoint
+from energon_lite.trainer.checkpointing.weights import find_weights as find_weights
 from energon_lite.trainer.checkpointing.weights import load_weights as load_weights
 from energon_lite.trainer.data.config import DataConfig as DataConfig
+from energon_lite.trainer.data.rows import RowsTaskEncoder as RowsTaskEncoder
+from energon_lite.trainer.data.run_encoder import make_task_encoder as make_task_encoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder as MultimodalTaskEncoder
-from energon_lite.trainer.data.task_encoder import make_task_encoder as make_task_encoder
 from energon_lite.trainer.data.task_encoder import resize_image as resize_image
 from energon_lite.trainer.data.tokenizer import ByteTokenizer as ByteTokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch as MultimodalBatch
@@ -58,7 +60,10 @@ from energon_lite.trainer.training.config import TrainerConfig as TrainerConfig
 from energon_lite.trainer.training.config_file import config_from_dict as config_from_dict
 from energon_lite.trainer.training.config_file import config_to_dict as config_to_dict
 from energon_lite.trainer.training.config_file import load_config as load_config
+from energon_lite.trainer.training.generate import Sampling as Sampling
+from energon_lite.trainer.training.generate import generate as generate
 from energon_lite.trainer.training.generate import generate_captions as generate_captions
+from energon_lite.trainer.training.generate import generate_text as generate_text
 from energon_lite.trainer.training.generate import load_model as load_model
 from energon_lite.trainer.training.generate import load_tokenizer as load_tokenizer
 from energon_lite.trainer.training.loop import Trainer as Trainer

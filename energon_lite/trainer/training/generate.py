@@ -1,17 +1,26 @@
-"""Reading images aloud: the likeliest next token, one after another."""
+"""Going on with texts, and reading images aloud: one token after another, with a cache of keys and values."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from energon_lite import UsageError
+from energon_lite.errors import UsageError, require
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, read_state
 from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.key_value_cache import KeyValueCache
+from energon_lite.trainer.models.llama import LlamaModel, Stream
+from energon_lite.trainer.models.sequence import pad_rows
+from energon_lite.trainer.parallel.collectives import gather_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.config_file import model_config_of
+from energon_lite.trainer.training.pipeline import Wire
 
 
 def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> LlamaModel:
@@ -41,13 +50,187 @@ def load_tokenizer(checkpoint: str | os.PathLike[str]) -> Tokenizer:
     return make_tokenizer(config["data"]["tokenizer"], model_config_of(config).vocab_size)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen of the model's logits.
+
+    Args:
+        temperature: what logits are divided by; 0 for the likeliest token.
+        top_k: only among so many of the likeliest; 0 for all.
+        top_p: only among the likeliest that make up this share together (nucleus sampling, Holtzman et al.,
+            arXiv:1904.09751).
+        seed: of the choice.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "temperature is negative", "temperature", "0 takes the likeliest token")
+        require(self.top_k >= 0, "top_k is negative", "top_k", "0 leaves all tokens in")
+        require(0 < self.top_p <= 1, f"top_p={self.top_p} is no share", "top_p", "e.g. 0.9")
+
+
 @torch.no_grad()
+def generate(
+    model: LlamaModel,
+    prompts: Sequence[Sequence[int]],
+    *images: Any,
+    max_new_tokens: int = 40,
+    eos: int | None = None,
+    sampling: Sampling | None = None,
+) -> list[list[int]]:
+    """Go on with rows of tokens. Every rank of a replica must call it with the same ones; all get the answer.
+
+    Keys and values are kept (:class:`KeyValueCache`), so a token costs one position, in a pipeline one pass through all
+    stages. Prompts may have any lengths: shorter ones are padded in front, with a document of its own that nobody sees.
+
+    Args:
+        model: cut over any ``tp`` and ``pp``, its rows whole (``cp=1``).
+        prompts: a row of at least one token each.
+        images: as the ones of :meth:`LlamaModel.embed`, ``image_starts`` counted within the prompt.
+        max_new_tokens: tokens after which a row is cut that has not ended by itself.
+        eos: the token that ends a row, and is the last of its answer.
+        sampling: None for the likeliest token each time.
+
+    Returns:
+        For each prompt the tokens that follow it.
+
+    Raises:
+        UsageError: a prompt is empty, or the rows of the model are cut over ranks.
+
+    Example:
+        >>> generate(model, [[1, 5, 9], [1, 7]], max_new_tokens=2)
+        [[4, 4], [8, 2]]
+    """
+    if model.mesh.cp > 1:
+        raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
+    if not all(prompts):
+        raise UsageError("a prompt has no token", fix="begin it with the tokenizer's first token")
+    if not prompts or max_new_tokens < 1:
+        return [[] for _ in prompts]
+    device, longest = model.mesh.device, max(map(len, prompts))
+    before = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=device)
+    if images:  # each further in its row by what was put before it
+        image, rows, starts, *more = images
+        images = image, rows, starts + before[rows], *more
+    sampling = sampling or Sampling()
+    # A step under sequence parallelism is padded to a multiple of tp.
+    decoder = _Decoder(model, KeyValueCache(longest + max_new_tokens + model.mesh.tp), before)
+    random = torch.Generator(device).manual_seed(sampling.seed)
+    ended, made = torch.zeros(len(prompts), dtype=torch.bool, device=device), []
+    for _ in range(max_new_tokens):
+        following = decoder.next_token(tokens, images, partial(choose, sampling=sampling, random=random))
+        made.append(following)
+        ended |= following == (-1 if eos is None else eos)
+        if bool(ended.all()):
+            break
+        tokens, images = following[:, None], ()
+    answers = torch.stack(made, dim=1).tolist()
+    return [answer[: answer.index(eos) + 1] if eos in answer else answer for answer in answers]
+
+
+def choose(logits: torch.Tensor, sampling: Sampling, random: torch.Generator) -> torch.Tensor:
+    """The next token of each row, int64 ``[rows]``, of its logits ``[rows, vocabulary]``."""
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    likely, order = (logits.float() / sampling.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    # A token stays while those before it make up less than the share; so the likeliest always does.
+    likely[likely.cumsum(dim=-1) - likely >= sampling.top_p] = 0
+    if sampling.top_k:
+        likely[:, sampling.top_k :] = 0
+    return order.gather(-1, torch.multinomial(likely, 1, generator=random))[:, 0]
+
+
+class _Decoder:
+    """One call after another through all stages, each of positions that follow those before."""
+
+    def __init__(self, model: LlamaModel, cache: KeyValueCache, before: torch.Tensor):
+        self.model, self.cache, self.before = model, cache, before
+        self.padded = bool(before.any())
+        self.wire = Wire(model.mesh, model.config)
+
+    def next_token(
+        self, tokens: torch.Tensor, images: tuple[Any, ...], choice: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What ``choice`` makes of the logits behind ``tokens`` ``[rows, n]``: int64 ``[rows]``, on all ranks."""
+        model, mesh = self.model, self.model.mesh
+        following = tokens.new_zeros(len(tokens))
+        # Compiled blocks would be compiled anew for each length.
+        with torch.compiler.set_stance("force_eager"):
+            for chunk in range(mesh.virtual):
+                made = model.blocks(chunk, self._stream(chunk, tokens, images), self.cache)
+                if model.ends(chunk):
+                    following = choice(self._last_logits(made, tokens.shape[1]))
+                else:
+                    self.wire.send(made.hidden, 1)
+        self.wire.finish()
+        self.cache.length += tokens.shape[1]
+        if (group := mesh.group("pp")) is not None:
+            dist.broadcast(following, mesh.stage_rank(-1), group=group)
+        return following
+
+    def _stream(self, chunk: int, tokens: torch.Tensor, images: tuple[Any, ...]) -> Stream:
+        """What a chunk of layers begins with: the embedding, or what the stage before has made."""
+        model, mesh = self.model, self.model.mesh
+        (rows, new), start = tokens.shape, self.cache.length
+        padded = pad_rows(tokens, mesh).shape[1]
+        if model.starts(chunk):
+            hidden = model.embed(tokens, *images).hidden
+        else:
+            part = padded // mesh.tp if mesh.sequence_cut else padded
+            hidden = self.wire.receive((rows, part, model.config.hidden_size), model.config.torch_dtype, -1)
+        if not self.padded:
+            return Stream(hidden)
+        positions = torch.arange(start + padded, device=tokens.device)
+        # 0: before the row; 1: the row; 2: behind the tokens that there are yet.
+        own = (positions >= self.before[:, None]).to(torch.int64)
+        return Stream(hidden, own + (positions >= start + new))
+
+    def _last_logits(self, made: Stream, new: int) -> torch.Tensor:
+        """Logits behind the last token, ``[rows, vocab_size]``."""
+        mesh = self.model.mesh
+        if not mesh.sequence_cut:
+            made, new = Stream(made.hidden[:, new - 1 : new]), 1
+        logits = gather_parallel(self.model.head(made)[:, new - 1], mesh.group("tp"))
+        return logits[:, : self.model.config.vocab_size]
+
+
+def generate_text(
+    model: LlamaModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 40,
+    sampling: Sampling | None = None,
+) -> list[str]:
+    """Go on with texts; see :func:`generate`.
+
+    Args:
+        model: a trained model (:func:`load_model`).
+        tokenizer: the one it was trained with (:func:`load_tokenizer`).
+        prompts: texts; where the tokenizer has a first token, it begins them.
+        max_new_tokens: tokens after which a text is cut.
+        sampling: None for the likeliest token each time.
+
+    Example:
+        >>> generate_text(model, tokenizer, ["To be, or not to be"], sampling=Sampling(temperature=0.8, top_p=0.95))
+        [', that is the question']
+    """
+    first = [] if tokenizer.bos is None else [tokenizer.bos]
+    rows = [[*first, *tokenizer.encode_plain(prompt)] for prompt in prompts]
+    answers = generate(model, rows, max_new_tokens=max_new_tokens, eos=tokenizer.eos, sampling=sampling)
+    return [tokenizer.decode(answer) for answer in answers]
+
+
 def generate_captions(
     model: LlamaModel, images: torch.Tensor, *, tokenizer: Tokenizer | None = None, max_new_tokens: int = 40
 ) -> list[str]:
     """Greedy captions of a batch of images.
-
-    The whole row is computed anew for each token; there is no cache of keys and values.
 
     Args:
         model: a trained model with an image prefix.
@@ -65,16 +248,9 @@ def generate_captions(
     tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
     if tokenizer.bos is None:
         raise UsageError("the tokenizer has no token that begins a text", fix="name bos_token in its folder's settings")
-    device = model.mesh.device
-    images, rows = images.to(device), torch.arange(len(images), device=device)
-    prefix = model.config.prefix_length
+    rows = torch.arange(len(images), device=model.mesh.device)
     # Before the text, tokens keep the image's place; any do.
-    tokens = torch.full((len(images), prefix + 1), tokenizer.bos, dtype=torch.int64, device=device)
-    ended = torch.zeros(len(images), dtype=torch.bool, device=device)
-    for _ in range(max_new_tokens):
-        following = model.all_logits(tokens, images, rows, torch.zeros_like(rows))[:, -1].argmax(dim=-1)
-        tokens = torch.cat([tokens, following[:, None]], dim=1)
-        ended |= following == tokenizer.eos
-        if bool(ended.all()):
-            break
-    return [tokenizer.decode(row) for row in tokens[:, prefix:].tolist()]
+    prompts = [[tokenizer.bos] * (model.config.prefix_length + 1)] * len(images)
+    where = images.to(model.mesh.device), rows, torch.zeros_like(rows)
+    answers = generate(model, prompts, *where, max_new_tokens=max_new_tokens, eos=tokenizer.eos)
+    return [tokenizer.decode(answer) for answer in answers]

@@ -25,7 +25,14 @@ from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import ByteTokenizer, adopt_norm, config_from_dict, config_to_dict, register_norm
+from energon_lite.trainer.training import (
+    ByteTokenizer,
+    adopt_norm,
+    config_from_dict,
+    config_to_dict,
+    generate,
+    register_norm,
+)
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
 
@@ -73,6 +80,11 @@ def test_a_run_on_bytes_comes_with_a_tokenizer_that_encodes_equally(tmp_path: Pa
     with torch.no_grad():
         wanted = ours.all_logits(tokens)
         torch.testing.assert_close(model(tokens).logits, wanted[..., :259], rtol=1e-4, atol=1e-5)
+    texts, padded = ["A text", "Another one"], {"return_tensors": "pt", "padding": True, "padding_side": "left"}
+    mine = tokenizer([tokenizer.bos_token + text for text in texts], add_special_tokens=False, **padded)
+    theirs = model.generate(**mine, max_new_tokens=9, do_sample=False, eos_token_id=[])
+    said = generate(ours, [[256, *text.encode()] for text in texts], max_new_tokens=9)
+    assert theirs[:, mine.input_ids.shape[1] :].tolist() == said
     assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (256, 257)
     assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (256, 257, 258)
 
