@@ -15,6 +15,7 @@ from energon_lite.trainer.optimizer.optimizer import sum_of_squares
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 
+F32, F64 = torch.float32, torch.float64
 CONFIG = OptimizerConfig(bucket_size=1700, clip=2.0, groups=(ParameterGroup("2.*", lr_scale=0.5),))
 
 
@@ -45,7 +46,9 @@ VIEWS = {"aten::slice", "aten::as_strided", "aten::view", "aten::to", "aten::det
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.nightly) for dtype in (F32, F64))], ids=str
+)
 def test_one_kernel_makes_the_same_numbers(dtype: torch.dtype) -> None:
     from torch._inductor import metrics
 

@@ -206,7 +206,7 @@ def test_what_cannot_be_trained_is_refused(run_ranks: RunRanks) -> None:
     assert "weight is torch.float32 on meta" in refused(run_ranks, 1, job)
 
 
-@pytest.mark.parametrize("when", ["before", "after", pytest.param("inside", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("when", ["before", "after", pytest.param("inside", marks=pytest.mark.nightly)])
 def test_a_compiled_module_makes_the_same_run(run_ranks: RunRanks, when: str) -> None:
     def job(rank: int) -> tuple[Found, int]:
         from torch._dynamo.testing import CompileCounter

@@ -17,16 +17,16 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 
-LAYERS, WIDTH = 32, 64
+WIDTH = 64
 
 
 class Shuffled(nn.Module):
     """Layers that are used in another order than they are made in."""
 
-    def __init__(self, order: str, dtype: torch.dtype):
+    def __init__(self, order: str, dtype: torch.dtype, layers: int):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)])
-        self.order = list(range(LAYERS))
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(layers)])
+        self.order = list(range(layers))
         if order == "reversed":
             self.order.reverse()
         elif order == "swapped":
@@ -72,12 +72,14 @@ class Allocated(TorchDispatchMode):
         return found
 
 
-def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[int], OverlappedDistributedOptimizer]:
+def run(
+    order: str, dtype: torch.dtype, config: OptimizerConfig, layers: int = 32
+) -> tuple[list[int], OverlappedDistributedOptimizer]:
     """Peaks of making the optimizer and of each step."""
     mesh = build_mesh()
     x = torch.ones(2, WIDTH, dtype=dtype)
     with Allocated() as allocated:
-        net = Shuffled(order, dtype)
+        net = Shuffled(order, dtype, layers)
         optimizer = OverlappedDistributedOptimizer(net, mesh, config)
         peaks = [allocated.part()]
         for _ in range(4):
@@ -90,7 +92,7 @@ def run(order: str, dtype: torch.dtype, config: OptimizerConfig) -> tuple[list[i
     return peaks, optimizer
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, dtype: torch.dtype) -> None:
     # Under "every", gradients that come in a wholly other order are held until it is known.
@@ -104,7 +106,7 @@ def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, 
             assert max(peaks[:2]) <= 1.1 * peaks[-1], case
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: int) -> None:
     """For each parameter in bfloat16, padding included; and the activations and gradients of a layer."""
 
@@ -112,7 +114,7 @@ def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: in
         measured: list[tuple[int, float]] = []
         for algorithm, state, reduce in (("adamw", 12, "last"), ("adamw", 12, "every"), ("muon", 8, "last")):
             config = OptimizerConfig(algorithm=algorithm, bucket_size=6000, reduce=reduce)
-            peaks, optimizer = run("forward", torch.bfloat16, config)
+            peaks, optimizer = run("forward", torch.bfloat16, config, layers=80)
             padded = sum(bucket.values.numel() for bucket in optimizer._queue)
             pool = sum(memory.numel() for free in optimizer._free.values() for memory in free)
             grads = 4 * padded if world == 1 or reduce == "last" else 4 * padded / world + 4 * pool
