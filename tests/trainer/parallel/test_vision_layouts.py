@@ -86,11 +86,12 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
 ]
+SLOW = {1, 3, 5, 7}
 
 
 @pytest.mark.parametrize(
     ("name", "told", "layout", "optimizer"),
-    CASES,
+    [pytest.param(*case, marks=pytest.mark.slow) if number in SLOW else case for number, case in enumerate(CASES)],
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
 def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
