@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows
 from rank_processes import RunRanks
-from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, layouts, make_rows, train_on
+from test_any_combination import layouts
+from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, make_rows, train_on
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig
@@ -91,7 +92,7 @@ SLOW = {1, 3, 5, 7}
 
 @pytest.mark.parametrize(
     ("name", "told", "layout", "optimizer"),
-    [pytest.param(*case, marks=pytest.mark.slow) if number in SLOW else case for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=[pytest.mark.slow] * (number in SLOW)) for number, case in enumerate(CASES)],
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
 def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
