@@ -16,7 +16,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from energon_lite.trainer.models.attention import dense_mask
+from energon_lite.trainer.models.attention_functions import dense_mask
 from energon_lite.trainer.models.sequence import Run
 from energon_lite.trainer.training import (
     ModelConfig,

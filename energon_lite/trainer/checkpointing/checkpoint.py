@@ -28,6 +28,7 @@ from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReade
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import local_tensor
 from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,12 @@ class CheckpointSaver:
         root: folder or URL of all checkpoints of the run, seen by all ranks.
         mesh: the ranks. All of them must make a saver, and call its methods.
         keep: finished checkpoints that are kept, the newest.
+        keep_every: beside these, the first at or after each multiple of so many steps is kept; 0 for none.
         timeout: seconds that :meth:`close`, and the end of the process, wait for a checkpoint that is being written.
 
     Attributes:
         seconds_blocked: how long the last :meth:`save` held up its caller.
+        seconds_written: how long the slowest checkpoint so far took to be written.
 
     Example:
         >>> saver = CheckpointSaver("s3://bucket/run", mesh)
@@ -60,9 +63,18 @@ class CheckpointSaver:
         >>> saver.finish()  # before the process ends
     """
 
-    def __init__(self, root: str | os.PathLike[str], mesh: ParallelMesh, *, keep: int = 2, timeout: float = 300.0):
-        self.files, self.mesh, self.keep, self.seconds_blocked = CheckpointFiles(root), mesh, keep, 0.0
-        self.timeout = timeout
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        mesh: ParallelMesh,
+        *,
+        keep: int = 2,
+        keep_every: int = 0,
+        timeout: float = 300.0,
+    ):
+        self.files, self.mesh, self.timeout = CheckpointFiles(root), mesh, timeout
+        self.keep, self.keep_every = keep, keep_every
+        self.seconds_blocked = self.seconds_written = 0.0
         # A group of its own: collectives of training must not come between those of saving.
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
         self._copies: dict[str, torch.Tensor] = {}
@@ -85,7 +97,7 @@ class CheckpointSaver:
         tensors = _everything(step, model, optimizer, self.mesh, state)
         self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
         # A daemon: the end of the process waits for it, but not for ever, if a peer is stuck.
-        arguments = (step, self._copies, self.keep if prune else None)
+        arguments = (step, self._copies, (self.keep, self.keep_every) if prune else None)
         name = f"the checkpoint of step {step}"
         thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
         thread.start()
@@ -132,9 +144,11 @@ class CheckpointSaver:
                 fix="is there room, and may we write?",
             ) from error
 
-    def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: int | None) -> None:
+    def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: tuple[int, int] | None) -> None:
+        began = time.perf_counter()
         try:
             _write(self.files, step, tensors, self.mesh, keep, self._group)
+            self.seconds_written = max(self.seconds_written, time.perf_counter() - began)
         except BaseException as error:  # shown to the training thread
             self._errors.append(error)
 
@@ -175,7 +189,7 @@ def save_checkpoint(
     Returns:
         The path or URL of the checkpoint.
     """
-    return _write(CheckpointFiles(root), step, _everything(step, model, optimizer, mesh, state), mesh, keep, None)
+    return _write(CheckpointFiles(root), step, _everything(step, model, optimizer, mesh, state), mesh, (keep, 0), None)
 
 
 def load_checkpoint(
@@ -299,10 +313,10 @@ def _write(
     step: int,
     tensors: dict[str, torch.Tensor],
     mesh: ParallelMesh,
-    keep: int | None,
+    keep: tuple[int, int] | None,
     group: dist.ProcessGroup | None,
 ) -> Place:
-    """Write what all ranks have; publish it when all of it is on disk."""
+    """Write what all ranks have; publish it when all of it is on disk; then remove others, unless ``keep`` is None."""
     place = of_main(files.begin(step) if mesh.is_main else "", mesh, group)
     writer = CheckpointWriter(place)
     save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
@@ -310,7 +324,7 @@ def _write(
     if mesh.is_main:
         files.publish(step, {name: known for part in sums for name, known in part.items()})
         if keep is not None:
-            files.prune(keep)
+            files.prune(*keep)
     if mesh.world_size > 1:
         dist.barrier(group=group)
     return files.place(f"step-{step:08d}")
@@ -356,9 +370,18 @@ def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once."""
+    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once.
+    Buffers that belong to the model's state, such as running statistics, are those of one rank.
+    """
     for name, p in model.named_parameters():
-        yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": p.detach().flatten()}), mesh)
+        here = local_tensor(p)
+        if not here.is_contiguous():
+            here.data = here.data.contiguous()  # what is read into a flat view of it must arrive
+        yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": here.detach().flatten()}), mesh)
+    for prefix, module in model.named_modules(prefix="model"):
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer
 
 
 def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:

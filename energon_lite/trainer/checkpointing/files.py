@@ -137,13 +137,23 @@ class CheckpointFiles:
                 return f"{name}/{file} is damaged: its checksum is another one"
         return None
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints, and what crashes have left behind."""
+    def prune(self, keep: int, every: int = 0) -> None:
+        """Remove checkpoints, and what crashes have left behind.
+
+        Args:
+            keep: this many stay, the newest.
+            every: so does the first one at or after each multiple of this number of steps; 0: no other one.
+        """
         if self.is_local:
             for remains in Path(self.base).glob(".*-*"):
                 shutil.rmtree(remains, ignore_errors=True)
-        for name in self.names()[:-keep]:
-            self._forget(name)
+        names, permanent = self.names(), dict[int, str]()
+        for name in names if every else ():
+            permanent.setdefault(int(name.removeprefix("step-")) // every, name)
+        permanent.pop(0, None)  # before the first multiple
+        for name in names[:-keep]:
+            if name not in permanent.values():
+                self._forget(name)
 
     def _unfinished(self, step: int) -> str:
         """The name under which a checkpoint is written."""

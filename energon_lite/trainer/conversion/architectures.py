@@ -22,8 +22,8 @@ class Architecture:
         model_type: the same by its short name.
         traits: settings of :class:`ModelConfig` that all its models have.
         window_keys: keys that are about a sliding window; none if it has no such thing.
-        defaults: what keys mean that are missing. A whole model's file has those of :data:`SIZES`, but as a part of
-            a larger model it leaves out what is the default.
+        defaults: what keys mean that are missing. (The file of a model has all its sizes; what it says of a part of a
+            larger model leaves out those that are these.)
     """
 
     name: str

@@ -36,6 +36,7 @@ class DataConfig:
         length_column: the measured column that has the tokens of each sample, for ``batching``.
         prefetch_factor: micro-batches that each worker is ahead; None for as many as make up a whole step of the rank,
             and 2 at least, so that loading hides behind computation whatever is accumulated.
+        repeat: False: the run ends when it has seen all data once, or an epoch of a ``blend_epochized``.
         skip_steps: steps, counted from 1, whose micro-batches are passed over; the steps take those that follow.
     """
 
@@ -55,11 +56,13 @@ class DataConfig:
     batching: Mapping[str, Any] | None = None
     length_column: str = "length"
     prefetch_factor: int | None = None
+    repeat: bool = True
     skip_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         known = self.share in ("load", "broadcast")
         require(known, f"unknown way to share {self.share!r}", "data.share", "use one of: load, broadcast")
+        require("" not in (self.val or {}), "a set has no name", "data.val", "name it, or give its path as val_path")
         require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
         require_at_least(self, "data", workers=0, prefetch_factor=1)
         counted = all(step >= 1 for step in self.skip_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ class RunData:
         data, model: the sections of the run's configuration.
         mesh: the ranks.
         seed: of the order of samples.
-        evaluates: also make the validation loaders.
-        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them.
+        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them; None:
+            there is no evaluation.
 
     Attributes:
         train_loader: has this rank's micro-batches.
@@ -46,34 +47,32 @@ class RunData:
     """
 
     def __init__(
-        self,
-        data: DataConfig,
-        model: ModelConfig,
-        mesh: ParallelMesh,
-        *,
-        seed: int,
-        evaluates: bool,
-        eval_batches: int = 0,
+        self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, eval_batches: int | None
     ):
-        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches
+        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches or 0
         self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
         # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
         # Loader steps, of which each has a micro-batch for every data-parallel rank.
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
         self.train_loader = get_savable_loader(self._dataset(None), prefetch_factor=ahead, skip_steps=skipped)
-        sets = dict(data.val or {})
-        if data.val_path is not None or not sets:
-            sets = {"": data.val_path or data.path} | sets
-        self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()} if evaluates else {}
+        sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
+        sets = {} if eval_batches is None else sets
+        self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
+        self._taken = 0  # how many these are, on all ranks together
 
     def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
         """This rank's micro-batches of the next step, on its device; None for each on a stage that needs none.
 
-        All of them at once: the loss needs the number of tokens before the first backward pass.
+        All of them at once: the loss needs the number of tokens before the first backward pass. There are fewer, but
+        equally many on all ranks, where the data ends; and none behind that.
         """
-        fetched = [next(batches) for _ in range(self.micro_batches)]
+        fetched = list(itertools.islice(batches, self.micro_batches))
+        # A loader that was restored to the end of its data begins with it again.
+        if not self.data.repeat and self.train_loader.state_dict()["pass_number"]:
+            fetched = []
+        self._taken = len(fetched) * self.mesh.dp
         self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
         return [None if batch is None else batch.to(self.mesh.device) for batch in fetched]
 
@@ -92,7 +91,7 @@ class RunData:
         """Where the data of the last step comes from."""
         share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
         # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
-        return StepData(list(range((stop - share) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
+        return StepData(list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
 
     def close(self) -> None:
         """End the loaders' workers."""
@@ -116,7 +115,7 @@ class RunData:
             limit = -(-self.eval_batches // mesh.dp) or None
             return get_val_dataset(validation, limit=limit, **common)
         order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
-        return get_train_dataset(data.path, **order, **common)
+        return get_train_dataset(data.path, repeat=data.repeat, **order, **common)
 
 
 def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:

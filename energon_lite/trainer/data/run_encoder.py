@@ -51,7 +51,7 @@ def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskE
         wanted = "a class derived from energon_lite.TaskEncoder"
         example = "data.task_encoder=train:Encoder"
         made = find_named(text, option="data.task_encoder", form="module:Class", example=example, wanted=wanted)
-    if not isinstance(made, TaskEncoder):
+    if callable(made) and not isinstance(made, TaskEncoder):
         names, given = _parameters(made), dict(data.task_encoder_args or {})
         given = {name: value() for name, value in offered.items() if name in names and name not in given} | given
         try:
@@ -63,7 +63,7 @@ def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskE
             raise ConfigError(what, at="data.task_encoder_args", fix="give its own arguments, by their names") from None
         made = made(**given)
     if not isinstance(made, TaskEncoder):
-        what = f"it makes a {type(made).__name__}, and no task encoder"
+        what = f"it gives a {type(made).__name__}, and no task encoder"
         raise UsageError(what, where=f"data.task_encoder {text}", fix="derive it from energon_lite.TaskEncoder")
     return made
 

@@ -145,8 +145,8 @@ class MultimodalTaskEncoder(TaskEncoder):
             shown = [resize_image(image, self.image_size) for image in images[: len(at)]]
             sizes = torch.ones_like(tokens).index_fill(0, at, self.image_length)
             media = {"image": torch.stack(shown), "image_starts": (sizes.cumsum(0) - sizes)[at]} if shown else None
-            tokens, counted = (None if one is None else one.repeat_interleave(sizes) for one in (tokens, counted))
-            assert tokens is not None
+            counted = None if counted is None else counted.repeat_interleave(sizes)
+            tokens = tokens.repeat_interleave(sizes)
             tokens = tokens.masked_fill(tokens == _IMAGE, self.image_token)
         elif (surplus := len(tokens) - (self.max_length + 1)) > 0:  # a row's labels are its tokens moved by one
             # `rng` is the sample's own generator: the same window each time this sample is made.

@@ -7,18 +7,13 @@ any mask, which passing them round in a ring does not.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.bias import causal_lower_right
-from torch.utils.checkpoint import checkpoint
 
+from energon_lite.trainer.models.attention_functions import choose_attention, sdpa
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.registry import find_attention, register_attention
-from energon_lite.trainer.models.sequence import Rotation, Run, SequencePart, gather_positions
+from energon_lite.trainer.models.sequence import Rotation, SequencePart, gather_positions
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter
@@ -70,8 +65,7 @@ class Attention(nn.Module):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_width = width
-        self.function = find_attention(config.attention).function
-        self.recompute = config.recompute == "selective"
+        self.function = choose_attention(config, mesh.device).function
         self.reads_children = config.fuse_projections
         queries, keys, bias = config.num_heads * width, config.kv_heads * width, config.qkv_bias
         self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
@@ -90,12 +84,7 @@ class Attention(nn.Module):
         # Keys and values side by side, so that they are gathered at once.
         both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
         k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
-        if self.recompute and torch.is_grad_enabled():
-            # What grows with the square of the length is not kept for backward but made anew.
-            mixed = checkpoint(self._mix, q, k, v, part, use_reentrant=False, preserve_rng_state=False)
-        else:
-            mixed = self._mix(q, k, v, part)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return self.o_proj(self._mix(q, k, v, part).transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Each run of queries with the keys up to its end."""
@@ -110,86 +99,3 @@ class Attention(nn.Module):
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """``[rows, length, heads * width]`` -> ``[rows, heads, length, width]``"""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-
-# -- the attention functions that there are ----------------------------------------------------------------------------
-
-
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
-    mask = run.mask
-    if mask is None and run.start > 0:
-        # The queries are the last of the keys' positions: the diagonal ends in the lower right corner.
-        mask = causal_lower_right(q.shape[2], k.shape[2])
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
-
-
-def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Who sees whom, as booleans ``[rows, 1, length, start + length]``."""
-    end = start + length
-    same = documents[:, start:end, None] == documents[:, None, :end]
-    return (same & same.new_ones(length, end).tril(start))[:, None]
-
-
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Each document of a packed row by itself, so a row costs the squares of its documents' lengths, not of its own.
-
-    For processors, where a call costs little beside its work; on a GPU, ``flex`` does all documents at once.
-    """
-    if run.mask is None:
-        return sdpa(q, k, v, run)
-    rows = []
-    for row, segments in enumerate(run.mask):
-        queries, keys, values = (x[row : row + 1] for x in (q, k, v))
-        parts = []
-        for begin, first, last in segments:
-            asking, seen = slice(first - run.start, last - run.start), slice(begin, last)
-            local = Run(first - begin, last - first)
-            parts.append(sdpa(queries[:, :, asking], keys[:, :, seen], values[:, :, seen], local))
-        rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows)
-
-
-def document_segments(documents: torch.Tensor, start: int, length: int) -> list[list[tuple[int, int, int]]]:
-    """For each row, the documents among the queries: where each begins in the row, its first query, and its end here.
-
-    The tokens of a document are neighbours.
-    """
-    found = []
-    for row in documents.tolist():
-        begins = [at for at in range(len(row)) if at == 0 or row[at] != row[at - 1]]
-        spans = zip(begins, [*begins[1:], len(row)], strict=True)
-        inside = [(begin, max(begin, start), min(end, start + length)) for begin, end in spans]
-        found.append([(begin, first, last) for begin, first, last in inside if first < last])
-    return found
-
-
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
-    mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
-    return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-
-
-def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:
-    """Who sees whom, as FlexAttention wants it."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        earlier = query + start >= key
-        return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
-
-    rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
-    return create_block_mask(sees, rows, None, length, start + length, device=device)
-
-
-@functools.cache
-def _flex(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if compiled else flex_attention
-
-
-register_attention("sdpa", sdpa, dense_mask)
-register_attention("varlen", varlen, document_segments)
-register_attention("flex", flex, block_mask)

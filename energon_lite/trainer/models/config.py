@@ -76,10 +76,13 @@ class ModelConfig:
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
-            :func:`register_attention`); there are ``rms_norm``, and ``sdpa``, ``varlen`` and ``flex``.
-        recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (what grows with
-            the square of a row's length, in attention; Korthikanti et al., arXiv:2205.05198) or ``full`` (all but the
-            input of each block; Chen et al., arXiv:1604.06174).
+            :func:`register_attention`); there are ``rms_norm``, and ``sdpa``, ``varlen``, ``flex`` and ``auto``, the
+            fastest of the device.
+        recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (all but what
+            matrix products and attention make: a third less memory for little time) or ``full`` (all but the input of
+            each block, for a third more time; Chen et al., arXiv:1604.06174).
+        recompute_budget: with ``compile``, the share of what the compiler would keep that it may keep, 0 to 1; it
+            chooses what costs least to compute again.
         compile: compile each block with ``torch.compile``.
         fuse_projections: queries, keys and values as one matrix product, and gate and up as one.
         loss_chunk: tokens whose logits exist at a time; 0: all of a micro-batch.
@@ -106,8 +109,9 @@ class ModelConfig:
     init_std: float = 0.02
     dtype: str = "float32"
     norm: str = "rms_norm"
-    attention: str = "sdpa"
+    attention: str = "auto"
     recompute: str = "none"
+    recompute_budget: float = 1.0
     compile: bool = False
     fuse_projections: bool = False
     loss_chunk: int = 0
@@ -120,6 +124,9 @@ class ModelConfig:
         if self.recompute not in (choices := ("none", "selective", "full")):
             what = f"cannot recompute {self.recompute!r}"
             raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
+        share = self.recompute_budget == 1 or (self.compile and 0 <= self.recompute_budget < 1)
+        what = f"recompute_budget={self.recompute_budget} is no share that a compiler could keep to"
+        require(share, what, "model.recompute_budget", "give a number from 0 to 1, and model.compile: true")
         even = self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0
         what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
         require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}, or give head_dim")

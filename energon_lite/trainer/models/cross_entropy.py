@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.compiled import compiled_for_any_rows
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -73,7 +74,11 @@ def softmax_and_loss(
 
 
 def subtract_right(grad: torch.Tensor, column: torch.Tensor, mine: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Take each token's weight off the gradient at its label, in place: ``[..., vocabulary / tp]``."""
+    """Take each token's weight off the gradient at its label, ``[..., vocabulary / tp]``, which may change in place."""
+    if torch.compiler.is_compiling():
+        # A comparison for each entry, which becomes part of the kernel that makes the entry; an index would end it.
+        here = torch.arange(grad.shape[-1], device=grad.device) == column.masked_fill(~mine, -1).unsqueeze(-1)
+        return grad - torch.where(here, weights.unsqueeze(-1), 0.0)
     # One entry per row, so plain indexing is exact and the same every time (scatter_add would not be, on a GPU).
     rows = torch.arange(mine.numel(), device=grad.device)
     flat, columns = grad.view(-1, grad.shape[-1]), column.reshape(-1)
@@ -119,7 +124,8 @@ class OutputLayer(ColumnParallelLinear):
     """Hidden states to logits, a column-parallel layer; or, with labels, right on to the loss.
 
     Args:
-        config: the model's shape; with ``loss_chunk``, logits of so many tokens exist at a time.
+        config: the model's shape; with ``loss_chunk``, logits of so many tokens exist at a time. With ``compile``, what
+            comes behind the logits is compiled, in chunks or not.
         mesh: the ranks.
     """
 
@@ -128,9 +134,9 @@ class OutputLayer(ColumnParallelLinear):
         super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
         self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
         # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
-        terms = torch.compile(chunk_terms) if config.compile and self.group is None else chunk_terms
+        self.compiled = config.compile and self.group is None
         columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)
-        self.terms = partial(terms, columns=columns)
+        self.terms = (compiled_for_any_rows if self.compiled else partial)(chunk_terms, columns=columns)
 
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
@@ -140,9 +146,9 @@ class OutputLayer(ColumnParallelLinear):
         With labels, int64 ``[...]``, and their weights ``counted`` ``[...]``: the weighted sum of their losses. (Both
         go through this method, since whoever waits for parameters waits at a module's call.)
         """
-        if self.chunk and labels is not None and counted is not None:
+        if (self.chunk or self.compiled) and labels is not None and counted is not None:
             flat = self.enter(x).flatten(0, -2), self.weight, labels.flatten(), counted.flatten()
-            return _ChunkedLoss.apply(*flat, self.chunk, self.terms, torch.is_grad_enabled())
+            return _ChunkedLoss.apply(*flat, self.chunk or labels.numel(), self.terms, torch.is_grad_enabled())
         logits = super().forward(x)
         if labels is None or counted is None:
             return logits
@@ -156,6 +162,13 @@ def chunk_terms(
     softmax, column, mine, losses = softmax_and_loss(logits, labels, columns)
     weights = counted.to(softmax.dtype)
     return (losses * weights).sum(), subtract_right(softmax * weights[:, None], column, mine, weights).to(logits.dtype)
+
+
+def _wide_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``a @ b`` of narrow numbers, in a wider type, which matrix units add up in anyway."""
+    if not a.is_cuda:
+        return a.to(dtype) @ b.to(dtype)
+    return torch.mm(a, b, out_dtype=dtype) if hasattr(torch.ops.aten.mm, "dtype") else a @ b  # torch >= 2.8
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -172,7 +185,9 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         wants_x, wants_weight = (learning and wanted for wanted in ctx.needs_input_grad[:2])
         grad_x = torch.empty_like(x) if wants_x else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        # In bfloat16, a sum over many chunks would forget most of each.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         for start in range(0, len(x), length):
             here = slice(start, start + length)
@@ -180,14 +195,17 @@ class _ChunkedLoss(torch.autograd.Function):
             total = total + loss
             if grad_x is not None:
                 torch.mm(by_logits, weight, out=grad_x[here])
-            if grad_weight is not None:
+            if grad_weight is not None and wide == weight.dtype:
                 grad_weight.addmm_(by_logits.t(), x[here])
-        ctx.grads = grad_x, grad_weight
+            elif grad_weight is not None:
+                grad_weight += _wide_product(by_logits.t(), x[here], wide)
+        ctx.grads, ctx.weight_dtype = (grad_x, grad_weight), weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # Of a sum, all gradients are multiples of those of the sum itself.
         found = [None if grad is None else grad.mul_(grads[0].to(grad.dtype)) for grad in ctx.grads]
+        found[1] = None if found[1] is None else found[1].to(ctx.weight_dtype)
         ctx.grads = None
         return (*found, None, None, None, None, None)

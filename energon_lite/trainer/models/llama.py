@@ -12,14 +12,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
+from energon_lite.trainer.models.recompute import computed_again
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.models.tensor_parallel import (
@@ -84,10 +85,20 @@ class Block(nn.Module):
         self.self_attn = Attention(config, mesh, output_std=output_std)
         self.post_attention_layernorm = make_norm(config, mesh)
         self.mlp = FeedForward(config, mesh, output_std=output_std)
+        self.selective = config.recompute == "selective"
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), part)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        if self.selective:  # each half by itself, so that it ends before what is summed over ranks
+            x = x + computed_again(self._attend, x, part, selective=True)
+            return x + computed_again(self._feed, x, selective=True)
+        x = x + self._attend(x, part)
+        return x + self._feed(x)
+
+    def _attend(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
+        return self.self_attn(self.input_layernorm(x), part)  # type: ignore[no-any-return]
+
+    def _feed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
 class LlamaModel(nn.Module):
@@ -129,9 +140,7 @@ class LlamaModel(nn.Module):
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
         initialize_parameters(self, seed=seed, mesh=mesh)
-        if config.compile:
-            for layer in self.layers.values():
-                layer.compile()
+        self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
     def starts(self, chunk: int) -> bool:
         """True if a chunk of this stage begins with the embedding."""
@@ -183,12 +192,11 @@ class LlamaModel(nn.Module):
         """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
         part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
+        if self.compiled is not None:
+            self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
-            if self.config.recompute == "full" and torch.is_grad_enabled():
-                x = checkpoint(layer, x, part, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, part)
+            x = computed_again(layer, x, part) if self.config.recompute == "full" else layer(x, part)
         return Stream(x, documents)
 
     def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:

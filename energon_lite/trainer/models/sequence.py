@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from energon_lite.trainer.models.attention_functions import choose_attention, dense_mask
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
-from energon_lite.trainer.models.registry import find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -77,7 +77,7 @@ def sequence_part(
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask, window = find_attention(config.attention).document_mask, config.sliding_window
+    mask, window = choose_attention(config, mesh.device).document_mask, config.sliding_window
     if window is not None and max(start + number for start, number in runs) > window:
         masked = tuple(_windowed(run, window, documents, mesh) for run in runs)
     else:
@@ -90,7 +90,7 @@ def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None,
     start, length = run
     end = start + length
     whole = torch.zeros(1, end, dtype=torch.int64, device=mesh.device) if documents is None else documents
-    seen = find_attention("sdpa").document_mask(whole, start, length)
+    seen = dense_mask(whole, start, length)
     return Run(start, length, seen & seen.new_ones(length, end).triu(start - window + 1), windowed=True)
 
 

@@ -7,11 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.foreign_modules import adopt_module
 from energon_lite.trainer.optimizer.partition import Partition
-from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
 from energon_lite.trainer.parallel.shards import Shard
 
 
@@ -21,20 +24,26 @@ class Optimizer:
     Methods that do nothing here are for one whose communication overlaps with the computation.
 
     Args:
-        model: its trainable parameters have layouts (:func:`layout_of`).
+        model: what is trained.
         mesh: the ranks. All of them call the same methods in the same order.
         config: the constants.
 
     Attributes:
         parameters: those that are trained, by name.
         order: their names, in the order in which they are worked through.
-        updates: how many updates the moments have seen.
     """
 
-    def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
-        self.mesh, self.config, self.updates = mesh, config, 0
+    def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
+        self.mesh, self.config = parallel_mesh(mesh), config
+        self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        self._leave_out: torch.Tensor | None = None
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.order = list(self.parameters)
+        adopt_module(model, self.parameters, self.mesh)
+        for group in config.groups:
+            if not self.mesh.any_rank(any(config.group(name) is group for name in self.parameters)):
+                what = f"no parameter that is trained is in the group {group.match!r}"
+                raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
 
     def begin_step(self, micro_batches: int) -> None:
         """The next step is made of this many micro-batches: as many on each data-parallel rank."""
@@ -42,12 +51,40 @@ class Optimizer:
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
         """The gradients of one of them are all there: of all parameters, or ``of`` those of one chunk of layers."""
 
+    @property
+    def updates(self) -> int:
+        """How many updates the moments have seen; asking waits for the device."""
+        return int(self._updates.item())
+
     def step(self, lr: float) -> float:
         """Update the parameters; return the norm of the whole model's gradient before clipping.
 
         A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
         """
+        return self.launch_step(lr)[0].item()
+
+    def launch_step(self, lr: float, leave_out: torch.Tensor | None = None) -> torch.Tensor:
+        """:meth:`step` without waiting for the device: what it will find, float64 ``[2]``.
+
+        These are the norm of the gradient before clipping, and the :attr:`updates` then. Where ``leave_out`` is true (a
+        scalar on the device, the same on all ranks), nothing is updated either.
+        """
+        self._leave_out = leave_out
+        return torch.stack([self._launch(lr), self._updates])
+
+    def _launch(self, lr: float) -> torch.Tensor:
+        """Update the parameters; give the norm, a scalar in float64 on the device, without waiting for it."""
         raise NotImplementedError
+
+    def _judge(self, norm: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What the gradient is clipped by, and 1 if the update is left out; 0 if not, and then it is counted."""
+        good = norm.isfinite()
+        if self._leave_out is not None:
+            good &= ~self._leave_out
+        self._updates += good
+        # Not a number times padding would stay there for ever.
+        scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
+        return scale, good.logical_not().to(torch.float32)
 
     def wait_parameters(self) -> None:
         """Until all parameters have the values of the last step."""
@@ -63,7 +100,7 @@ class Optimizer:
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen, after they were read from a checkpoint."""
-        self.updates = updates
+        self._updates.fill_(updates)
         for partition, _ in self._partitions():
             partition.set_updates(updates)
 
@@ -87,3 +124,15 @@ def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: Par
         if group is not None and parts:
             dist.all_reduce(flat := torch.cat(parts), group=group)
             torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))
+
+
+def sum_of_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Of all their elements. Norms are taken in at least float32, by few kernels and without copies, and added up in
+    float64: squares above 3e38 are infinite."""
+    norms: list[torch.Tensor] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([norm.double() for norm in norms]).square().sum()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from energon_lite.documents import Node
 from energon_lite.errors import ConfigError, require, require_at_least
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.models.config import MODEL_MEANING, ModelConfig
@@ -33,6 +37,17 @@ class MeshConfig:
     timeout: float | None = None
 
 
+def _seconds(node: Node) -> float:
+    """A time: a number of seconds, or as 3h30m."""
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(node.value))
+    if not isinstance(node.value, str):
+        return node.number()
+    if not (found and node.value):
+        raise node.wrong("a number of seconds, or a time such as 3h30m")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long, and what to do on the way.
@@ -41,9 +56,15 @@ class TrainConfig:
         steps: optimizer steps of the whole run, resumed parts included.
         save_every: steps between checkpoints; 0 for one at the end only.
         keep: number of checkpoints that are kept, the newest.
+        keep_every: beside these, the first checkpoint at or after each multiple of so many steps stays; 0 for none.
+        checkpoints: their folder, or its URL, as ``s3://bucket/run``; None for ``output/checkpoints``.
+        time_limit: seconds, or as ``3h30m``, after which the run is over: it saves and stops in time. None for none.
         async_save: write checkpoints while training goes on; otherwise it waits.
         save_timeout: seconds that a run which an error ends waits for the checkpoint that is being written.
         nonfinite_limit: steps in a row whose loss or gradient is not finite after which the run ends with an error.
+        spike_factor: a step whose loss is more than so many times the median of those before it updates nothing, see
+            :class:`SpikeGuard`; 0: whatever its loss is, it does.
+        spike_window: how many losses these are.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         eval_at_start: also evaluate before the first step.
@@ -54,6 +75,7 @@ class TrainConfig:
         init_from_ignore: settings of the model, as ``rope_theta``, that may be other ones than that checkpoint's.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
+        wandb: also send metrics to Weights & Biases: what ``wandb.init`` takes, as ``{project: captions}``; None: not.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
         profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
         deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
@@ -62,9 +84,14 @@ class TrainConfig:
     steps: int = 100
     save_every: int = 0
     keep: int = 2
+    keep_every: int = 0
+    checkpoints: str | None = None
+    time_limit: Annotated[float | None, _seconds] = None
     async_save: bool = True
     save_timeout: float = 300.0
     nonfinite_limit: int = 3
+    spike_factor: float = 0.0
+    spike_window: int = 64
     log_every: int = 10
     eval_every: int = 0
     eval_at_start: bool = False
@@ -73,6 +100,7 @@ class TrainConfig:
     init_from_ignore: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
+    wandb: Mapping[str, Any] | None = None
     peak_tflops: float | None = None
     profile: tuple[int, int] | None = None
     deterministic: bool = True
@@ -86,8 +114,12 @@ class TrainConfig:
             if name not in MODEL_MEANING:
                 what = f"{name!r} is no setting that decides what weights mean"
                 raise ConfigError(what, at="train.init_from_ignore", choices=MODEL_MEANING, suggest_for=name)
-        require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1)
-        require_at_least(self, "train", save_every=0, eval_every=0, eval_batches=0, save_timeout=0)
+        factor = self.spike_factor == 0 or self.spike_factor > 1
+        require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
+        require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
+        require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, eval_batches=0, save_timeout=0)
+        limit = self.time_limit is None or self.time_limit > 0
+        require(limit, "time_limit is not positive", "train.time_limit", "leave it out, or give e.g. 3h30m")
 
 
 @dataclass(frozen=True)
@@ -97,7 +129,7 @@ class TrainerConfig:
     Args:
         data: what is trained on; the only section without defaults.
         seed: of the initial weights and of the order of samples.
-        output: folder for metrics and checkpoints.
+        output: folder for metrics and checkpoints, on this machine; :attr:`TrainConfig.checkpoints` may be elsewhere.
     """
 
     data: DataConfig
@@ -107,3 +139,7 @@ class TrainerConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        what = f"output is {self.output!r}, and metrics are written to a folder on this machine"
+        require("://" not in self.output, what, "output", "give a folder; for checkpoints there: train.checkpoints")

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
@@ -52,7 +52,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     for override in (one for one in overrides if one.startswith(_VARIANT)):
         name = override.removeprefix(_VARIANT)
         if name not in variants.entries():
-            raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value))
+            raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value), word=name)
         _merge(root, variants.value[name])
     data = _section(root, "data")
     sets = _section(Node(data, root.file, "data"), "val")
@@ -98,6 +98,7 @@ def _config(root: Node) -> TrainerConfig:
         shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
         _fill(model, from_plain(shape, preset.file, "model").value, preset)
     _take_tokenizer(root)
+    _check_sections(root)
     return read(root, TrainerConfig)
 
 
@@ -107,6 +108,17 @@ def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> No
         if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
             _fill(given[key].value, node.value, preset)
         given.setdefault(key, replace(node, line=preset.line, column=preset.column))
+
+
+def _check_sections(root: Node) -> None:
+    """Of a key in a section that does not have it, say which one does: ``train.skip_steps`` is ``data.skip_steps``."""
+    classes = {name: cls for name, cls in get_type_hints(TrainerConfig).items() if dataclasses.is_dataclass(cls)}
+    keys = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
+    for name in keys:
+        for key, node in _section(root, name).items():
+            owners = [f"{other}.{key}" for other in keys if key in keys[other]]
+            if owners and key not in keys[name]:
+                raise node.key_error(f"unknown key {key!r}", f"move it: it is {owners[0]}")
 
 
 def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,22 +23,16 @@ from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.metrics import MetricsFile, Progress, TensorBoardFolder
+from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
+from energon_lite.trainer.training.requests import Requests
+from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.starting_weights import load_starting_weights
-from energon_lite.trainer.training.step import evaluate_each, train_step
-from energon_lite.trainer.training.throughput import flops_per_token, memory_in_use, peak_flops
-
-#: Settings that change no step, by section.
-HARMLESS = {
-    "": "output mesh",
-    "data.": "workers path val_path val share prefetch_factor",
-    "model.": "recompute compile fuse_projections loss_chunk",
-    "train.": "save_every keep async_save save_timeout log_every eval_every tensorboard peak_tflops init_from "
-    "eval_at_start eval_batches init_from_ignore profile nonfinite_limit",
-}
+from energon_lite.trainer.training.step import evaluate_each, launch_step
+from energon_lite.trainer.training.step_metrics import RunningStep, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +45,8 @@ class Trainer:
 
     Args:
         config: the run.
+        sinks: further places for the numbers of each step, see :class:`MetricsSink`; made on the main rank when the run
+            begins, each with the last step that counts.
 
     Raises:
         TopologyError: the layout does not fit the ranks, the model or the micro-batches of a step.
@@ -61,26 +57,29 @@ class Trainer:
         100
     """
 
-    def __init__(self, config: TrainerConfig):
-        self.config, data, train = config, config.data, config.train
+    def __init__(self, config: TrainerConfig, *, sinks: Sequence[SinkMaker] = ()):
+        self.config, self.sinks, data, train = config, sinks, config.data, config.train
         if train.deterministic:
             make_deterministic()
         self.mesh = build_mesh(**vars(config.mesh))
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        evaluates = train.eval_every > 0 or train.eval_at_start
-        settings = {"seed": config.seed, "evaluates": evaluates, "eval_batches": train.eval_batches}
-        self.data = RunData(data, config.model, self.mesh, **settings)
+        limit = train.eval_batches if train.eval_every or train.eval_at_start else None
+        self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
-        self.checkpoints = f"{config.output}/checkpoints"
-        self.saver = CheckpointSaver(self.checkpoints, self.mesh, keep=train.keep, timeout=train.save_timeout)
+        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
+        keep = {"keep": train.keep, "keep_every": train.keep_every}
+        self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
+        self.requests = Requests(train.time_limit, self.mesh)
+        self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
-        self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
+        self.numbers = StepMetrics(config, self.mesh)
 
     def run(self) -> int:
-        """Train until the last step, or until a rank gets SIGTERM; either way with a checkpoint at the end.
+        """Train until the last step or the end of the data, or until a rank is asked to stop by SIGTERM, SIGUSR1 or
+        ``train.time_limit``; either way with a checkpoint at the end. SIGUSR2 asks for one on the way.
 
         Returns:
             The number of steps that are done.
@@ -88,72 +87,90 @@ class Trainer:
         Raises:
             NonFiniteError: on all ranks: weights are NaN or infinite, or too many steps in a row were.
         """
-        start, total = self.resume(), self.config.train.steps
+        train, done = self.config.train, self.resume()
         with ExitStack() as stack:
-            terminated = stack.enter_context(_until_sigterm())
+            stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            visible = self.mesh.is_main
-            progress = Progress(total, done=start, every=self.config.train.log_every, visible=visible)
-            metrics = self._metrics(start or -1)  # step 0 is written again
-            for closed in (progress, *metrics):
-                stack.callback(closed.close)
-            if start == 0 and self.config.train.eval_at_start:
-                before = {"step": 0, **evaluate_each(self.model, self.data.validation(), self.mesh)}
-                for sink in metrics:
-                    sink.write(before)
-            batches, done, overdue = iter(self.loader), start, False
-            for step in range(start + 1, total + 1):
-                values = self.step(step, batches)
-                for sink in metrics:
-                    sink.write(values)
-                progress.show(step, values)
-                # Signals arrive at different times; all ranks must take the same branch.
-                stopping, bad = self.mesh.any_rank_each(terminated.is_set(), not is_finite(values))
-                self.guard.saw(step, values, self.data.last_step() if bad else None)
-                overdue = overdue or _due(step, self.config.train.save_every)
-                if stopping or step == total or (overdue and not bad):
-                    self.save(step)
-                    overdue = False
-                done = step
-                if stopping:
-                    logger.log(logging.INFO if visible else logging.DEBUG, "stopped after step %d by SIGTERM", step)
+            sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
+            for sink in sinks:
+                stack.callback(sink.close)
+            if done == 0 and train.eval_at_start:
+                write(sinks, {"step": 0, **self.evaluate()})
+            batches, running, saved = iter(self.loader), deque[RunningStep](), done
+            stopped_by, save = "", False
+            while done < train.steps and not stopped_by:
+                try:
+                    running.append(self.launch(done + 1, batches))
+                except StopIteration:
+                    stopped_by = "the end of the data"
                     break
+                done += 1
+                save = save or _due(done, train.save_every)
+                # A step's numbers are read when the next one is under way, so that the device need not wait for us.
+                stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
+                if save and not bad:  # else after the next one that is not
+                    self.save(done)
+                    saved, save = done, False
+                save = save or asked
+            self._report(running, sinks)
+            if done > saved:
+                self.save(done)
             self.saver.finish()
+            if stopped_by and self.mesh.is_main:
+                logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """One optimizer step, and the evaluation if it is due.
+        """:meth:`launch` a step, and wait for its metrics."""
+        return self.numbers(self.launch(step, batches))
+
+    def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
+        """Have the device do one optimizer step, and the evaluation if it is due. Every rank must call it.
 
         Args:
             step: its number, counted from 1.
             batches: this rank's micro-batches.
 
-        Returns:
-            The step's line of metrics.
+        Raises:
+            StopIteration: on all ranks: there is no data for it.
         """
-        began = time.perf_counter()
-        micro_batches = self.data.take_step(batches)
-        fetched = time.perf_counter()
-        lr = partial(scaled_learning_rate, step - 1, self.config.train.steps, self.config.optimizer)
+        train, began = self.config.train, time.perf_counter()
+        if not (micro_batches := self.data.take_step(batches)):
+            raise StopIteration
+        running = RunningStep(step, self.data.last_step(), began, time.perf_counter() - began)
+        lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
+        parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
-            result = train_step(self.model, self.optimizer, micro_batches, self.mesh, lr=lr, record=record)
-        seconds = time.perf_counter() - began
-        values: dict[str, Any] = {
-            "step": step,
-            **vars(result),
-            "seconds": seconds,
-            "data_wait": fetched - began,
-            "tokens_per_second": result.tokens / seconds,
-            "memory_gib": memory_in_use(self.mesh.device),
-        }
-        if (skipped := step - self.optimizer.updates) > 0:
-            values["skipped_updates"] = skipped
-        if self.peak_flops is not None:
-            needed = flops_per_token(self.config.model, self.config.data.max_length) * result.tokens
-            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
-        if _due(step, self.config.train.eval_every):
-            values |= evaluate_each(self.model, self.data.validation(), self.mesh)
-        return values
+            running.launched = launch_step(*parts, lr=lr, record=record, spikes=self.spikes)
+        if _due(step, train.eval_every):
+            running.launched.result()  # its time ends here
+            running.evaluation = self.evaluate()
+        return running
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of each validation set. Every rank must call it."""
+        return evaluate_each(self.model, self.data.validation(), self.mesh)
+
+    def _report(
+        self, running: deque[RunningStep], sinks: Iterable[MetricsSink], *, leave: int = 0
+    ) -> tuple[str, bool, bool]:
+        """Wait for steps, until so many are left running; pass on their numbers. Agree on what is to be done.
+
+        Returns:
+            Why the run is to stop, if it is; whether it was asked to save; whether the last of these steps was bad.
+        """
+        ended = [running.popleft() for _ in range(len(running) - leave)]
+        lines = [self.numbers(step) for step in ended]
+        for values in lines:
+            write(sinks, values)
+        # Signals arrive at different times; all ranks must take the same branch.
+        are_bad = [not is_finite(values) for values in lines]
+        stop, save, bad = self.requests.agreed(*are_bad, seconds_to_save=self.saver.seconds_written)
+        for step, values, is_bad in zip(ended, lines, bad, strict=True):
+            self.guard.saw(step.step, values, step.data if is_bad else None)
+            if self.spikes is not None:
+                self.spikes.saw(step.step, values, step.data)
+        return stop, save, bool(bad and bad[-1])
 
     def save(self, step: int) -> Place:
         """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it.
@@ -165,7 +182,8 @@ class Trainer:
         """
         self.guard.check_state(step)
         config, guard = config_to_dict(self.config), self.guard.state()
-        state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard}
+        spikes = None if self.spikes is None else self.spikes.state()
+        state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard, "spikes": spikes}
         place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
@@ -189,9 +207,11 @@ class Trainer:
         self.guard.check_state(step, read=path)
         self.loader.restore_state_rank(state["loader"])
         self.guard.restore(state.get("nonfinite", {}))
+        if self.spikes is not None:
+            self.spikes.restore(state.get("spikes") or {})
         if self.mesh.is_main:
             logger.info("resumed from %s", path)
-            for change in _changes(state["config"], config_to_dict(self.config)):
+            for change in changes(state["config"], config_to_dict(self.config)):
                 logger.warning("resumed with another setting: %s", change)
         return step
 
@@ -212,9 +232,9 @@ class Trainer:
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
             stack.callback(self.data.close)
-            terminated = stack.enter_context(_until_sigterm())
+            closing = stack.enter_context(self.requests.listening())
             self._finish_saving(kind, error, trace)
-        if terminated.is_set() and error is None:
+        if "SIGTERM" in closing and error is None:
             os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
 
     def _finish_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -225,15 +245,6 @@ class Trainer:
             if error is None:
                 raise
             logger.error("%s", lost)
-
-    def _metrics(self, after: int) -> list[MetricsFile | TensorBoardFolder]:
-        """Where this rank writes each step's metrics."""
-        if not self.mesh.is_main:
-            return []
-        sinks: list[MetricsFile | TensorBoardFolder] = [MetricsFile(f"{self.config.output}/metrics.jsonl", after=after)]
-        if self.config.train.tensorboard:
-            sinks.append(TensorBoardFolder(f"{self.config.output}/tensorboard", after=after))
-        return sinks
 
 
 def make_deterministic() -> None:
@@ -246,30 +257,3 @@ def make_deterministic() -> None:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-@contextmanager
-def _until_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process on the spot."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # only the main thread may have signal handlers
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
-    """What differs between two configurations, but for settings that change no step."""
-    harmless = HARMLESS.get(at, "").split()
-    for key in sorted(old.keys() | new.keys()):
-        path, before, now = f"{at}{key}", old.get(key), new.get(key)
-        if key in harmless or before == now:
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            yield from _changes(before, now, f"{path}.")
-        else:
-            yield f"{path} was {before!r}, is {now!r}"

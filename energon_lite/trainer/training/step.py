@@ -8,6 +8,7 @@ number of tokens is known before the first backward pass, and gradients are only
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, run_pipeline
+from energon_lite.trainer.training.spikes import SpikeGuard
+from energon_lite.trainer.training.throughput import visible_positions
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,61 @@ class StepResult:
     lr: float
 
 
+class _ToHost:
+    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values, self._there = values.to("cpu", non_blocking=True), None
+        if values.is_cuda:
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def read(self) -> list[float]:
+        """The numbers, ``[n]``."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._values.tolist()
+        return found
+
+
+class LaunchedStep:
+    """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
+
+    Args:
+        values: float64 ``[7]`` on the device: loss, tokens, positions and pairs of them (see :meth:`work`), gradient
+            norm, updates of the optimizer until now, and how many were left out for their losses.
+        lr: the learning rate.
+
+    Attributes:
+        ended: when the numbers were there, by ``time.perf_counter``, or seen to be.
+    """
+
+    def __init__(self, values: torch.Tensor, lr: float):
+        self._values, self._lr = _ToHost(values), lr
+        self.ended = 0.0 if values.is_cuda else time.perf_counter()
+
+    def result(self) -> StepResult:
+        """Wait for the step's numbers."""
+        loss, tokens, _, _, norm, _, _ = self._values.read()
+        self.ended = self.ended or time.perf_counter()
+        return StepResult(loss, norm, int(tokens), self._lr)
+
+    def updates(self) -> int:
+        """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
+        return int(self._values.read()[5])
+
+    def spikes(self) -> int:
+        """How many of these were left out by the :class:`SpikeGuard`."""
+        return int(self._values.read()[6])
+
+    def work(self) -> tuple[int, int]:
+        """What was computed, whether the loss counts it or not: positions of all rows, and pairs of one with itself or
+        an earlier one that it sees.
+        """
+        _, _, positions, pairs, *_ = self._values.read()
+        return int(positions), int(pairs)
+
+
 def train_step(
     model: LlamaModel,
     optimizer: Optimizer,
@@ -47,7 +105,24 @@ def train_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
 ) -> StepResult:
+    """:func:`launch_step`, and wait for what it did."""
+    return launch_step(model, optimizer, micro_batches, mesh, lr=lr, record=record).result()
+
+
+def launch_step(
+    model: LlamaModel,
+    optimizer: Optimizer,
+    micro_batches: Sequence[MultimodalBatch | None],
+    mesh: ParallelMesh,
+    *,
+    lr: float | Callable[[int], float],
+    record: Record | None = None,
+    spikes: SpikeGuard | None = None,
+) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
+
+    Nothing here waits until the device has done it, so the next step can be launched behind. (A pipeline waits for what
+    it receives; a learning rate that depends on tokens, for their number, which is known when the step begins.)
 
     Args:
         model: the model, on ``mesh``.
@@ -57,8 +132,10 @@ def train_step(
         mesh: the ranks.
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
+        spikes: may leave out the update for the step's loss.
     """
-    tokens = mesh.sum_over_data(_count_tokens(micro_batches, mesh))
+    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, mesh)), mesh)
+    counted, tokens = _ToHost(counts), counts[0]
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -69,10 +146,12 @@ def train_step(
         after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
         record=record,
     )
-    loss, tokens = _from_last_stage(torch.stack([mesh.sum_over_data(loss), tokens]), mesh)
-    counted = int(tokens.item())
-    rate = lr(counted) if callable(lr) else lr
-    return StepResult(loss.item(), optimizer.step(rate), counted, rate)
+    loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
+    rate = lr(int(counted.read()[0])) if callable(lr) else lr
+    leave_out = None if spikes is None else spikes.judge(loss)
+    found = optimizer.launch_step(rate, leave_out)
+    left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
+    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), rate)
 
 
 @torch.no_grad()
@@ -90,7 +169,7 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     while some := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in some]
         sums[0] += run_pipeline(model, here, backward=False)
-        sums[1] += _count_tokens(here, mesh)
+        sums[1] += _count(here, mesh)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
@@ -110,14 +189,18 @@ def evaluate_each(
     return values
 
 
-def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
-    """How many tokens of this rank's micro-batches count, each on one rank of a model replica: of the last stage's."""
-    tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)
+def _count(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
+    """Tokens that count, positions, and pairs of these that see each other, in this rank's micro-batches.
+
+    Each on one rank of a model replica: of the last stage's.
+    """
+    counts = torch.zeros(3, dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"
-            tokens += batch.loss_mask.sum(dtype=torch.float64)
-    return tokens
+            counts[0] += batch.loss_mask.sum(dtype=torch.float64)
+            counts[1:] += visible_positions(batch.tokens, batch.documents)
+    return counts
 
 
 def _from_last_stage(values: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:

@@ -14,10 +14,7 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e1
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
-    """Useful floating point operations of a training step for each token: 6 N + 6 L H S.
-
-    6 for each weight of a matrix that a token goes through (a multiplication and an addition, once forward and twice
-    backward), and attention, of which a causal row needs half. What is recomputed is not counted, as it is no progress.
+    """:func:`training_flops` of each token of a long causal row: 6 N + 6 L H S.
 
     Args:
         config: the model's shape.
@@ -27,10 +24,39 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
         >>> round(flops_per_token(ModelConfig(hidden_size=64, num_layers=2, ffn_size=160, vocab_size=256), 32))
         667648
     """
+    return training_flops(config, 1, length / 2)
+
+
+def training_flops(config: ModelConfig, positions: float, pairs: float) -> float:
+    """Useful floating point operations of a training step: 6 N for each position, and 12 L H for each pair of them.
+
+    6 for each weight of a matrix that a position goes through (a multiplication and an addition, once forward and twice
+    backward), whether it is text, image or padding, and whether the loss counts it or not; attention for a position and
+    another one that it sees. What is recomputed is not counted, as it is no progress.
+
+    Args:
+        config: the model's shape.
+        positions, pairs: see :func:`visible_positions`.
+    """
     hidden, width = config.hidden_size, config.head_width
     attention = hidden * width * (2 * config.num_heads + 2 * config.kv_heads)
     weights = config.num_layers * (attention + 3 * hidden * config.ffn_size) + hidden * config.vocab_size
-    return 6.0 * weights + 6.0 * config.num_layers * config.num_heads * width * length
+    return 6.0 * weights * positions + 12.0 * config.num_layers * config.num_heads * width * pairs
+
+
+def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """How many positions rows have, and how many pairs of one and itself or an earlier one of its document: ``[2]``.
+
+    Args:
+        tokens, documents: of a :class:`MultimodalBatch`. Nothing is read back from the device.
+    """
+    rows, length = tokens.shape
+    seen = torch.arange(1, length + 1, device=tokens.device).expand(rows, length)
+    if documents is not None:  # from the document's beginning only
+        begins = documents != documents.roll(1, dims=1)
+        seen = seen - (begins * (seen - 1)).cummax(dim=1).values
+    pairs = seen.sum(dtype=torch.float64)
+    return torch.stack([torch.full_like(pairs, rows * length), pairs])
 
 
 def peak_flops(device: torch.device) -> float | None:

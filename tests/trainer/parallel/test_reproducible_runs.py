@@ -135,14 +135,14 @@ def test_torchrun_starts_a_killed_run_again_where_it_was(
             blend, output = map(Path, sys.argv[1:])
             settings = {"steps": 5, "save_every": 2, "async_save": False}
             with Trainer(make_config(blend, output, mesh={"tp": 2}, **settings)) as trainer:
-                undisturbed = trainer.step
+                undisturbed = trainer.launch
 
                 def step(number, batches):
                     if number == 4 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                         os.kill(os.getpid(), signal.SIGKILL)
                     return undisturbed(number, batches)
 
-                trainer.step = step
+                trainer.launch = step
                 assert trainer.run() == 5
                 (output / f"restarts-{os.environ['RANK']}").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
             """

@@ -32,8 +32,8 @@ from energon_lite.trainer.training import Trainer, config_from_dict
 
 logging.basicConfig(level=logging.INFO)
 with Trainer(config_from_dict(json.load(open(sys.argv[1])))) as trainer:
-    step = trainer.step
-    trainer.step = lambda *given: (time.sleep(0.3), step(*given))[1]  # so that there is a middle to be cut off in
+    step = trainer.launch
+    trainer.launch = lambda *given: (time.sleep(0.3), step(*given))[1]  # so that there is a middle to be cut off in
     trainer.run()
 """
 

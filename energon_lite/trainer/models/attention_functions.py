@@ -1,0 +1,195 @@
+"""The attention functions that there are, and which of them a configuration means on a device.
+
+Each computes causal attention of a run of queries, which are the last of the keys' positions, and is told in its own
+way which documents of packed rows must not see each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.registry import AttentionKind, find_attention, register_attention
+
+if TYPE_CHECKING:
+    from energon_lite.trainer.models.sequence import Run
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
+    return _causal(q, k, v, tail=run.start > 0) if run.mask is None else _masked(q, k, v, run.mask)
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tail: bool) -> torch.Tensor:
+    """One document; with ``tail``, the queries are the last of its positions: the diagonal ends in the lower right."""
+    if not tail:
+        return _masked(q, k, v, None)
+    if has_varlen_kernel(q.device, q.dtype):
+        return _by_kernel(q, k, v, PackedBounds(*(_row_bounds(x) for x in (q, k))))
+    # As torch does without a kernel for it; its own class for such masks is nothing that can be compiled.
+    return _masked(q, k, v, q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]))
+
+
+def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
+    """Who sees whom, as booleans ``[rows, 1, length, start + length]``."""
+    end = start + length
+    same = documents[:, start:end, None] == documents[:, None, :end]
+    return (same & same.new_ones(length, end).tril(start))[:, None]
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """Each document of a packed row by itself, so a row costs the squares of its documents' lengths, not of its own.
+
+    For processors, where a call costs little beside its work; on a GPU, one kernel does all documents at once.
+    """
+    if run.mask is None:
+        return sdpa(q, k, v, run)
+    rows = []
+    for row, segments in enumerate(run.mask):
+        queries, keys, values = (x[row : row + 1] for x in (q, k, v))
+        parts = []
+        for begin, first, last in segments:
+            asking, seen = slice(first - run.start, last - run.start), slice(begin, last)
+            whole = queries[:, :, asking], keys[:, :, seen], values[:, :, seen]
+            parts.append(_causal(*whole, tail=first > begin))
+        rows.append(torch.cat(parts, dim=2))
+    return torch.cat(rows)
+
+
+class PackedBounds(NamedTuple):
+    """Where each document begins among the queries and among the keys of all rows, and their ends: int32 ``[n + 1]``.
+
+    A document may have keys and no queries here.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+
+
+def packed_bounds(documents: torch.Tensor, start: int, length: int) -> PackedBounds:
+    """The documents of packed rows, for queries from ``start`` on. Their number is read back: a wait for the device."""
+    rows, end = documents.shape[0], start + length
+    seen = documents[:, :end]
+    begins = F.pad(seen[:, 1:] != seen[:, :-1], (1, 0), value=True).flatten().nonzero().flatten()
+    asked = begins // end * length + (begins % end - start).clamp(min=0)
+    both = F.pad(asked, (0, 1), value=rows * length), F.pad(begins, (0, 1), value=rows * end)
+    return PackedBounds(*(bounds.to(torch.int32) for bounds in both))
+
+
+def _row_bounds(x: torch.Tensor) -> torch.Tensor:
+    """Of ``[rows, heads, n, width]``, whose rows are one document each."""
+    return torch.arange(0, (x.shape[0] + 1) * x.shape[2], x.shape[2], dtype=torch.int32, device=x.device)
+
+
+@functools.cache
+def _varlen_attn() -> Callable[..., torch.Tensor] | None:
+    """torch's, if there is one that knows of windows and shared heads."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+    return varlen_attn if known else None
+
+
+def has_varlen_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether one kernel can do all documents of packed rows."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _varlen_attn() is not None
+
+
+def varlen_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """:func:`varlen` on a GPU, by torch's ``varlen_attn``."""
+    return sdpa(q, k, v, run) if run.mask is None else _by_kernel(q, k, v, run.mask)
+
+
+def _by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds) -> torch.Tensor:
+    """Queries are the last of their documents' keys; the longest document is as long as a row, at most."""
+    kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
+    assert kernel is not None
+    flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    made = kernel(*flat, *bounds, q.shape[2], k.shape[2], window_size=(-1, 0), enable_gqa=grouped)
+    return made.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
+
+
+def document_segments(documents: torch.Tensor, start: int, length: int) -> list[list[tuple[int, int, int]]]:
+    """For each row, the documents among the queries: where each begins in the row, its first query, and its end here.
+
+    The tokens of a document are neighbours.
+    """
+    found = []
+    for row in documents.tolist():
+        begins = [at for at in range(len(row)) if at == 0 or row[at] != row[at - 1]]
+        spans = zip(begins, [*begins[1:], len(row)], strict=True)
+        inside = [(begin, max(begin, start), min(end, start + length)) for begin, end in spans]
+        found.append([(begin, first, last) for begin, first, last in inside if first < last])
+    return found
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
+    return _compiled(flex_attention, q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:
+    """Who sees whom, as FlexAttention wants it."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        earlier = query + start >= key
+        return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
+
+    rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
+    on_gpu = device is not None and device.type == "cuda"  # not compiled, it would make the whole dense mask first
+    return _compiled(create_block_mask, on_gpu)(sees, rows, None, length, start + length, device=device)
+
+
+@functools.cache
+def _compiled(function: Any, really: bool) -> Any:
+    return torch.compile(function) if really else function
+
+
+register_attention("sdpa", sdpa, dense_mask)
+register_attention("varlen", varlen, document_segments)
+register_attention("varlen_kernel", varlen_kernel, packed_bounds)
+register_attention("flex", flex, block_mask)
+
+
+def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind:
+    """The attention function that the configuration names.
+
+    ``auto`` takes packed documents apart in the fastest way that there is: by one kernel on a GPU, one by one on a
+    processor, and by a mask where neither can be (nor can be compiled).
+    """
+    name = config.attention
+    if name in ("auto", "varlen") and has_varlen_kernel(device, config.torch_dtype):
+        name = "varlen_kernel"
+    elif name == "auto":
+        name = "sdpa" if config.compile or device.type == "cuda" else "varlen"
+    return find_attention(name)
+
+
+def describe_attention(config: ModelConfig, device: torch.device, length: int) -> str:
+    """Which kernels compute rows of ``length`` tokens: unpacked ones, packed ones."""
+    kind = choose_attention(config, device)
+    q, k = (
+        torch.empty(1, heads, length, config.head_width, dtype=config.torch_dtype, device=device, requires_grad=True)
+        for heads in (config.num_heads, config.kv_heads)
+    )
+    grouped = config.num_heads != config.kv_heads
+    choice = torch._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=grouped)
+    return f"{SDPBackend(choice).name.lower()}; packed rows: {kind.function.__name__}"

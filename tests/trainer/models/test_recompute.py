@@ -1,0 +1,89 @@
+"""What recomputation saves, and what it costs: bytes that are kept, and kernels that run in the backward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from energon_lite.errors import ConfigError
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.sequence import sequence_part
+from energon_lite.trainer.parallel.mesh import build_mesh
+
+CONFIG = ModelConfig(hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=176, vocab_size=32)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what is really computed: what is taken from a cache does not get here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measured(recompute: str) -> tuple[int, Counter[str], list[torch.Tensor]]:
+    """Bytes kept by the blocks, kernels of their backward pass, and gradients."""
+    model = LlamaModel(dataclasses.replace(CONFIG, recompute=recompute), build_mesh())
+    x = torch.linspace(-1, 1, 2 * 128 * 64).view(2, 128, 64).sin().requires_grad_()
+    part = sequence_part(128, CONFIG, model.mesh)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        for layer in model.layers.values():
+            x = layer(x, part) if recompute != "full" else torch.utils.checkpoint.checkpoint(layer, x, part)
+    kept = sum(event.self_cpu_memory_usage for event in seen.key_averages())
+    with Kernels() as kernels:
+        (x * torch.linspace(0, 1, 64)).sum().backward()
+    return kept, kernels.count, [p.grad for p in model.layers.parameters() if p.grad is not None]
+
+
+def test_selective_keeps_about_half_and_repeats_no_product() -> None:
+    all_kept, without, expected = measured("none")
+    kept, kernels, gradients = measured("selective")
+    assert kept < 0.65 * all_kept
+    for name in ("mm", "bmm", "_scaled_dot_product_flash_attention_for_cpu"):
+        assert kernels[name] == without[name]
+    assert without["mm"] == 2 * 7 * 2 and kernels["silu"] == 2 and without["silu"] == 0
+    assert len(gradients) == 18
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+def test_a_budget_needs_the_compiler() -> None:
+    for wrong in ({"recompute_budget": 0.5}, {"recompute_budget": 1.5, "compile": True}):
+        with pytest.raises(ConfigError, match="no share that a compiler could keep to"):
+            ModelConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_smaller_budget_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the compiler's graphs hand from the forward to the backward pass."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module: compiled(module, backend="aot_eager_decomp_partition")
+    )
+    kept = []
+    for budget in (1.0, 0.0):
+        torch._dynamo.reset()
+        model = LlamaModel(dataclasses.replace(CONFIG, compile=True, recompute_budget=budget), build_mesh())
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        x = torch.ones(2, 128, 64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.layers["0"](x, sequence_part(128, CONFIG, model.mesh))
+        kept.append(sum(size for place, size in sizes.items() if place not in own))
+    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)
+    assert kept[1] < 0.5 * kept[0]

@@ -1,0 +1,80 @@
+"""How many graphs the compiler makes of a run, and that none of its blocks falls back to eager."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from plain_llama import Rows
+from rank_processes import RunRanks
+from test_parity import BASE, Layout
+
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.training.pipeline import run_pipeline
+
+CONFIG = dataclasses.replace(BASE, num_layers=3, image_size=0, compile=True)
+
+
+def rows(number: int, length: int, *, packed: bool) -> Rows:
+    generator = torch.Generator().manual_seed(number * length)
+    tokens, labels = torch.randint(0, 29, (2, number, length), generator=generator)
+    documents = (torch.rand(number, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
+    none = torch.zeros(0, dtype=torch.int64)
+    return Rows(tokens, labels, torch.ones(number, length), torch.zeros(0, 3, 4, 4), none, none, documents)
+
+
+class Counted:
+    """A model whose blocks are traced, and not compiled any further."""
+
+    def __init__(self, mesh: ParallelMesh, **shape: Any):
+        self.graphs = 0
+        compiled = torch.nn.Module.compile
+
+        def keep(graph: torch.fx.GraphModule, inputs: object) -> Any:
+            self.graphs += 1
+            return graph.forward
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.nn.Module, "compile", lambda module: compiled(module, backend=keep))
+            self.model = LlamaModel(dataclasses.replace(CONFIG, **shape), mesh)
+        assert self.model.lm_head is not None
+        self.model.lm_head.compiled = False  # it is counted elsewhere
+
+    def run(self, number: int, length: int, *, packed: bool = False, learning: bool = True) -> int:
+        """How many more graphs this batch makes."""
+        before = self.graphs
+        with torch.set_grad_enabled(learning):
+            run_pipeline(self.model, [rows(number, length, packed=packed)], backward=learning)
+        return self.graphs - before
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) -> None:
+    """One for the first shape, and one for each kind of all other shapes."""
+
+    def check(rank: int) -> None:
+        counted = Counted(build_mesh(), recompute=recompute)
+        assert [counted.run(2, 16) for _ in range(2)] == [1, 0]
+        kinds = {"packed": True, "learning": True}, {"learning": False}, {"packed": True, "learning": False}
+        assert [counted.run(3, 20)] + [counted.run(2 + i, 13 + i, **kind) for i, kind in enumerate(kinds)] == [1] * 4
+        for kind in ({}, *kinds):
+            assert [counted.run(*shape, **kind) for shape in ((5, 24), (2, 8), (4, 4), (32, 40), (8, 13))] == [0] * 5
+        assert sum(counted.run(1, 19, **kind) for kind in ({}, *kinds)) == 4  # a single row is another matter
+        assert sum(counted.run(1, 14 + i, **kind) for i, kind in enumerate(({}, *kinds))) == 0
+        assert not torch._dynamo.utils.counters["graph_break"]
+
+    run_ranks(1, check)
+
+
+def test_rows_that_are_cut_over_ranks_make_one_graph(run_ranks: RunRanks) -> None:
+    """The keys that a rank's queries see end in the middle of the row."""
+
+    def check(rank: int) -> list[int]:
+        counted = Counted(Layout(cp=2).mesh())
+        return [counted.run(2, 16), counted.run(2, 16), counted.run(3, 24), counted.run(2, 32), counted.run(4, 40)]
+
+    for found in run_ranks(2, check):
+        assert found[:3] == [1, 0, 1] and sum(found) <= 3

@@ -1,0 +1,195 @@
+"""Runs that are asked to stop or to save, that have a time limit, or whose data ends: all ranks, with a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankFailure, RunRanks
+from test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
+from test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
+
+from energon_lite.trainer.training import Trainer, TrainerConfig
+
+WriteDataset = Callable[..., Path]
+
+
+def listen_to(*numbers: signal.Signals) -> None:
+    """The test's own use of these signals ends, in this forked process."""
+    for number in numbers:
+        faulthandler.unregister(number)
+        signal.signal(number, signal.SIG_DFL)
+
+
+def said(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None = None) -> tuple[int, list[str]]:
+    """Steps that one rank's run has done, and what it said."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("energon_lite.trainer.training")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return train(config, disturb), texts
+
+
+def test_sigusr1_saves_and_stops_as_sigterm_does(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, save_every=0)
+
+    def job(rank: int) -> tuple[int, list[str]]:
+        listen_to(signal.SIGUSR1)
+        return said(config, send(signal.SIGUSR1, to_rank=1, at=3))
+
+    results = run_ranks(2, job)
+    assert [done for done, _ in results] == [3, 3] and saved(tmp_path / "run") == [3]
+    assert "stopped after step 3 of 6 by SIGUSR1" in results[0][1]
+    assert run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run"))) == [6]
+
+
+def test_sigusr2_saves_after_the_next_step_and_goes_on(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = make_config(blend, tmp_path / "run", save_every=0, keep=9)
+
+    def job(rank: int) -> int:
+        listen_to(signal.SIGUSR2)
+        return train(config, send(signal.SIGUSR2, to_rank=1, at=3))
+
+    assert run_ranks(2, job) == [6, 6]
+    assert saved(tmp_path / "run") == [4, 6]
+
+
+def test_who_listens_to_a_signal_already_keeps_it(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """As one does who has stacks shown by SIGUSR1; and the others are given back after the run."""
+
+    def job(rank: int) -> tuple[int, list[int], bool]:
+        listen_to(signal.SIGUSR2)
+        came: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+        config = make_config(blend, tmp_path / "run", steps=3)
+        done = train(config, send(signal.SIGUSR1, to_rank=0, at=2))
+        return done, came, signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+    assert run_ranks(1, job) == [(3, [signal.SIGUSR1], True)]
+
+
+@EACH_LAYOUT
+def test_a_run_is_over_before_its_time_limit(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    world: int,
+    mesh: dict[str, int],
+) -> None:
+    """Steps of a quarter of a second, on the last rank only, and slow checkpoints."""
+    limit = 3.0
+    config = make_config(blend, tmp_path / "run", mesh=mesh, steps=999, save_every=2, time_limit=limit)
+
+    def disturb(trainer: Trainer, step: int) -> None:
+        if trainer.mesh.global_rank == world - 1:
+            time.sleep(0.25)
+
+    def job(rank: int) -> tuple[int, list[str], float]:
+        began = time.monotonic()
+        return (*said(config, disturb), time.monotonic() - began)
+
+    results = run_ranks(world, job)
+    steps = {done for done, _, _ in results}
+    assert len(steps) == 1 and 1 <= min(steps) <= limit / 0.25
+    assert saved(tmp_path / "run")[-1] == min(steps) == metrics(tmp_path / "run")[-1]["step"]
+    assert any("by train.time_limit" in text for text in results[0][1])
+    # A machine that is busy makes one step slower than all before it; twice the limit is no accident.
+    assert all(seconds < 2 * limit for _, _, seconds in results)
+
+
+def finite(config: TrainerConfig, path: Path, **data: Any) -> TrainerConfig:
+    """The same over the data of ``path``, once."""
+    given = {"path": str(path), "repeat": False, "micro_batch_size": 2, **data}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **given))
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "share", "workers"),
+    [
+        (1, {}, "load", 2),
+        (2, {}, "load", 0),
+        (4, {"tp": 2}, "broadcast", 0),
+        (3, {"pp": 3, "order": "pp-dp"}, "load", 0),
+        (4, {"pp": 2, "virtual": 1}, "load", 1),
+    ],
+    ids=str,
+)
+def test_a_run_ends_with_its_data(
+    run_ranks: RunRanks,
+    write_dataset: WriteDataset,
+    tmp_path: Path,
+    world: int,
+    mesh: dict[str, Any],
+    share: str,
+    workers: int,
+) -> None:
+    """29 texts in micro-batches of 2, 4 of them in a step: the last step has three, of which one is short."""
+    number = TRAIN_SAMPLES + 5
+    path = write_dataset(tmp_path / "texts", {"a.tar": [line(n) for n in range(number)]}, splits={"train": ["a.tar"]})
+    config = make_config(path, tmp_path / "run", mesh=mesh, share=share, workers=workers, steps=99)
+    config = finite(config, path)
+    results = run_ranks(world, lambda rank: said(config))
+    assert {done for done, _ in results} == {4} and saved(tmp_path / "run") == [2, 4]
+    assert "stopped after step 4 of 99 by the end of the data" in results[0][1]
+    lines = metrics(tmp_path / "run")
+    # A row has a label per byte and one for the end; at most 12.
+    assert sum(entry["tokens"] for entry in lines) == sum(min(12, len(line(n)[1]["txt"]) + 1) for n in range(number))
+    # Once more: it has seen all, and neither begins again nor saves.
+    assert [done for done, _ in run_ranks(world, lambda rank: said(config))] == [4] * world
+    assert metrics(tmp_path / "run") == lines and saved(tmp_path / "run") == [2, 4]
+
+
+def test_a_run_that_was_stopped_before_the_end_of_its_data_sees_the_rest(
+    run_ranks: RunRanks, write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    """On another layout, too; and the last step is not due to be saved."""
+    path = write_dataset(tmp_path / "texts", {"a.tar": [line(n) for n in range(29)]}, splits={"train": ["a.tar"]})
+    losses = []
+    for name, stops in (("straight", ((1, 99),)), ("moved", ((1, 2), (2, 99), (1, 99)))):
+        for world, steps in stops:
+            config = finite(make_config(path, tmp_path / name, steps=99, save_every=3), path)
+            disturb = send(signal.SIGTERM, to_rank=0, at=steps)
+            run_ranks(world, lambda rank, c=config, d=disturb: train(c, d))  # type: ignore[misc]
+        assert saved(tmp_path / name)[-1] == 4
+        losses.append([entry["loss"] for entry in metrics(tmp_path / name)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[1]) == 4
+
+
+def test_a_nan_in_step_3_of_30_ends_the_run_with_the_last_good_checkpoint_intact(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """From then on all is NaN. What is left is good: it goes on to where a run without the NaN gets to."""
+    limit = 4
+    config = make_config(blend, tmp_path / "run", steps=30, save_every=1, nonfinite_limit=limit)
+    with pytest.raises(RankFailure, match="NonFiniteError"):
+        run_ranks(2, lambda rank: train(config, spoil_gradients(*range(3, 31))))
+    assert saved(tmp_path / "run") == [1, 2] and len(metrics(tmp_path / "run")) == 2 + limit
+    good = make_config(blend, tmp_path / "good", steps=30, save_every=1)
+    stop = send(signal.SIGTERM, to_rank=0, at=5)
+    for output in ("good", "run"):
+        resumed = dataclasses.replace(good, output=str(tmp_path / output))
+        assert run_ranks(2, lambda rank, c=resumed: train(c, stop)) == [5, 5]  # type: ignore[misc]
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "good")

@@ -1,0 +1,103 @@
+"""A step that is launched, and the numbers that are read of it later."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from host_reads import host_reads
+
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training.step import launch_step, train_step
+
+MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29, vocab_multiple=1)
+
+
+def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0) -> MultimodalBatch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, MODEL.vocab_size, (rows, length + 1), generator=generator)
+    none = torch.zeros(0, dtype=torch.int64)
+    documents = (torch.rand(rows, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
+    return MultimodalBatch(
+        __key__=[""] * rows,
+        __restore_key__=(),
+        tokens=tokens[:, :-1],
+        labels=tokens[:, 1:],
+        loss_mask=torch.ones(rows, length),
+        image=torch.zeros(0, 3, 0, 0),
+        image_rows=none,
+        image_starts=none,
+        documents=documents,
+    )
+
+
+@pytest.mark.parametrize("kind", ["plain", "overlapped"])
+def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
+    mesh = build_mesh()
+    model = LlamaModel(dataclasses.replace(MODEL, loss_chunk=5, attention="sdpa"), mesh)
+    optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind))
+    rates = iter([1e-3] * 9)
+
+    def step(seed: int) -> list[str]:
+        with host_reads() as found:
+            launched.append(launch_step(model, optimizer, [text(seed=seed), text(packed=True)], mesh, lr=next(rates)))
+        return found
+
+    launched: list = []
+    step(0)  # the first step learns the order of gradients
+    assert step(1) == step(2) == []
+    with host_reads() as found:
+        result = launched[1].result()
+    assert found == ["tolist"] and math.isfinite(result.loss) and result.tokens == 32
+    assert [each.updates() for each in launched] == [1, 2, 3]
+
+
+def test_a_rate_by_tokens_reads_their_number_only() -> None:
+    mesh = build_mesh()
+    model = LlamaModel(MODEL, mesh)
+    optimizer = make_optimizer(model, mesh, OptimizerConfig())
+    seen: list[int] = []
+    batches = [text(), text(rows=0)]
+
+    def rate(tokens: int) -> float:
+        seen.append(tokens)
+        return 1e-3
+
+    launch_step(model, optimizer, batches, mesh, lr=rate)
+    with host_reads() as found:
+        launch_step(model, optimizer, batches, mesh, lr=rate)
+    assert seen == [16, 16] and found == ["tolist"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "overlapped"])
+def test_what_is_read_late_is_what_was_read_at_once(kind: str) -> None:
+    """The third step is not finite: it is left out, and the count says so for it and not for the one before."""
+
+    def run(late: bool) -> tuple[list[object], list[int], list[torch.Tensor]]:
+        mesh = build_mesh()
+        model = LlamaModel(MODEL, mesh)
+        optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind, clip=0.1))
+        launched, results = [], []
+        for number in range(5):
+            batch = text(seed=number)
+            spoiled = model.layers["0"].mlp.up_proj.weight.register_hook(lambda grad, n=number: grad / (n != 2))
+            if late:
+                launched.append(launch_step(model, optimizer, [batch], mesh, lr=1e-2))
+            else:
+                results.append(train_step(model, optimizer, [batch], mesh, lr=1e-2))
+            spoiled.remove()
+        optimizer.wait_parameters()
+        results += [each.result() for each in launched]
+        return [repr(each) for each in results], [each.updates() for each in launched], [*model.parameters()]
+
+    at_once, _, weights = run(late=False)
+    late, updates, same = run(late=True)
+    assert late == at_once and updates == [1, 2, 2, 3, 4]
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
