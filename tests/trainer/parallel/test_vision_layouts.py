@@ -82,7 +82,7 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("siglip", {"recompute": "full"}, Layout(tp=2, cp=2), EVERY),
     ("siglip", {"tp": 1}, Layout(tp=2, dp=2), EVERY),
     ("siglip", {"tp": 1, "recompute": "full"}, Layout(tp=2, pp=2, virtual=2, sp=True), LAST),
-    ("clip", {}, Layout(tp=4), LAST),
+    ("clip", {"recompute": "selective"}, Layout(tp=4), LAST),
     ("clip", {"tp": 1}, Layout(tp=2, cp=2, sp=True), PLAIN),
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
@@ -163,7 +163,7 @@ def test_a_pattern_freezes_the_encoder_and_what_is_behind_the_features_does_not_
     assert learning == {"embed_tokens", "projector", "layers", "norm", "lm_head"}
 
 
-@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("full", 2)])
+@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("selective", 2), ("full", 2)])
 def test_the_encoder_has_its_own_recomputation(run_ranks: RunRanks, recompute: str, times: int) -> None:
     config = dataclasses.replace(BASE, vision=dataclasses.replace(SIGLIP, recompute=recompute))
 
