@@ -5,6 +5,7 @@ Modules and parameters have the names of Hugging Face's Llama (without its leadi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,6 +109,7 @@ class LlamaModel(nn.Module):
         config: its shape.
         mesh: the ranks it is cut over.
         seed: of the initial weights.
+        drawn: patterns of names of the weights that have such values; the others are to be loaded, and zeros until then.
 
     Raises:
         TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.
@@ -117,7 +119,7 @@ class LlamaModel(nn.Module):
         >>> model.loss_sum(batch).backward()
     """
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0):
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0, drawn: Sequence[str] = ("*",)):
         super().__init__()
         self.config, self.mesh = config, mesh
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
@@ -135,7 +137,7 @@ class LlamaModel(nn.Module):
         self.lm_head = OutputLayer(config, mesh) if last else None
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
-        initialize_parameters(self, seed=seed, mesh=mesh)
+        initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
     def starts(self, chunk: int) -> bool:

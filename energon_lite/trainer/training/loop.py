@@ -31,7 +31,7 @@ from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.spikes import SpikeGuard
-from energon_lite.trainer.training.starting_weights import load_starting_weights
+from energon_lite.trainer.training.starting_weights import MAY_LACK, load_starting_weights
 from energon_lite.trainer.training.step import LaunchedStep, evaluate, launch_step
 from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
 
@@ -63,12 +63,14 @@ class Trainer:
         if train.deterministic:
             make_deterministic()
         self.mesh = build_mesh(**vars(config.mesh))
-        self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
+        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
+        self._newest = find_checkpoint(self.checkpoints, self.mesh)
+        drawn: Sequence[str] = () if self._newest else MAY_LACK if train.init_from else ("*",)
+        self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         self.data = RunData(data, config.model, self.mesh, seed=config.seed, evaluates=train.eval_every > 0)
         self.loader, self.val_loader = self.data.train_loader, self.data.val_loader
-        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         keep = {"keep": train.keep, "keep_every": train.keep_every}
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
         self.requests = Requests(train.time_limit, self.mesh)
@@ -194,7 +196,7 @@ class Trainer:
         Returns:
             The number of steps that are done.
         """
-        path = find_checkpoint(self.checkpoints, self.mesh)
+        path, self._newest = self._newest or find_checkpoint(self.checkpoints, self.mesh), None
         if path is None:
             train = self.config.train
             if train.init_from is not None:

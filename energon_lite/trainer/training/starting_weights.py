@@ -14,7 +14,9 @@ from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config_file import model_config_of
 
-#: What an image prefix adds to a language model; one that the checkpoint lacks begins as new.
+#: Names of the parameters that an image prefix adds to a language model; what a checkpoint lacks of them begins as new.
+MAY_LACK = ("vision.*",)
+#: Settings that it adds.
 _PREFIX = ("image_size", "patch_size")
 
 
@@ -50,7 +52,7 @@ def load_starting_weights(
             f"train.init_from_ignore=[{names}]",
         )
     # An image prefix is nothing that a language model has: then it begins as new.
-    return load_weights(found, model, mesh, optimizer, may_lack=["vision.*"])
+    return load_weights(found, model, mesh, optimizer, may_lack=MAY_LACK)
 
 
 def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
