@@ -50,6 +50,9 @@ class RunData:
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
         self.train_loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
         self.val_loader = get_loader(self._dataset(training=False)) if evaluates else None
+        for loader in (self.train_loader, self.val_loader):
+            if loader is not None:
+                loader.to(mesh.device)  # batches are copied ahead, beside the step before
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self._taken = 0  # how many these are, on all ranks together
 
@@ -65,7 +68,7 @@ class RunData:
             fetched = []
         self._taken = len(fetched) * self.mesh.dp
         self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
-        return [None if batch is None else batch.to(self.mesh.device) for batch in fetched]
+        return fetched
 
     def last_step(self) -> StepData:
         """Where the data of the last step comes from."""

@@ -50,7 +50,8 @@ class Attention(nn.Module):
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_dim = width
         self.function = choose_attention(config, mesh.device).function
-        self.reads_children = config.fuse_projections
+        self.fused = config.fuse_projections
+        self.reads_children = self.fused or mesh.tp > 1
         self.q_proj = ColumnParallelLinear(hidden, config.num_heads * width, mesh, std=std, dtype=dtype)
         self.k_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
         self.v_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
@@ -58,7 +59,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
-        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.reads_children)
+        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.fused)
         q, k, v = (self._heads(features) for features in made)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         # Keys and values side by side, so that they are gathered at once.

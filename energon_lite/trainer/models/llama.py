@@ -62,13 +62,14 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
-        self.reads_children = config.fuse_projections
+        self.fused = config.fuse_projections
+        self.reads_children = self.fused or mesh.tp > 1
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
+        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.fused)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -109,7 +110,7 @@ class LlamaModel(nn.Module):
         config: its shape.
         mesh: the ranks it is cut over.
         seed: of the initial weights.
-        drawn: patterns of names of the weights that have such values; the others are to be loaded, and zeros until then.
+        drawn: patterns of names of the weights that have such values; the others are zeros, to be loaded.
 
     Raises:
         TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.

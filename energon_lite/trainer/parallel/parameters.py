@@ -117,9 +117,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> Non
             raise UsageError(f"no parameter is named like {pattern!r}", fix=fix)
 
 
-def initialize_parameters(
-    model: nn.Module, *, seed: int, mesh: ParallelMesh, drawn: Sequence[str] = ("*",)
-) -> None:
+def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, drawn: Sequence[str] = ("*",)) -> None:
     """Fill all parameters with their initial values, the same in every layout of ranks.
 
     Each parameter is drawn whole, from a generator of its own that is seeded by (seed, name), and then sliced. So the

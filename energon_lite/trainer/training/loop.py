@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData, StepData
@@ -28,6 +26,7 @@ from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.metrics import MetricsSink, make_sinks
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
+from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.spikes import SpikeGuard
@@ -60,9 +59,9 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig, *, sinks: Sequence[Callable[[int], MetricsSink]] = ()):
         self.config, self.sinks, data, train = config, sinks, config.data, config.train
-        if train.deterministic:
-            make_deterministic()
+        prepare_process(config)
         self.mesh = build_mesh(**vars(config.mesh))
+        prepare_attention(config, self.mesh.device, visible=self.mesh.is_main)
         self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         self._newest = find_checkpoint(self.checkpoints, self.mesh)
         drawn: Sequence[str] = () if self._newest else MAY_LACK if train.init_from else ("*",)
@@ -77,7 +76,7 @@ class Trainer:
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self._ended = 0.0  # when the last step was done
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
+        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
         self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
 
     def run(self) -> int:
@@ -94,6 +93,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
+            garbage = stack.enter_context(GarbageCollection(self.config.train.gc_every))
             sinks = self._sinks(stack, done)
             batches, running, save = iter(self.loader), deque[RunningStep](), False
             stopped_by: str | None = None
@@ -104,6 +104,7 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
+                garbage.ended(done)
                 save = save or _due(done, self.config.train.save_every)
                 # A step's numbers are read when the next one is under way, so that the device need not wait for us.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
@@ -298,14 +299,6 @@ class RunningStep:
     began: float
     data_wait: float
     evaluation: dict[str, float] = field(default_factory=dict)
-
-
-def make_deterministic() -> None:
-    """Only kernels that give the same bits each time, and one thread per process."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    torch.set_num_threads(1)
 
 
 def _due(step: int, every: int) -> bool:
