@@ -1,4 +1,4 @@
-"""The process that a run computes in: which kernels it may use, when it collects garbage, what it records for a hang."""
+"""The process that a run computes in: which kernels it may use, when it collects garbage, what is recorded."""
 
 from __future__ import annotations
 

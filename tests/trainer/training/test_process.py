@@ -54,7 +54,7 @@ def test_garbage_is_collected_at_chosen_steps() -> None:
             self.itself = self
 
     def rings() -> int:
-        return sum(isinstance(thing, Ring) for thing in gc.get_objects())
+        return sum(type(thing) is Ring for thing in gc.get_objects())
 
     with GarbageCollection(3) as garbage:
         found = []
