@@ -26,7 +26,7 @@ ErrorHandler = Callable[[Exception, Any, Any], None]
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
 
 #: Of this process among the workers of its rank.
-_worker_number = 0
+_worker_number, _is_worker = 0, False
 
 Share = Literal["load", "broadcast"]
 Stages = Literal["first", "ends", "all"]
@@ -98,7 +98,8 @@ class WorkerConfig:
         restore_error_handler: called with the SampleError and the key when ``restore_sample`` fails, before that error
             is raised. None: it is raised.
         worker_debug_path: with ``worker_log_level`` of 1 or more, the loader's trace goes there, if it has no ``trace``
-            of its own. ``{worker_id}`` in it stands for the data-parallel rank, ``{pid}`` for the process.
+            of its own. ``{pid}`` in it stands for the process, ``{worker_id}`` for the loader and each of its workers,
+            which have a file each: 0 is the loader of rank 0, 1 to ``num_workers`` are its workers, and so on.
         worker_log_level: see ``worker_debug_path``.
 
     Raises:
@@ -146,17 +147,28 @@ class WorkerConfig:
                 self.worker_log_level,
             )
 
-    def debug_file(self) -> str | None:
-        """The file that ``worker_debug_path`` and ``worker_log_level`` ask for; None: they ask for none."""
+    def debug_file(self, worker: int | None = None) -> str | None:
+        """The file that ``worker_debug_path`` and ``worker_log_level`` ask for; None: they ask for none.
+
+        Args:
+            worker: that of a worker of this rank, by its number; None: that of the loader.
+        """
         if self.worker_debug_path is None or self.worker_log_level < 1:
             return None
+        number = self.rank * (self.num_workers + 1) + (0 if worker is None else 1 + worker)
         try:
-            return str(self.worker_debug_path).format(worker_id=self.rank, pid=os.getpid())
+            return str(self.worker_debug_path).format(worker_id=number, pid=os.getpid())
         except (LookupError, ValueError, AttributeError) as error:
             raise UsageError(
                 f"worker_debug_path {self.worker_debug_path!r} has a field that is not known: {error}",
                 fix="write no other fields than {worker_id} and {pid}",
             ) from None
+
+    def debug_files_of_workers(self) -> list[str]:
+        """Those of the workers of this rank, where ``worker_debug_path`` names one for each."""
+        files = [self.debug_file(worker) for worker in range(self.num_workers)]
+        found = [file for file in files if file is not None]
+        return found if len({*found, self.debug_file()}) == self.num_workers + 1 else []
 
     @property
     def reads(self) -> bool:
@@ -203,10 +215,10 @@ class WorkerConfig:
         return level <= self.worker_log_level
 
     def worker_log(self, data: Mapping[str, Any]) -> None:
-        """A line of JSON to the file that ``worker_debug_path`` names, with ``.log`` behind it (the file itself is the
-        loader's trace); to the standard output, if it names none."""
+        """A line of JSON to the file that ``worker_debug_path`` names, the worker's own one in a worker, with ``.log``
+        behind it (the file itself is the loader's trace); to the standard output, if it names none."""
         line = json.dumps(dict(data), default=str)
-        path = self.debug_file()
+        path = self.debug_file(_worker_number if _is_worker else None)
         if path is None:
             print(line, flush=True)
             return
@@ -342,5 +354,5 @@ class WorkerConfig:
 
 def set_worker_number(number: int) -> None:
     """Say which worker of its rank this process is."""
-    global _worker_number
-    _worker_number = number
+    global _worker_number, _is_worker
+    _worker_number, _is_worker = number, True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from energon_lite.errors import SampleError, UsageError
@@ -22,13 +24,14 @@ class TokenSequence(Sample):
         tokens: int64 ``[length]``.
         labels: int64 ``[length]``, what is to be predicted at each position.
         loss_mask: float32 ``[length]``, how much each label counts; None: all of them, 1.
-        media: tensors ``[items, ...]`` by name, for example ``{"image": [images, 3, height, width]}``.
+        media: tensors ``[items, ...]`` by name, for example ``{"image": [images, 3, height, width]}``; a list of items
+            where their shapes differ.
     """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor | None = None
-    media: dict[str, torch.Tensor] | None = None
+    media: Mapping[str, torch.Tensor | Sequence[torch.Tensor]] | None = None
 
 
 def next_token_pairs(

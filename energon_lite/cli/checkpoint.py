@@ -72,7 +72,8 @@ def merge(states: tuple[str, ...], output: str) -> None:
 @click.option("--output", "-o", type=click.Path(), help="The folder to be written.  [default: the last of STATES]")
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
 def redist(states: tuple[str, ...], world: int | None, output: str | None, suffix: str | None) -> None:
-    """Divide the state of a run among another number of ranks: a file for each of them.
+    """Divide the state of a run among another number of ranks: a file for each of them. Files that were made so of the
+    same states are replaced.
 
     There is no need to, usually: each rank of any suitable number goes on with the file of any rank, or with the one
     that `merge` writes. Files are named as those of STATES, if these have a number in their names, else loader_rankN.
@@ -89,13 +90,15 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
         click.echo(f"The state was saved on {whole.get('world_size', len(states))} ranks.")
         world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
     own = redistributed(whole, world)
-    if os.path.isdir(output) and os.listdir(output):
-        raise UsageError("the folder is not empty", where=output, fix="give another one: files of other ranks confuse")
     os.makedirs(output, exist_ok=True)
     suffix = suffix or _suffix_of(states[0])
     names = _numbered_names(states, world, suffix)
+    there = os.listdir(output)
+    _check_replaceable(output, there, {*names, *_numbered_names(states, max(len(there), 1), suffix)}, states, whole)
     for name, state in zip(names, own, strict=True):
         write_state_file(os.path.join(output, name), state)
+    for name in set(there) - set(names):
+        os.remove(os.path.join(output, name))
     click.echo(f"{output}: {world} states at micro-batch {own[0]['position']:,}")
 
 
@@ -170,6 +173,30 @@ def _of_trainer(folder: str) -> list[FoundState]:
 
 def _whole(found: list[FoundState]) -> State:
     return merged([one.state for one in found], [one.name for one in found])
+
+
+def _check_replaceable(folder: str, there: list[str], names: set[str], given: tuple[str, ...], whole: State) -> None:
+    """Only files that an earlier call made of the same states may be in the folder: those can be made again."""
+    mine = [_moment(whole)]
+    sources = (path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path)) for path in given)
+    replaceable = not any(os.path.samefile(folder, source) for source in sources)
+    for name in there:
+        replaceable = replaceable and name in names
+        try:
+            states = read_state_files([os.path.join(folder, name)]) if replaceable else []
+        except StateError:
+            states = []
+        if [_moment(one.state) for one in states] != mine:
+            raise UsageError(
+                f"the folder is not empty: {name} is not of an earlier redist of these states",
+                where=folder,
+                fix="give another one: files of other ranks confuse",
+            )
+
+
+def _moment(state: State) -> tuple[Any, ...]:
+    """Which run a state is of, and where the run was."""
+    return state["identity"]["fingerprint"], state["pass_number"], state["position"]
 
 
 def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``energon-lite convert-weights``: from Hugging Face's Llama to a checkpoint, back, and to one file."""
+"""``energon-lite convert-weights``: from Hugging Face's language models to a checkpoint, back, and to one file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def bytes_of(text: str) -> int:
 
 @click.group(name="convert-weights", context_settings={"show_default": True})
 def command() -> None:
-    """Convert weights from and to Hugging Face's Llama, or into one file.
+    """Convert weights from and to Hugging Face, or into one file.
 
+    Models of LlamaForCausalLM, Qwen2ForCausalLM (Qwen 2.5 too), Qwen3ForCausalLM and MistralForCausalLM are converted.
     Tensors are converted piece by piece: the memory needed is that of a part of the largest one.
 
     \b
@@ -50,7 +51,8 @@ def command() -> None:
 @click.option("--dtype", type=_DTYPE, help="Of the model; by default what the weights have.")
 @click.option("--vocab-multiple", type=click.IntRange(min=1), default=64, help="Pad the vocabulary to a multiple.")
 @click.option("--ignore", multiple=True, metavar="KEY", help="A key of config.json that may have any value.")
-def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: int, ignore: tuple[str, ...]) -> None:
+@click.option("--vision", type=click.Path(), metavar="FOLDER", help="Of a SigLIP or CLIP encoder that it is to have.")
+def hf_to_native(source: str, target: str, **options: Any) -> None:
     """Make a checkpoint of the model in folder SOURCE (config.json and safetensors).
 
     TARGET is a folder or URL; training starts from it with train.init_from=TARGET, on any layout of ranks. The
@@ -58,7 +60,7 @@ def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: in
     """
     from energon_lite.trainer.conversion.to_native import huggingface_to_native
 
-    place = huggingface_to_native(source, target, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    place = huggingface_to_native(source, target, **options)
     click.echo(f"wrote {place}")
 
 
@@ -72,6 +74,8 @@ def hf_to_native(source: str, target: str, dtype: str | None, vocab_multiple: in
 @click.option("--dtype", type=_DTYPE, help="Of the weights; by default what they have.")
 @click.option("--max-length", type=click.IntRange(min=1), help="max_position_embeddings.")
 @click.option("--text-only", is_flag=True, help="Of a model with images, the language model alone.")
+@click.option("--vision-only", is_flag=True, help="Of a model with images, the image encoder alone.")
+@click.option("--image-token", type=click.IntRange(min=0), help="The token that stands for images alone.")
 def native_to_hf(source: str, target: str, shard_size: str | None, **options: Any) -> None:
     """Make a folder for transformers of a checkpoint.
 
@@ -86,7 +90,7 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
     folder = native_to_huggingface(source, target, shard_bytes=shard_bytes, **options)
     names = sorted(file.name for file in folder.iterdir())
     click.echo(f"wrote {folder}: {', '.join(names)}")
-    if not has_tokenizer(names):
+    if not has_tokenizer(names) and not options["vision_only"]:
         click.echo("no tokenizer is known, or that of the run is not where it was: --like FOLDER takes that of a model")
 
 

@@ -31,7 +31,7 @@ COMMANDS: dict[str, str] = {
     "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
     "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",
     "tokenize": "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
-    "convert-weights": "Convert weights from and to Hugging Face's Llama, or into one file.",
+    "convert-weights": "Convert weights from and to Hugging Face, or into one file.",
     "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
     "trace": "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
     "analyze-debug": "Draw a picture of traces: which sample was seen when.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import types
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -74,17 +75,21 @@ def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:
 
 
 def to_json_object(obj: Any) -> Any:
-    """A value as plain data: dataclasses and named tuples as dicts of their fields."""
+    """A value as plain data: dataclasses and named tuples as dicts of their fields, classes and functions as the names
+    by which YAML calls them."""
     if obj is None or isinstance(obj, (str, int, float, bool)):
         return obj
     if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
         return to_json_object(obj._asdict())
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         return {one.name: to_json_object(getattr(obj, one.name)) for one in dataclasses.fields(obj) if one.init}
-    if isinstance(obj, (list, tuple)):
+    if isinstance(obj, (list, tuple, set)):
         return [to_json_object(one) for one in obj]
     if isinstance(obj, dict):
         return {key: to_json_object(one) for key, one in obj.items()}
+    if isinstance(obj, (type, types.FunctionType)):
+        kind = "__class__" if isinstance(obj, type) else "__function__"
+        return {"__module__": obj.__module__, kind: obj.__name__}
     raise UsageError(
         f"a {type(obj).__name__} is no plain data", fix="give dataclasses, dicts, lists, texts and numbers"
     )

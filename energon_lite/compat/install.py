@@ -12,6 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from energon_lite.compat.ahead import AHEAD, AHEAD_MODULES
 from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import meaning
 from energon_lite.errors import UsageError
@@ -22,6 +23,7 @@ __all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
 _ALL = frozenset(name for names in MODULES.values() for name in names.split()) - {"command"}
+_KNOWN = {*MODULES, *AHEAD_MODULES}
 
 
 class _Module(types.ModuleType):
@@ -30,12 +32,12 @@ class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         below = self.__name__[len(PACKAGE) + 1 :]
         # Modules of Energon also have what they import from each other, and people import it from there.
-        if name in MODULES.get(below, "").split() or (name in _ALL and not name.startswith("_")):
+        if name in _names_in(below) or (name in _ALL and not name.startswith("_")):
             value = resolve(name, below)
             setattr(self, name, value)
             return value
         path = f"{below}.{name}" if below else name
-        if path in MODULES or any(known.startswith(f"{path}.") for known in MODULES):
+        if path in _KNOWN or any(known.startswith(f"{path}.") for known in _KNOWN):
             return importlib.import_module(f"{PACKAGE}.{path}")
         raise AttributeError(f"module {self.__name__!r} (of energon_lite.compat) has no attribute {name!r}")
 
@@ -50,13 +52,18 @@ class _Module(types.ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
 
+def _names_in(below: str) -> list[str]:
+    """The names of a module, those of Energon 8 behind those of 7.4.1."""
+    return [*MODULES.get(below, "").split(), *AHEAD_MODULES.get(below, "").split()]
+
+
 def resolve(name: str, of_module: str = "") -> Any:
     """The object that a public name of Energon's, of one of its modules, is here.
 
     Raises:
         ImportError: there is none; says why, and what to write instead.
     """
-    found = meaning(name, of_module)
+    found = AHEAD.get(name) or meaning(name, of_module)
     if found.ours is None:
         raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {found.note}")
     module, _, attribute = found.ours.partition(":")
@@ -82,8 +89,8 @@ class _Finder(MetaPathFinder, Loader):
         if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
             return None
         below = fullname[len(PACKAGE) + 1 :]
-        is_package = any(known.startswith(f"{below}." if below else "") and known != below for known in MODULES)
-        if below in MODULES or is_package:
+        is_package = any(known.startswith(f"{below}." if below else "") and known != below for known in _KNOWN)
+        if below in _KNOWN or is_package:
             return ModuleSpec(fullname, self, is_package=is_package, origin="energon_lite.compat")
         for start, instead in INTERNAL.items():
             if below == start or below.startswith(start + "."):
@@ -95,7 +102,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         module = _Module(spec.name, f"The names of {spec.name}, of energon_lite.")
-        module.__all__ = MODULES.get(spec.name[len(PACKAGE) + 1 :], "").split()
+        module.__all__ = _names_in(spec.name[len(PACKAGE) + 1 :])
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:

@@ -202,7 +202,7 @@ NAMES: dict[str, Name] = {
     "get_info_shard_files": Name("energon_lite.factories.kinds:get_info_shard_files"),
     "field_access": _compat("fields:field_access"),
     "split_field_access": _compat("fields:split_field_access"),
-    "JsonParser": _absent("it imports and calls what a document names; use yaml and your own classes"),
+    "JsonParser": _compat("json_parser:JsonParser", "other", "imports nothing that data names; no `override`"),
     "JsonValueError": Name("energon_lite.errors:ConfigError"),
     "to_json_object": _compat("fields:to_json_object"),
     "SystemRng": _compat("rng:SystemRng"),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import warnings
 from glob import iglob
 
 from energon_lite.errors import UsageError, nearest
 
 __all__ = [
     *("add_data_endings", "is_data_path", "is_url", "join_url"),
-    *("local_path", "missing_file_fix", "static_folder"),
+    *("local_path", "missing_file_fix", "of_multi_storage", "static_folder"),
 ]
 
 _SHOWN = 5
-_FILE, _DSS = "file://", "dss://"
+_FILE, _DSS, _MSC, _RCLONE = "file://", "dss://", "msc://", "rclone://"
+#: What multi-storage-client calls this machine; in its first versions "default", which may be anybody's since then.
+_THIS_MACHINE, _ONCE_THIS_MACHINE = "__filesystem__", "default"
 _MAGIC = "*?["
 #: How the paths of files end that are data sets by themselves.
 _DATA_ENDINGS = {".jsonl", ".parquet", ".arrow", ".feather", ".bin", ".idx", ".lance", "/index.json"}
@@ -53,7 +56,9 @@ def is_url(path: str) -> bool:
 def local_path(path: str) -> str:
     """The path that a ``file://`` URL means; the path, or URL, that a ``dss://`` one means; others stay as they are.
 
-    ``dss://name@version/path`` is ``$NVDATASET_CACHE_DIR/name/version/path``, as in Megatron-Energon.
+    ``dss://name@version/path`` is ``$NVDATASET_CACHE_DIR/name/version/path``, as in Megatron-Energon. So are
+    ``rclone://``, an old name of ``msc://``, and ``msc://__filesystem__/path``, a path of this machine
+    (``msc://default/path`` too, if no store has that name).
 
     Raises:
         UsageError: a ``dss://`` URL has no version, or that variable is not set.
@@ -64,7 +69,38 @@ def local_path(path: str) -> str:
     """
     if path.startswith(_DSS):
         path = _of_cached_data_set(path)
-    return path.removeprefix(_FILE)
+    return of_multi_storage(path).removeprefix(_FILE)
+
+
+def of_multi_storage(path: str) -> str:
+    """A URL of multi-storage-client by its name today; a path, if it is one of this machine.
+
+    Example:
+        >>> of_multi_storage("msc://__filesystem__/data/digits")
+        '/data/digits'
+    """
+    if path.startswith(_RCLONE):
+        warnings.warn(f"{path}: rclone:// is deprecated, write msc://", FutureWarning, stacklevel=3)
+        path = _MSC + path.removeprefix(_RCLONE)
+    profile, _, inside = path.removeprefix(_MSC).partition("/")
+    return "/" + inside if path.startswith(_MSC) and _is_this_machine(profile) else path
+
+
+def _is_this_machine(profile: str) -> bool:
+    """Whether a profile of multi-storage-client means the local file system, and nobody has set it to be another."""
+    if profile != _ONCE_THIS_MACHINE:
+        return profile == _THIS_MACHINE
+    try:
+        from multistorageclient import config
+    except ImportError:
+        return True
+    if not hasattr(config, "RESERVED_POSIX_PROFILE_NAME"):
+        return True
+    try:
+        config.StorageClientConfig.from_file(profile=profile)
+    except ValueError:
+        return True
+    return False
 
 
 def join_url(document: str, path: str) -> str:

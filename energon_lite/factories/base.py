@@ -80,7 +80,12 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         subset: the part of the split to read.
         split_config: name of the file in ``.nv-meta`` that has the splits.
         part_filter: ``(name of a part) -> bool``: whether it is read.
+
+    Attributes:
+        filters: what ``filter`` says in a metadataset; only samples that meet all of it are read.
     """
+
+    filters: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -115,7 +120,9 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
     def spec(self) -> LeafSpec:
         """What is read."""
         subset, split_config = cast("Subset | None", self.subset), self.split_config or "split.yaml"
-        return LeafSpec(os.fspath(self.path), self.split_part, subset=subset, split_config=split_config)
+        return LeafSpec(
+            os.fspath(self.path), self.split_part, subset=subset, split_config=split_config, filters=self.filters
+        )
 
     @cached_property
     def source(self) -> AnySource:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from energon_lite.factories.base import DatasetFactory
 from energon_lite.samples import CrudeSample
+from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -26,6 +27,18 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
 
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
         super().__init__(path, **kwargs)
+
+    @classmethod
+    def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
+        """Find the lines of a file, and write down where they are (``.jsonl.idx``); as ``energon-lite prepare`` does.
+
+        Returns:
+            How many samples there are.
+
+        Raises:
+            DatasetError: a line is broken; says which.
+        """
+        return len(prepare_jsonl(os.fspath(path)))
 
     def sample_loader_of(self, source: AnySource) -> SampleLoader:
         return SampleLoader(subflavors=self.subflavors, decoder=SampleDecoder())

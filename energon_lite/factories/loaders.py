@@ -351,8 +351,11 @@ def _factory_of(
     worker_config: WorkerConfig,
     epochs: int | None,
     trust_code: bool | None = None,
+    filter_name: str | None = None,
     **kwargs: Any,
 ) -> BaseCoreDatasetFactory:
+    if filter_name is not None:
+        spec = replace(spec, filters=(*spec.filters, filter_name))
     multiplier = spec.shuffle_over_epochs_multiplier
     common: dict[str, Any] = {
         "split_part": spec.split_part,
@@ -372,9 +375,12 @@ def _factory_of(
         epochs = common["shuffle_over_epochs"]
         return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
     if is_jsonl(spec.path):
-        return DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
-    config = dataset_config_of(spec, trusts(trust_code))
-    return factory_of_config(config, spec, common)
+        made: Any = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
+    else:
+        made = factory_of_config(dataset_config_of(spec, trusts(trust_code)), spec, common)
+    made.filters = spec.filters  # factories of users do not have it as an argument
+    found: BaseCoreDatasetFactory = made
+    return found
 
 
 def factory_of_config(config: DatasetConfig, spec: LeafSpec, common: dict[str, Any]) -> BaseCoreDatasetFactory:

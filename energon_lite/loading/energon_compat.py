@@ -41,9 +41,10 @@ _WITHOUT_EFFECT = frozenset(
 #: Energon has given them up, too: it ignores the first one with a warning, and takes the others for the decoder's.
 _HANDLER = "handler"
 _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
-#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``, and Energon 8's
-#: ``worker_type`` is ``start_method``.
-_OF_A_LOADER = ("worker_config", "fail_on_timeout", "worker_type")
+#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
+_OF_A_LOADER = ("worker_config", "fail_on_timeout")
+#: These are ``start_method`` here; Energon 8 has them.
+_START_METHOD = ("worker_type", "multiprocessing_context")
 
 #: The groups, by the arguments that have them.
 _GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
@@ -140,17 +141,16 @@ def loader_arguments(
             "worker_config belongs to the data set, which was given another one",
             fix="give it to get_train_dataset or get_val_dataset",
         )
-    _check_others(kwargs, function, [*names, *_OF_A_LOADER])
+    _check_others(kwargs, function, [*names, *_OF_A_LOADER, *_START_METHOD])
     arguments = {name: value for name, value in kwargs.items() if name in names}
     if kwargs.get("fail_on_timeout"):
         arguments = {"on_timeout": "raise"} | arguments
         if arguments["on_timeout"] != "raise":
             raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
-    kind = kwargs.get("worker_type")
-    if kind is not None and arguments.setdefault("start_method", kind) != kind:
-        raise UsageError(
-            f"worker_type={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them"
-        )
+    for name in _START_METHOD:
+        kind = kwargs.get(name)
+        if kind is not None and arguments.setdefault("start_method", kind) != kind:
+            raise UsageError(f"{name}={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them")
     return arguments
 
 

@@ -112,7 +112,8 @@ class DataLoader:
         self._trace: TraceFile | None = None
         trace = config.debug_file() if trace is None else trace
         if trace is not None and self._writes:
-            self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves)
+            own = config.debug_files_of_workers() if trace == config.debug_file() else ()
+            self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
         names = [(leaf.name, leaf.source.path) for leaf in runs.leaves]
         encoder = dataset.task_encoder
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))

@@ -51,6 +51,10 @@ class HuggingFaceTokenizer:
         settings = _settings(self._folder)
         self.begin = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
         self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
+        #: Whether the folder says how a conversation is written.
+        self.has_chat_template = bool(settings.get("chat_template")) or os.path.isfile(
+            os.path.join(self._folder, _FILES[-1])
+        )
         self._anew = partial(HuggingFaceTokenizer, path, begin=begin, end=end)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,11 +76,15 @@ class HuggingFaceTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], bool]]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
         """The tokens of a conversation, in pieces; of each, whether the assistant says it.
 
         The template is applied to what stands before each answer, as for generation, and then with the answer; what
         the second has more than the first is the answer.
+
+        Args:
+            messages: ``{"role": "user", "content": "Hi"}`` each.
+            mark: a part of a text that stands for something else, such as an image: it becomes -1.
 
         Raises:
             ValueError: the template refuses the messages, or changes what came before when a message is added.
@@ -90,7 +98,7 @@ class HuggingFaceTokenizer:
         pieces: list[tuple[list[int], bool]] = []
         done: list[int] = []
         for count, asked in steps:
-            tokens = self._templated(list(messages[:count]), asked)
+            tokens = self._templated(list(messages[:count]), asked, mark)
             if tokens[: len(done)] != done:
                 raise ValueError(
                     f"the chat template changes earlier messages when message {count} is added: who says what cannot "
@@ -101,13 +109,15 @@ class HuggingFaceTokenizer:
             done = tokens
         return pieces
 
-    def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> list[int]:
+    def _templated(self, messages: list[Mapping[str, Any]], asked: bool, mark: str | None) -> list[int]:
         tokenizer = self._chat
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
         except Exception as error:  # jinja's errors, and whatever a template raises
             raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for place, part in enumerate(text.split(mark) if mark else [text]):
+            ids += [-1] * (place > 0) + self._tokenizer.encode(part, add_special_tokens=False).ids
         return ids
 
     @cached_property

@@ -133,6 +133,18 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     code, output = run("redist", tmp_path / "all.msgpack", "--world", 2, "-o", tmp_path / "three")
     assert code == 1 and "the folder is not empty" in output
 
+    again = tmp_path / "again"  # has three files of the same states: they are replaced
+    code, output = run("redist", *paths, again, "--world", 2)
+    assert code == 0 and sorted(os.listdir(again)) == ["rank0.pt", "rank1.pt"]
+    assert sorted(row[0] for rank in range(2) for row in torch.load(again / f"rank{rank}.pt")["cursors"]) == [*range(6)]
+    later = torch.load(again / "rank1.pt")
+    torch.save(later | {"position": later["position"] + 6}, again / "rank1.pt")
+    for folder in (again, tmp_path / "six"):  # of another step; the states themselves
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        code, output = run("redist", *paths, folder, "--world", 3)
+        assert code == 1 and "the folder is not empty" in output
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
 
 def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     leaf = leaf_of(50)

@@ -24,6 +24,7 @@ from energon_lite import (
     cooker,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
 )
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -100,6 +101,32 @@ def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, l
     if level:
         _, *lines = [json.loads(line) for line in files[0].read_text().splitlines()]
         assert [line["keys"] for line in lines] == keys and "{" not in files[0].name
+
+
+@pytest.mark.parametrize("start_method", ["fork", "thread"])
+def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method: Any) -> None:
+    path = str(tmp_path / "{worker_id}.jsonl")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    dataset = get_val_dataset(leaf_of(20), split_part="train", batch_size=2, worker_config=config)
+    with get_savable_loader(dataset, start_method=start_method) as loader:
+        keys = [batch.__key__ for batch in loader]
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    loaded, *own = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    assert [line["keys"] for line in loaded[1:]] == keys
+    assert [one[0]["t"] for one in own] == ["Worker.__init__"] * 2
+    made = sorted((line["idx"], line["keys"]) for lines in own for line in lines[1:])
+    assert made == list(enumerate(keys))
+    for number, lines in enumerate(own):
+        assert {line["worker_number"] for line in lines} == {number}
+
+
+def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "debug.jsonl")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    with get_savable_loader(get_train_dataset(leaf_of(20), batch_size=2, worker_config=config)) as loader:
+        next(iter(loader))
+    assert len((tmp_path / "debug.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_log_level_without_a_path(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:

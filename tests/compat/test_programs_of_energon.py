@@ -167,7 +167,7 @@ def test_modules_code_and_other_parts_of_megatron(tmp_path: Path) -> None:
 def test_what_is_not_there_says_what_to_write() -> None:
     code = "import energon_lite.compat as c; c.install(); import megatron.energon as e\n{}"
     for line, words in (
-        ("from megatron.energon.typed_converter import JsonParser", "use yaml"),
+        ("from megatron.energon.metadataset.loader import MockJsonParser", "use yaml"),
         ("import megatron.energon.flavors.webdataset.itar", "machinery of Energon's"),
         ("from megatron.energon import nothing", "cannot import name 'nothing'"),
         ("import megatron.energon.nothing", "No module named 'megatron.energon.nothing'"),

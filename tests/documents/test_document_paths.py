@@ -13,6 +13,10 @@ def test_urls() -> None:
     assert not is_url("file:///data/x") and local_path("file:///data/x") == "/data/x"
     assert not is_url("/data/x") and not is_url("C:/x") and not is_url("a:b")
 
+    assert local_path("msc://__filesystem__/data/x") == "/data/x" and local_path("msc://store/x") == "msc://store/x"
+    with pytest.warns(FutureWarning, match="rclone:// is deprecated"):
+        assert local_path("rclone://store/x") == "msc://store/x"
+
 
 def test_the_nearest_name_beside_it(room: Path) -> None:
     assert missing_file_fix(str(room / "digit"), "x") == f"did you mean {str(room / 'digits')!r}?"

@@ -27,6 +27,7 @@ from energon_lite import (
     TrustError,
     UsageError,
     WorkerConfig,
+    build_filter_index,
     edataclass,
     get_loader,
     get_savable_loader,
@@ -37,6 +38,7 @@ from energon_lite import (
     prepare_metadataset,
     traverse_metadataset,
 )
+from energon_lite.errors import NotPreparedError
 from energon_lite.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
 from energon_lite.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
 from energon_lite.factories.nodes import MetadatasetNode
@@ -131,6 +133,8 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
 
 def test_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 0}\n{"n": 1}\n')
+    assert CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "a.jsonl") == 2
+    assert (tmp_path / "a.jsonl.idx").is_file()
     factory = CrudeJsonlDatasetFactory(tmp_path / "a.jsonl", training=False, worker_config=ALONE)
     with get_loader(factory.build()) as loader:
         assert [sample["json"]["n"] for sample in loader] == [0, 1]
@@ -184,6 +188,32 @@ def test_kinds(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     meta = WebdatasetMeta.from_config(path, split_part="train")
     assert sum(shard.count for shard in meta.shards) == 5 and not meta.sample_excludes
     assert meta.split_part_files == meta.info_shard_files
+
+
+def test_a_jsonl_file_is_indexed_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2}\n')
+    assert CrudeJsonlDatasetFactory.prepare_dataset(path) == 2 and (tmp_path / "a.jsonl.idx").exists()
+    with pytest.raises(NotPreparedError):
+        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl"])
+def test_filters_hold_for_factories(leaf_of: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    path = leaf_of(6)
+    if kind == "jsonl":
+        path = tmp_path / "six.jsonl"
+        path.write_text("".join(f'{{"n": {n}}}\n' for n in range(6)))
+    build_filter_index(path, "odd", [1, 3, 5])
+    (tmp_path / "odd.yaml").write_text(
+        f"{{__module__: megatron.energon, __class__: Recipe, splits: {{train: {{path: {path}, filter: odd}}}}}}"
+    )
+    loaded = load_dataset(tmp_path / "odd.yaml").get_datasets(training=False, split_part="train", worker_config=ALONE)
+    by_name = get_dataset_from_config(path, split_part="train", training=False, worker_config=ALONE, filter_name="odd")
+    for factory in (loaded.datasets[0].dataset, by_name):
+        with get_loader(factory.build()) as loader:
+            found = [sample["json"]["n"] if kind == "jsonl" else int(sample.text[2:]) for sample in loader]
+        assert len(factory) == 3 and found == [1, 3, 5]
 
 
 def test_leaves_of_validation_have_paths(leaf_of: Callable[..., Path]) -> None:

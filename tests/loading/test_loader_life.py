@@ -76,3 +76,5 @@ def test_what_does_not_go_together(leaf_of: Callable[..., Path]) -> None:
         get_loader(one, worker_type="thread", start_method="spawn")
     with pytest.raises(UsageError, match="did you mean 'thread'"):
         get_loader(one, worker_type="threads")
+    with pytest.raises(UsageError, match="did you mean 'spawn'"):
+        get_loader(one, multiprocessing_context="spawnn")

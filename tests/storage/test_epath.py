@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import uuid
@@ -29,6 +30,7 @@ def test_files(kind: str, tmp_path: Path) -> None:
     root.copy(other := root.parent / "y")
     assert len(list(other.walk())) == 3
     one.unlink()
+    one.unlink()  # a second time: it is gone, as it should be
     assert not one.exists() and (root / "c" / "b.bin").stat()["size"] == 3
     with (root / "c" / "b.bin").open("rb") as file:
         assert file.read(2) == b"12"
@@ -60,3 +62,20 @@ def test_data_sets_of_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("a")
     assert (tmp_path / "charts@v0" / "x.txt").read_text() == "a" and os.fspath(path).startswith(str(tmp_path))
     assert path.is_local() and path.display_name == "charts@v0" and path.read_text() == "a"
+
+
+def test_this_machine_by_the_names_of_multi_storage_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("multistorageclient")
+    (tmp_path / "a.txt").write_text("a")
+    for profile in ("__filesystem__", "default"):
+        path = EPath(f"msc://{profile}{tmp_path}/b/../a.txt")
+        assert str(path) == f"{tmp_path}/a.txt" and path.is_local() and path.read_text() == "a"
+    provider = {"storage_provider": {"type": "file", "options": {"base_path": str(tmp_path)}}}
+    (tmp_path / "msc.json").write_text(json.dumps({"profiles": {"default": provider}}))
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
+    assert str(EPath("msc://default/a.txt")) == "msc://default/a.txt"  # somebody's store has this name
+
+
+def test_the_old_name_of_multi_storage_client() -> None:
+    with pytest.warns(FutureWarning, match="deprecated, write msc://"):
+        assert str(EPath("rclone://store/a/../b")) == "msc://store/b"

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
-from energon_lite.trainer.conversion.llama_config import huggingface_config
-from energon_lite.trainer.conversion.llama_tensors import huggingface_name, llama_shapes
+from energon_lite.trainer.conversion.language_config import huggingface_config
+from energon_lite.trainer.conversion.language_tensors import huggingface_name, language_shapes
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
@@ -68,7 +68,7 @@ def model_of(nbytes: float, layers: int) -> ModelConfig:
             ffn_size=3 * (width + 64),
             vocab_size=16 * (width + 64) + 1,
         )
-        if 4 * sum(torch.Size(shape).numel() for shape in llama_shapes(config).values()) > nbytes:
+        if 4 * sum(torch.Size(shape).numel() for shape in language_shapes(config).values()) > nbytes:
             return config
         width += 64
 
@@ -76,7 +76,7 @@ def model_of(nbytes: float, layers: int) -> ModelConfig:
 def write_model(folder: Path, config: ModelConfig, shard_bytes: int) -> int:
     """Write a random model; return the bytes of its largest tensor."""
     folder.mkdir()
-    shapes = {huggingface_name(name): shape for name, shape in llama_shapes(config).items()}
+    shapes = {huggingface_name(name): shape for name, shape in language_shapes(config).items()}
     sizes = {name: 4 * torch.Size(shape).numel() for name, shape in shapes.items()}
     division = divide({name: TensorType(torch.float32, shape) for name, shape in shapes.items()}, shard_bytes)
     for file, (names, _) in division.items():

@@ -160,7 +160,7 @@ def by_hand(arguments: argparse.Namespace) -> Callable[[], float]:
 class HandWritten(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config, hidden, kv = config, config.hidden_size, config.kv_heads * config.head_dim
+        self.config, hidden, kv = config, config.hidden_size, config.kv_heads * config.head_width
         sizes = [(hidden + 2 * kv, hidden), (hidden, hidden), (2 * config.ffn_size, hidden), (hidden, config.ffn_size)]
         self.table, self.head = (nn.Parameter(torch.empty(config.vocab_size, hidden)) for _ in range(2))
         self.matrices = nn.ParameterList(torch.empty(size) for _ in range(config.num_layers) for size in sizes)
@@ -175,7 +175,7 @@ class HandWritten(nn.Module):
 
         for i in range(config.num_layers):
             qkv, out, gate_up, down = self.matrices[4 * i : 4 * i + 4]
-            made = F.linear(norm(x, self.norms[2 * i]), qkv).split([n * config.head_dim for n in heads], dim=-1)
+            made = F.linear(norm(x, self.norms[2 * i]), qkv).split([n * config.head_width for n in heads], dim=-1)
             q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(made, heads, strict=True))
             q, k = rotate(q, (cos, sin)), rotate(k, (cos, sin))
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])

@@ -59,7 +59,7 @@ class ThreadHandle(WorkerHandle):
 
     def __init__(self, number: int, pipeline: JobRunner, *, trace: bool):
         channel = _ThreadChannel()
-        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), trace)
+        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadNotes(), thread)
 
@@ -121,10 +121,10 @@ class _ThreadNotes(Notes):
         pass
 
 
-def _work(channel: _ThreadChannel, pipeline: JobRunner, trace: bool) -> None:
+def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool) -> None:
     """The body of a thread."""
     if trace:
-        pipeline.samples.observers = (StageTimer(pipeline.samples.leaves),)
+        pipeline.samples.observers = (StageTimer(pipeline.samples.leaves, number),)
     while (jobs := channel.jobs.get()) is not None:
         for ticket, job in jobs:
             if channel.is_closed:

@@ -91,9 +91,12 @@ class ProcessHandle(WorkerHandle):
         pipeline: what runs a job.
         segments: large results that may be in shared memory at the same time.
         trace: time the stages of each batch.
+        peers: workers of this rank.
     """
 
-    def __init__(self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool):
+    def __init__(
+        self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool, peers: int
+    ):
         ours, self._theirs = context.Pipe(duplex=True)
         memory, notes = Segments(segments), Notes()
         channel = Channel(ours, SegmentReader(memory))
@@ -105,7 +108,7 @@ class ProcessHandle(WorkerHandle):
         watched = (os.getpid(), can_kernel_watch(method))
         made = context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(self._theirs, memory, notes, pipeline, *watched, inherited, trace),
+            args=(self._theirs, memory, notes, pipeline, *watched, inherited, trace, peers),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )

@@ -78,6 +78,7 @@ class WorkerPool(Executor):
         self._owner = os.getpid()
         self._end = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
         self._whole = False  # no call is at work, and none was interrupted
+        self._num_workers = num_workers
         for number in range(num_workers):
             self._start(number)
         self._whole = True
@@ -173,7 +174,9 @@ class WorkerPool(Executor):
         if self._context is None:
             worker = ThreadHandle(number, pipeline, trace=trace)
         else:
-            worker = ProcessHandle(self._context, number, pipeline, segments=segments, trace=trace)
+            worker = ProcessHandle(
+                self._context, number, pipeline, segments=segments, trace=trace, peers=self._num_workers
+            )
         self._workers[number : number + 1] = [worker]
         worker.start()
         for handle in worker.handles:

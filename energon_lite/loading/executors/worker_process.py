@@ -56,6 +56,7 @@ def serve(
     by_kernel: bool,
     inherited: Sequence[Channel | Connection],
     trace: bool,
+    peers: int,
 ) -> None:
     """The body of a worker process.
 
@@ -68,9 +69,10 @@ def serve(
         by_kernel: the kernel ends this process with the trainer.
         inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
         trace: time the stages of each batch.
+        peers: workers of this rank.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for stop in STOP_SIGNALS:
+        signal.signal(stop, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if inherited:
         renew_streams()
@@ -78,11 +80,13 @@ def serve(
         end.close()
     end_with_trainer(trainer, by_kernel=by_kernel)
     notes.install()
-    set_worker_number(int(multiprocessing.current_process().name.rpartition("-")[2]))
+    own_number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    set_worker_number(own_number)
     import torch
 
     torch.set_num_threads(1)
-    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves),) if trace else ()
+    _tell_torch(own_number, peers)
+    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
@@ -103,6 +107,14 @@ def serve(
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
     os._exit(code)
+
+
+def _tell_torch(number: int, peers: int) -> None:
+    """Have ``torch.utils.data.get_worker_info`` answer in hooks, as in workers of torch's loader. The seed is no more
+    than the worker's number: hooks have generators of their own for each sample."""
+    from torch.utils.data._utils import worker
+
+    worker._worker_info = worker.WorkerInfo(id=number, num_workers=peers, seed=number, dataset=None)  # type: ignore[arg-type]
 
 
 class _Orders:

@@ -129,7 +129,7 @@ class PlannedDataset(SavableDataset):
         """This data set with micro-batches of the size that a state's run had, if that is all that differs."""
         checked(state, "planned")
         size = saved_batch_size(state)
-        if not isinstance(self.plan, FixedPlan) or size == self.plan.batch_size:
+        if type(self.plan) is not FixedPlan or size == self.plan.batch_size:
             return self
         settings = {**self.identity.settings, BATCH_SIZE: size}
         plan, identity = replace(self.plan, batch_size=size), replace(self.identity, settings=settings)

@@ -23,18 +23,19 @@ _STAGES = {"read": "read", "decode": "decode", "batch": "batch", "encode_batch":
 class StageTimer:
     """An observer in one thread that says where the time went, as plain data, seconds by the monotonic clock.
 
-    ``worker`` (process and thread), ``began``, ``ended``, ``stages`` (seconds by stage), ``samples`` (key and seconds
-    of each sample that was made by itself) and ``sources`` (number of the data set and key of each sample that is in
+    ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by stage), ``samples``
+    (key and seconds of each sample that was made by itself) and ``sources`` (number of the data set and key of each sample that is in
     the batch, whatever hooks made of it).
 
     Args:
         leaves: the data sets, in the order's numbering.
+        number: of the worker, among those of its rank.
     """
 
     sees_samples = False
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self._leaves = leaves
+    def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
+        self._leaves, self._number = leaves, number
         self._began = self._since = 0.0
         self._at: tuple[str, str, str] | None = None  # the step that is being taken
         self._stages: dict[str, float] = defaultdict(float)
@@ -57,6 +58,7 @@ class StageTimer:
         self._at = None
         return {
             "worker": [os.getpid(), threading.current_thread().name],
+            "worker_number": self._number,
             "began": self._began,
             "ended": now,
             "stages": dict(self._stages),

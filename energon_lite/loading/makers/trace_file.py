@@ -26,30 +26,36 @@ class TraceFile:
     """Adds a line of JSON for each delivered batch; ``energon-lite trace`` reads them.
 
     Args:
-        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``.
+        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; if there are
+            ``workers``, their paths and this one tell ranks apart already.
         rank, world_size: data-parallel.
         leaves: the data sets, in the order's numbering; each line names samples by the number of theirs, and the key.
+        workers: files of the workers of this rank, in their order: each gets a line for each delivered batch that this
+            worker made.
 
     A file that cannot be written is warned of once; the run goes on without it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rank: int, world_size: int, leaves: Sequence[Leaf]):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rank: int,
+        world_size: int,
+        leaves: Sequence[Leaf],
+        workers: Sequence[str] = (),
+    ):
         stem, end = os.path.splitext(os.fspath(path))
-        self.path = f"{stem}.rank{rank}{end}" if world_size > 1 else os.fspath(path)
+        self.path = f"{stem}.rank{rank}{end}" if world_size > 1 and not workers else os.fspath(path)
         self._rank, self._world = rank, world_size
-        self._file: TextIO | None = None
-        try:
-            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-            # A line at a time reaches the file: what was traced before a crash is what one wants to see.
-            self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-            weakref.finalize(self, self._file.close)
-        except OSError as error:
-            self._give_up(error)
+        self._lines = _Lines(self.path)
+        self._workers = [_Lines(file) for file in workers]
+        for number, lines in enumerate(self._workers):
+            lines.write({"t": "Worker.__init__", "r": rank, "worker_number": number})
         clock = time.time() - time.monotonic()
         header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
         self._count = 0
         header |= {"t": "SavableLoader.__init__", "r": rank}
-        self._write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
+        self._lines.write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
 
     def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
         """A batch is delivered.
@@ -59,18 +65,33 @@ class TraceFile:
             asked, delivered: by the monotonic clock.
             result: with its trace, if it was made on this rank.
         """
-        if self._file is None:
-            return
         made = result.trace or {}
         keys = _keys_of(result.batch)
         step = place[1] // self._world
         line: dict[str, Any] = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
+        if made.get("worker_number", len(self._workers)) < len(self._workers):
+            own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
+            self._workers[made["worker_number"]].write({**line, **own, **made})
         # The same for programs that read Energon's debug files.
         line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
         self._count += 1
-        self._write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
+        self._lines.write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
 
-    def _write(self, line: dict[str, Any]) -> None:
+
+class _Lines:
+    """A file that gets lines of JSON, one at a time: what was written before a crash is what one wants to see."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file: TextIO | None = None
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, line: dict[str, Any]) -> None:
         if self._file is None:
             return
         try:

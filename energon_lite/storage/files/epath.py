@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import shutil
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from energon_lite.documents.paths import of_multi_storage
 from energon_lite.errors import UsageError
 
 __all__ = ["DEFAULT_PROFILE_NAME", "EPath"]
@@ -22,7 +24,8 @@ class EPath(os.PathLike[str]):
     """A path: of this machine, or a URL such as ``s3://bucket/coco`` or ``msc://profile/coco``.
 
     Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is a folder below the one that the
-    environment variable ``NVDATASET_CACHE_DIR`` names. Pickles hold the text alone. It goes wherever a path goes here.
+    environment variable ``NVDATASET_CACHE_DIR`` names. ``msc://default/x`` is a local path, too, if no store has that
+    name, and ``rclone://`` an old name of ``msc://``. Pickles hold the text alone. It goes wherever a path goes here.
 
     Args:
         initial_path: text, a path, or another EPath.
@@ -41,7 +44,7 @@ class EPath(os.PathLike[str]):
         if isinstance(initial_path, EPath):
             self._protocol, self._inside = initial_path._protocol, initial_path._inside
             return
-        protocol, found, rest = os.fspath(initial_path).partition("://")
+        protocol, found, rest = of_multi_storage(os.fspath(initial_path)).partition("://")
         if not found:
             protocol, rest = "", os.path.abspath(os.path.expanduser(protocol))
         elif protocol == "file":
@@ -225,8 +228,9 @@ class EPath(os.PathLike[str]):
         self.unlink()
 
     def unlink(self) -> None:
-        """Remove the file."""
-        self._fs.rm_file(self._key)
+        """Remove the file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._key)
 
     # -- the store ----------------------------------------------------------------------------------------------------
 

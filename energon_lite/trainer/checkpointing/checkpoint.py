@@ -28,6 +28,7 @@ from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReade
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import local_tensor
 from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
 
 logger = logging.getLogger(__name__)
@@ -369,9 +370,18 @@ def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once."""
+    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once.
+    Buffers that belong to the model's state, such as running statistics, are those of one rank.
+    """
     for name, p in model.named_parameters():
-        yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": p.detach().flatten()}), mesh)
+        here = local_tensor(p)
+        if not here.is_contiguous():
+            here.data = here.data.contiguous()  # what is read into a flat view of it must arrive
+        yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": here.detach().flatten()}), mesh)
+    for prefix, module in model.named_modules(prefix="model"):
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer
 
 
 def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:

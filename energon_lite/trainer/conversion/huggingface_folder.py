@@ -16,7 +16,7 @@ import fsspec
 
 from energon_lite.documents import load_yaml
 from energon_lite.errors import StateError, UsageError
-from energon_lite.trainer.conversion.llama_tensors import COMPUTED
+from energon_lite.trainer.conversion.language_tensors import COMPUTED
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
 from energon_lite.trainer.parallel.neighbours import neighbours
 
@@ -25,6 +25,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 DIVISION = "energon_lite_files.json"
 #: The folder of what are no weights, beside checkpoints.
 COMPANION = "huggingface"
+#: In it, that of an image encoder from another folder.
+VISION = "vision"
 
 #: What of a folder is copied: configurations, tokenizers, templates, texts. No code, and no weights of other formats.
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
@@ -122,13 +124,14 @@ def _weight_map(index: Path) -> dict[str, str]:
     return said
 
 
-def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str]) -> None:
-    """Copy what are no weights beside the checkpoints of ``root``, a folder or URL."""
+def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str], *, part: str = "") -> None:
+    """Copy what are no weights beside the checkpoints of ``root``, a folder or URL, or into a ``part`` of that."""
     fs, base = fsspec.core.url_to_fs(os.fspath(root))
-    fs.makedirs(f"{base}/{COMPANION}", exist_ok=True)
+    base = f"{base}/{COMPANION}/{part}".rstrip("/")
+    fs.makedirs(base, exist_ok=True)
     for name, content in companions_of(folder.path).items():
-        fs.pipe_file(f"{base}/{COMPANION}/{name}", content)
-    fs.pipe_file(f"{base}/{COMPANION}/{DIVISION}", _division_json(folder.division))
+        fs.pipe_file(f"{base}/{name}", content)
+    fs.pipe_file(f"{base}/{DIVISION}", _division_json(folder.division))
 
 
 def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""From a checkpoint of ours, of any layout, to a Hugging Face Llama."""
+"""From a checkpoint of ours, of any layout, to a language model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.exported_part import ExportedPart, exported_part
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
     CONFIG,
     DIVISION,
     INDEX,
+    VISION,
     WEIGHTS,
     Division,
     HuggingFaceFolder,
@@ -30,18 +32,13 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
-from energon_lite.trainer.conversion.llama_config import check_is_llama, huggingface_config
-from energon_lite.trainer.conversion.llama_tensors import (
-    COMPUTED,
-    EMBEDDING,
-    HEAD,
-    check_tensors,
-    huggingface_name,
-    llama_shapes,
-    native_shapes,
-)
+from energon_lite.trainer.conversion.language_tensors import COMPUTED, EMBEDDING, HEAD, check_tensors
+from energon_lite.trainer.conversion.llava import MODEL_TYPE
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
+from energon_lite.trainer.conversion.vision_config import PREPROCESSOR, preprocessor_json
+from energon_lite.trainer.conversion.vision_tensors import is_head, native_name, their_names
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
+from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
 
 #: Bytes of a file of weights, as transformers divides them.
@@ -59,9 +56,12 @@ def native_to_huggingface(
     dtype: str | None = None,
     max_length: int | None = None,
     text_only: bool = False,
+    vision_only: bool = False,
+    image_token: int | None = None,
 ) -> Path:
-    """Convert a checkpoint to a folder for ``LlamaForCausalLM.from_pretrained``. Memory is that of a part of a tensor.
+    """Convert a checkpoint to a folder for ``AutoModelForCausalLM.from_pretrained``.
 
+    A model with images is one for ``LlavaForConditionalGeneration``. Memory is that of a part of a tensor.
     Without a former model's tokenizer, that of the run comes along, for ``AutoTokenizer.from_pretrained``.
 
     Args:
@@ -72,13 +72,16 @@ def native_to_huggingface(
         shard_bytes: bytes of a file; None for the division of the former model, or 50 GB.
         dtype: of the weights, by name; None for what they have.
         max_length: ``max_position_embeddings``; None for that of the former model.
-        text_only: of a model with images, write the language model alone; Llama has no image prefix.
+        text_only: of a model with images, write the language model alone.
+        vision_only: write the image encoder alone, for ``SiglipVisionModel`` or ``CLIPVisionModel``.
+        image_token: the token that stands for images alone; None for ``model.vision.image_token``, and for padding in a
+            run on bytes.
 
     Returns:
         The folder.
 
     Raises:
-        StateError: no whole checkpoint, or a model that Llama has not.
+        StateError: no whole checkpoint, or a model that Hugging Face has not.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the folder is not empty.
 
@@ -87,26 +90,31 @@ def native_to_huggingface(
     """
     named = find_weights(source, whole=False)
     config = model_config_at(named)
-    if text_only:
-        config = dataclasses.replace(config, image_size=0)
-    check_is_llama(config, where=str(named))  # before all of it is read
+    config = _with_image_token(config, read_state(named)["config"].get("data"), image_token)
+    # Before all of it is read.
+    part = exported_part(config, text_only=text_only, vision_only=vision_only, where=str(named))
     place = find_weights(named)
     folder = _empty_folder(target)
-    former = str(_beside(place) if like is None else like)
+    former = str(_beside(place, part) if like is None else like)
     others = companions_of(former)
     base = json.loads(others[CONFIG]) if CONFIG in others else None
-    if not has_tokenizer(others):
+    if not has_tokenizer(others) and not vision_only:
         others = _tokenizer_of_run(place) | others
+    if part.kind != "language":
+        others = {PREPROCESSOR: preprocessor_json(config)} | others
     with CheckpointReader(place) as saved:
-        _check(saved, config, str(place), text_only=text_only)
-        targets = _targets(saved, config, dtype)
+        _check(saved, part, str(place))
+        files = _former_files(others, like, former)
+        targets = _targets(saved, part, dtype, [name for file in files.values() for name in file.tensors])
         stored = Counter(one.dtype for one in targets.values()).most_common(1)[0][0]
-        values = huggingface_config(config, stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
+        values = part.values(stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
         if base is None and GENERATION in others:
             said = json.loads(others[GENERATION])
             values |= {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
-        division = None if shard_bytes is not None else _former_division(others, like, targets, former)
-        if division is None:
+        division = files if shard_bytes is None else {}
+        if {name for file in division.values() for name in file.tensors} != targets.keys():
+            if division:
+                logger.warning("%s has other tensors: its division into files is not taken", former)
             division = divide(targets, shard_bytes or SHARD_BYTES)
         write_files(saved, folder, division, targets)
     _write_texts(folder, values, others, division, targets)
@@ -122,9 +130,20 @@ def _empty_folder(target: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _beside(place: Place) -> str:
+def _beside(place: Place, part: ExportedPart) -> str:
     """Where what was kept of a converted model is."""
-    return f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
+    kept = f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
+    return f"{kept}/{VISION}" if part.kind == "vision" else kept
+
+
+def _with_image_token(config: ModelConfig, data: Mapping[str, Any] | None, image_token: int | None) -> ModelConfig:
+    """The configuration, with the token that stands for images if it is known."""
+    if config.vision is None:
+        return config
+    on_bytes = data is not None and data.get("tokenizer") is None
+    found = config.vision.image_token if image_token is None else image_token
+    found = ByteTokenizer.pad if found is None and on_bytes else found
+    return dataclasses.replace(config, vision=dataclasses.replace(config.vision, image_token=found))
 
 
 def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
@@ -139,44 +158,44 @@ def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
         return {}
 
 
-def _check(saved: CheckpointReader, config: ModelConfig, where: str, *, text_only: bool) -> None:
+def _check(saved: CheckpointReader, part: ExportedPart, where: str) -> None:
     """Is all there that the model has, and nothing else?"""
     found = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
-    if text_only:
-        found = {name: shape for name, shape in found.items() if not name.startswith("vision.")}
-    check_tensors(found, native_shapes(config), where)
+    check_tensors({name: shape for name, shape in found.items() if part.has(name)}, part.shapes(padded=True), where)
 
 
-def _targets(saved: CheckpointReader, config: ModelConfig, dtype: str | None) -> dict[str, TargetTensor]:
-    """The tensors of the new model by their names, in the order of the model."""
+def _targets(
+    saved: CheckpointReader, part: ExportedPart, dtype: str | None, former: Collection[str]
+) -> dict[str, TargetTensor]:
+    """The tensors of the new model by their names, in the order of the model.
+
+    Args:
+        former: names in the model it was made from; if that had the same tensors, they keep them.
+    """
+    shapes, here = part.shapes(), {native_name(name) for name in former}
+    same = here - {HEAD} == shapes.keys() - {HEAD}
+    names = their_names(shapes, former if same else (), llava=part.kind == MODEL_TYPE)
     targets = {}
-    for name, shape in llama_shapes(config).items():
+    for name, shape in shapes.items():
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
-        targets[huggingface_name(name)] = TargetTensor(stored, shape, f"model.{name}")
+        targets[names[name]] = TargetTensor(stored, shape, f"model.{name}")
+    if same and HEAD in here and HEAD not in shapes:  # a copy beside tied embeddings
+        targets[next(filter(is_head, former))] = targets[names[EMBEDDING]]
     return targets
 
 
-def _former_division(
-    others: Mapping[str, bytes], like: str | os.PathLike[str] | None, targets: dict[str, TargetTensor], where: str
-) -> Division | None:
-    """How the former model was divided; None if there was none, or it had other tensors."""
+def _former_files(others: Mapping[str, bytes], like: str | os.PathLike[str] | None, where: str) -> Division:
+    """How the former model was divided; nothing if there was none."""
     if like is not None and DIVISION not in others:
         former = HuggingFaceFolder(like).division
     elif DIVISION in others:
         former = division_of(others[DIVISION], where)
     else:
-        return None
-    files = {
+        return {}
+    return {
         file: WeightFile(tuple(name for name in names if not name.endswith(COMPUTED)), metadata)
         for file, (names, metadata) in former.items()
     }
-    names = {name for file in files.values() for name in file.tensors}
-    if HEAD in names and HEAD not in targets:  # a copy beside tied embeddings
-        targets[HEAD] = targets[huggingface_name(EMBEDDING)]
-    if names != targets.keys():
-        logger.warning("%s has other tensors: its division into files is not taken", where)
-        return None
-    return files
 
 
 def _write_texts(

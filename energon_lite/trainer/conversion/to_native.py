@@ -1,4 +1,4 @@
-"""From a Hugging Face Llama to a checkpoint of ours, which any layout of ranks can read."""
+"""From a language model of Hugging Face to a checkpoint of ours, which any layout of ranks can read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -14,17 +15,18 @@ from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.weights import write_weights
-from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFaceFolder, keep_companions
-from energon_lite.trainer.conversion.llama_config import model_config
-from energon_lite.trainer.conversion.llama_tensors import (
-    EMBEDDING,
-    HEAD,
-    check_tensors,
-    huggingface_name,
-    llama_shapes,
-    native_shapes,
+from energon_lite.trainer.conversion.huggingface_folder import CONFIG, VISION, HuggingFaceFolder, keep_companions
+from energon_lite.trainer.conversion.language_tensors import EMBEDDING, check_tensors
+from energon_lite.trainer.conversion.llava import any_model_config
+from energon_lite.trainer.conversion.vision_config import vision_settings
+from energon_lite.trainer.conversion.vision_tensors import (
+    belongs_to_encoder,
+    is_head,
+    model_shapes,
+    their_names,
+    vision_shapes,
 )
-from energon_lite.trainer.models.config import DTYPES
+from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 
 #: Bytes of a tensor that are read, and written, at a time.
@@ -40,6 +42,7 @@ def huggingface_to_native(
     dtype: str | None = None,
     vocab_multiple: int = 64,
     ignore: Collection[str] = (),
+    vision: str | os.PathLike[str] | None = None,
     read_bytes: int = READ_BYTES,
 ) -> Place:
     """Convert a model. Memory is that of one box of a tensor.
@@ -51,13 +54,15 @@ def huggingface_to_native(
         dtype: of the model and its weights, by name; None for what they have.
         vocab_multiple: the vocabulary is padded to a multiple of this, with zeros.
         ignore: keys of ``config.json`` that may have any value.
+        vision: a folder of an image encoder (``SiglipVisionModel``, ``CLIPVisionModel``, or a whole SigLIP or CLIP
+            model) that the model is to have; the projector between them begins as new where training begins.
         read_bytes: bytes of a tensor that are read at a time.
 
     Returns:
         The path or URL of the checkpoint.
 
     Raises:
-        ConfigError: not a Llama, or one with parts that ours has not.
+        ConfigError: an architecture that we do not know, or one with parts that ours has not.
         StateError: a file is missing or damaged.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the target has checkpoints already, or the source no safetensors files.
@@ -71,21 +76,63 @@ def huggingface_to_native(
         )
     folder = HuggingFaceFolder(source)
     where = str(folder.path / CONFIG)
-    config = model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
-    found, wanted = folder.shapes(), llama_shapes(config)
-    if config.tie_embeddings and found.keys() >= {HEAD, huggingface_name(EMBEDDING)}:
-        _check_copy(folder)
-        del found[HEAD]
-    check_tensors(found, {huggingface_name(name): shape for name, shape in wanted.items()}, str(folder.path))
-    wanted_dtype = DTYPES[dtype] if dtype else None
-    tensors = {
-        f"model.{name}": _unread(folder, huggingface_name(name), shape, wanted_dtype, read_bytes)
-        for name, shape in native_shapes(config).items()
-    }
+    config = any_model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    reading: dict[str, Any] = {"dtype": DTYPES[dtype] if dtype else None, "read_bytes": read_bytes}
+    tensors = native_tensors(folder, config, **reading)
+    if vision is not None:
+        if config.image_size:
+            raise UsageError("the model has an image encoder already", where=source, fix="leave out the other one")
+        encoder = HuggingFaceFolder(vision)
+        images = vision_settings(encoder.config, where=str(encoder.path / CONFIG), ignore=ignore)
+        config = dataclasses.replace(config, **images)
+        tensors |= encoder_tensors(encoder, config, **reading)
+        keep_companions(encoder, target, part=VISION)
     keep_companions(folder, target)
     place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
     logger.info("%d tensors of %s are in %s", len(tensors), folder.path, place)
     return place
+
+
+def native_tensors(
+    folder: HuggingFaceFolder,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    read_bytes: int = READ_BYTES,
+) -> dict[str, ChunkedTensor]:
+    """The tensors of a folder by the names that they have in our checkpoints, none of them read yet.
+
+    Args:
+        folder: of a model.
+        config: what its ``config.json`` says.
+        dtype: of the tensors; None for what they have.
+        read_bytes: bytes of a tensor that are one box, and read at a time.
+
+    Raises:
+        StateMismatchError: tensors are missing, unexpected, or of another shape.
+    """
+    found, wanted = folder.shapes(), model_shapes(config)
+    names = their_names(wanted, found, llava=config.vision is not None)
+    head = next(filter(is_head, found), None)
+    if config.tie_embeddings and head is not None and names[EMBEDDING] in found:
+        _check_copy(folder, names[EMBEDDING], head)
+        del found[head]
+    check_tensors(found, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
+    return {
+        f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes)
+        for name, shape in model_shapes(config, padded=True).items()
+    }
+
+
+def encoder_tensors(
+    folder: HuggingFaceFolder, config: ModelConfig, *, dtype: torch.dtype | None = None, read_bytes: int = READ_BYTES
+) -> dict[str, ChunkedTensor]:
+    """The same of a folder of an image encoder, which becomes that of a model."""
+    found = {name: shape for name, shape in folder.shapes().items() if belongs_to_encoder(name)}
+    wanted = {name: shape for name, shape in vision_shapes(config).items() if name.startswith("vision.")}
+    names = their_names(wanted, found, llava=False)
+    check_tensors(found, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
+    return {f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes) for name, shape in wanted.items()}
 
 
 def _unread(
@@ -113,18 +160,17 @@ def _unread(
     return ChunkedTensor(shape, wanted, boxes, read)
 
 
-def _check_copy(folder: HuggingFaceFolder) -> None:
+def _check_copy(folder: HuggingFaceFolder, table: str, head: str) -> None:
     """A head beside tied embeddings must be the same table.
 
     Raises:
         StateMismatchError: it is another one.
     """
-    table = huggingface_name(EMBEDDING)
     shapes = folder.shapes()
-    first, second = (_unread(folder, name, shapes[name], None, READ_BYTES) for name in (table, HEAD))
+    first, second = (_unread(folder, name, shapes[name], None, READ_BYTES) for name in (table, head))
     if first.shape != second.shape or not all(torch.equal(first.read(box), second.read(box)) for box in first.boxes):
         raise StateMismatchError(
-            f"embeddings are tied, but {HEAD} is not {table}",
+            f"embeddings are tied, but {head} is not {table}",
             where=folder.path,
             fix='set "tie_word_embeddings": false in config.json if both are meant',
         )

@@ -14,7 +14,10 @@ GENERATION = "generation_config.json"
 
 _MAIN, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 #: What may stand beside the tokenizer itself.
-_BESIDE = ("special_tokens_map.json", "tokenizer.model", "chat_template.jinja", GENERATION)
+_BESIDE = (
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
+    *("chat_template.jinja", GENERATION),
+)
 #: Without it, transformers would take a tokenizer of the model's kind, whatever the file says.
 _CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
 

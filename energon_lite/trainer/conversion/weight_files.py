@@ -13,9 +13,8 @@ from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.conversion.huggingface_folder import Division
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, model_config_of
 from energon_lite.trainer.parallel.shards import Box
-from energon_lite.trainer.training.config_file import model_config_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,11 @@ class DataConfig:
 
     Args:
         path: a prepared folder or a metadataset YAML; its ``train`` split is trained on.
-        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``.
+        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``, or on ``val`` alone.
+        val: further sets to evaluate on, by the names that they have in the metrics.
+        task_encoder: ``module:Class`` of the task encoder, or a function that makes it; None for the trainer's, see
+            :class:`MultimodalTaskEncoder`. It runs in the loader's processes.
+        task_encoder_args: keyword arguments for it.
         micro_batch_size: samples in one forward and backward pass.
         micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
             gets its equal share, so a run on another layout takes the same steps.
@@ -38,6 +42,9 @@ class DataConfig:
 
     path: str
     val_path: str | None = None
+    val: Mapping[str, str] | None = None
+    task_encoder: str | None = None
+    task_encoder_args: Mapping[str, Any] | None = None
     micro_batch_size: int = 8
     micro_batches_per_step: int = 4
     workers: int = 1
@@ -55,6 +62,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         known = self.share in ("load", "broadcast")
         require(known, f"unknown way to share {self.share!r}", "data.share", "use one of: load, broadcast")
+        require("" not in (self.val or {}), "a set has no name", "data.val", "name it, or give its path as val_path")
         require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
         require_at_least(self, "data", workers=0, prefetch_factor=1)
         counted = all(step >= 1 for step in self.skip_steps)

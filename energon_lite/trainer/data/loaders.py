@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.data.config import DataConfig
-from energon_lite.trainer.data.task_encoder import make_task_encoder
+from energon_lite.trainer.data.run_encoder import make_task_encoder
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -29,30 +29,38 @@ class StepData(NamedTuple):
 
 
 class RunData:
-    """The training loader of a run, its validation loader, and what a step takes of them.
+    """The training loader of a run, its validation loaders, and what a step takes of them.
 
     Args:
         data, model: the sections of the run's configuration.
         mesh: the ranks.
         seed: of the order of samples.
-        evaluates: also make the validation loader.
+        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them; None:
+            there is no evaluation.
+
+    Attributes:
+        train_loader: has this rank's micro-batches.
+        val_loaders: by the names of the sets; "" is that of ``val_path``.
 
     Raises:
         TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
     """
 
-    def __init__(self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, evaluates: bool):
-        self.data, self.model, self.mesh, self.seed = data, model, mesh, seed
+    def __init__(
+        self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, eval_batches: int | None
+    ):
+        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches or 0
         self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
         # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
         # Loader steps, of which each has a micro-batch for every data-parallel rank.
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
-        self.train_loader = get_savable_loader(self._dataset(training=True), prefetch_factor=ahead, skip_steps=skipped)
-        self.val_loader = get_loader(self._dataset(training=False)) if evaluates else None
-        for loader in (self.train_loader, self.val_loader):
-            if loader is not None:
-                loader.to(mesh.device)  # batches are copied ahead, beside the step before
+        self.train_loader = get_savable_loader(self._dataset(None), prefetch_factor=ahead, skip_steps=skipped)
+        sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
+        sets = {} if eval_batches is None else sets
+        self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
+        for loader in (self.train_loader, *self.val_loaders.values()):
+            loader.to(mesh.device)  # batches are copied ahead, beside the step before
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self._taken = 0  # how many these are, on all ranks together
 
@@ -70,6 +78,17 @@ class RunData:
         self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
         return fetched
 
+    def validation(self) -> Iterator[tuple[str, Iterator[MultimodalBatch | None]]]:
+        """Each validation set: its name, and this rank's micro-batches of it."""
+        for name, loader in self.val_loaders.items():
+            yield name, self._first(iter(loader))
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[MultimodalBatch | None]:
+        """Those of the first ``eval_batches`` that are this rank's: in each loader step, each replica has one."""
+        for number, batch in enumerate(batches):
+            if not self.eval_batches or number * self.mesh.dp + self.mesh.rank("dp") < self.eval_batches:
+                yield batch
+
     def last_step(self) -> StepData:
         """Where the data of the last step comes from."""
         share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
@@ -79,11 +98,11 @@ class RunData:
     def close(self) -> None:
         """End the loaders' workers."""
         with ExitStack() as stack:
-            for loader in (self.train_loader, self.val_loader):
-                if loader is not None:
-                    stack.callback(loader.close)
+            for loader in (self.train_loader, *self.val_loaders.values()):
+                stack.callback(loader.close)
 
-    def _dataset(self, *, training: bool) -> Any:
+    def _dataset(self, validation: str | None) -> Any:
+        """That of training, or the one of a path, to be gone through once."""
         data, mesh = self.data, self.mesh
         settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.seed}
         if mesh.device_mesh is None:
@@ -93,9 +112,10 @@ class RunData:
         common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
         if data.batching is not None:
             common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
-        common["task_encoder"] = make_task_encoder(data, self.model, training=training)
-        if not training:
-            return get_val_dataset(data.val_path or data.path, **common)
+        common["task_encoder"] = make_task_encoder(data, self.model, training=validation is None)
+        if validation is not None:
+            limit = -(-self.eval_batches // mesh.dp) or None
+            return get_val_dataset(validation, limit=limit, **common)
         order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
         return get_train_dataset(data.path, repeat=data.repeat, **order, **common)
 

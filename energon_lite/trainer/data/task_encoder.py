@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
 
 from energon_lite import (
     CaptioningSample,
-    ConcatSplit,
-    PackedBatch,
+    ChatSample,
+    Cooker,
+    InterleavedSample,
     SampleDecoder,
     SkipSample,
     TaskEncoder,
     TextSample,
+    TokenizedTaskEncoder,
     TokenSequence,
+    VQASample,
+    next_token_pairs,
     pack_sequences,
     pad_sequences,
     stateless,
-    strategy_from_dict,
 )
-from energon_lite.trainer.data.config import DataConfig
-from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
+from energon_lite.errors import SampleError
+from energon_lite.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.data.records import IMAGE_MARK, cook_record
+from energon_lite.trainer.data.rows import rows_of
+from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.config import ModelConfig
+
+#: In a list of tokens: an image, whatever number of places it takes.
+_IMAGE = -1
 
 
 class MultimodalTaskEncoder(TaskEncoder):
-    """Makes a sequence of each captioned image (the caption follows the image) and text, and batches of them.
+    """Makes a sequence of each sample, whatever it is, and batches of them.
+
+    What the loss counts: of a text, a caption (which follows its image) and texts among images, everything; of a chat
+    and a question about an image, what the assistant says; of stored tokens, what was stored. Records without a type,
+    as those of JSONL, are taken by the names of their fields (:func:`cook_record`).
 
     The length of a sample is that of its ``tokens``, those that keep an image's place included. So this is also the
-    encoder to measure data with, for ``data.batching``.
+    encoder to measure data with, for ``data.batching``. One of yours may be derived from it.
 
     Args:
         max_length: most tokens of a sample, the image's not counted.
         image_size: height and width that images are brought to, in pixels; 0 refuses images.
         patch_size: height and width of a patch, in pixels; each patch of an image is a token.
+        pooled: an image is one token.
+        image_token: the token that keeps an image's place; None for that which rows are padded with.
         training: take a random window of a text that is too long; otherwise, its start.
         packed: put the samples of a batch one behind the other in one row; otherwise, each in a row of its own.
         tokenizer: None for the bytes of UTF-8.
@@ -45,6 +62,8 @@ class MultimodalTaskEncoder(TaskEncoder):
     """
 
     decoder = SampleDecoder(image_decode="torchrgb")
+    cookers: ClassVar[Sequence[Cooker]] = [Cooker(cook_record)]
+    row_shorter_by = TokenizedTaskEncoder.row_shorter_by
 
     def __init__(
         self,
@@ -52,6 +71,8 @@ class MultimodalTaskEncoder(TaskEncoder):
         max_length: int,
         image_size: int = 0,
         patch_size: int = 1,
+        pooled: bool = False,
+        image_token: int | None = None,
         training: bool = True,
         packed: bool = False,
         tokenizer: Tokenizer | None = None,
@@ -60,35 +81,83 @@ class MultimodalTaskEncoder(TaskEncoder):
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_length, self.image_size, self.patch_size = max_length, image_size, patch_size
         self.training, self.packed = training, packed
+        self.image_length = 1 if pooled else (image_size // patch_size) ** 2
+        self.image_token = self.tokenizer.pad if image_token is None else image_token
 
     @stateless(restore_seeds=False)
-    def encode_sample(self, sample: CaptioningSample | TextSample) -> TokenSequence:
+    def encode_sample(self, sample: Any) -> TokenSequence:
         """The sequence of a sample; no label counts where an image is.
 
         Raises:
-            SkipSample: neither a captioned image nor a text, or an image for a model without images.
+            SkipSample: no sample that a row can be made of, an image for a model without images, or nothing in it that
+                the loss would count.
+            SampleError: the text of a chat has places for another number of images than there are.
         """
-        if isinstance(sample, CaptioningSample):
-            if not self.image_size:
-                raise SkipSample("an image for a model that takes none")
-            # One token more than a row holds, because labels are the row moved by one.
-            text = torch.tensor(self.tokenizer.encode(sample.caption)[: self.max_length + 1], dtype=torch.int64)
-            places = text.new_full(((self.image_size // self.patch_size) ** 2,), self.tokenizer.pad)
-            return TokenSequence.derive_from(
-                sample,
-                tokens=torch.cat([places, text[:-1]]),
-                labels=torch.cat([places, text[1:]]),
-                loss_mask=torch.cat([torch.zeros(len(places)), torch.ones(len(text[:-1]))]),
-                media={"image": resize_image(sample.image, self.image_size)[None]},
-            )
+        if isinstance(sample, TokenizedSample):
+            return self._row(sample, sample.tokens.to(torch.int64), sample.mask)
         if isinstance(sample, TextSample):
-            tokens = self.tokenizer.encode(sample.text)
-            surplus = len(tokens) - (self.max_length + 1)
-            # `rng` is the sample's own generator: the same window each time this sample is made.
-            start = int(self.rng.integers(surplus + 1)) if self.training and surplus > 0 else 0
-            text = torch.tensor(tokens[start : start + self.max_length + 1], dtype=torch.int64)
-            return TokenSequence.derive_from(sample, tokens=text[:-1], labels=text[1:])
+            return self._row(sample, torch.tensor(self.tokenizer.encode(sample.text), dtype=torch.int64))
+        pieces, images = self._pieces(sample)
+        if images and not self.image_size:
+            raise SkipSample("an image for a model that takes none")
+        tokens = torch.tensor([token for piece, _ in pieces for token in piece], dtype=torch.int64)
+        counted = [answers and token != _IMAGE for piece, answers in pieces for token in piece]
+        # What is over is cut at the end, and tokens behind which nothing is learned are of no use.
+        kept = (tokens != _IMAGE).cumsum(0) <= self.max_length + 1
+        last = max((place for place in range(int(kept.sum())) if counted[place]), default=-1)
+        return self._row(sample, tokens[: last + 1], torch.tensor(counted[: last + 1]), images)
+
+    def _pieces(self, sample: Any) -> tuple[list[tuple[list[int], bool]], list[torch.Tensor]]:
+        """Tokens, and whether the loss counts them, with -1 for each image; and the images."""
+        begin, end = ([] if token is None else [token] for token in (self.tokenizer.bos, self.tokenizer.eos))
+        if isinstance(sample, CaptioningSample):
+            text = self.tokenizer.encode_plain(sample.caption)
+            return [([_IMAGE], False), (begin, False), ([*text, *end], True)], [sample.image]
+        if isinstance(sample, InterleavedSample):
+            parts = sample.sequence
+            made = [self.tokenizer.encode_plain(part) if isinstance(part, str) else [_IMAGE] for part in parts]
+            images = [part for part in parts if not isinstance(part, str)]
+            return [(begin, False), *((tokens, True) for tokens in made), (end, True)], images
+        if isinstance(sample, VQASample) and sample.answers:
+            asked = {"role": "user", "content": f"{IMAGE_MARK}\n{sample.context}"}
+            messages = [asked, {"role": "assistant", "content": sample.answers[0]}]
+            return self.tokenizer.chat(messages, IMAGE_MARK), [sample.image]
+        if isinstance(sample, ChatSample):
+            pieces = self.tokenizer.chat(sample.messages, IMAGE_MARK if sample.images else None)
+            places, number = sum(tokens.count(_IMAGE) for tokens, _ in pieces), len(sample.images)
+            if places not in (0, number):
+                what = f"the texts have {places} places for images, of which there are {number}"
+                raise SampleError(what, where=sample.__key__, fix=f"write {IMAGE_MARK} for each, or for none")
+            return [([_IMAGE], False)] * (number - places) + pieces, sample.images
         raise SkipSample(f"cannot make a row of a {type(sample).__name__}")
+
+    def _row(
+        self,
+        sample: Any,
+        tokens: torch.Tensor,
+        counted: torch.Tensor | None = None,
+        images: Sequence[torch.Tensor] = (),
+    ) -> TokenSequence:
+        """The sequence of some tokens, with -1 for each image; ``counted`` of all are those that are to be learned."""
+        media = None
+        if images:
+            at = (tokens == _IMAGE).nonzero()[:, 0]
+            shown = [resize_image(image, self.image_size) for image in images[: len(at)]]
+            sizes = torch.ones_like(tokens).index_fill(0, at, self.image_length)
+            media = {"image": torch.stack(shown), "image_starts": (sizes.cumsum(0) - sizes)[at]} if shown else None
+            counted = None if counted is None else counted.repeat_interleave(sizes)
+            tokens = tokens.repeat_interleave(sizes)
+            tokens = tokens.masked_fill(tokens == _IMAGE, self.image_token)
+        elif (surplus := len(tokens) - (self.max_length + 1)) > 0:  # a row's labels are its tokens moved by one
+            # `rng` is the sample's own generator: the same window each time this sample is made.
+            start = int(self.rng.integers(surplus + 1)) if self.training and counted is None else 0
+            part = slice(start, start + self.max_length + 1)
+            tokens, counted = tokens[part], None if counted is None else counted[part]
+        if len(tokens) < 2 or (counted is not None and not counted[1:].any()):
+            raise SkipSample("nothing in it that the loss would count")
+        row, labels, mask = next_token_pairs(tokens, counted)
+        loss_mask = None if counted is None else mask
+        return TokenSequence.derive_from(sample, tokens=row, labels=labels, loss_mask=loss_mask, media=media)
 
     @stateless(restore_seeds=False)
     def empty_batch(self, like: MultimodalBatch, rows: int) -> MultimodalBatch:
@@ -99,46 +168,7 @@ class MultimodalTaskEncoder(TaskEncoder):
     def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:
         """One packed row, or rows padded to the longest one. No samples make a batch of no rows."""
         make = pack_sequences if self.packed and samples else pad_sequences
-        batch = make(samples, pad=self.tokenizer.pad)
-        image = batch.media.get("image", torch.zeros(0, 3, self.image_size, self.image_size))
-        assert isinstance(image, torch.Tensor)  # all of one size
-        documents, rows = None, batch.media_samples.get("image", torch.zeros(0, dtype=torch.int64))
-        starts = torch.zeros_like(rows)
-        if isinstance(batch, PackedBatch):
-            documents = batch.segment_ids.to(torch.int64)
-            rows, starts = starts, batch.cu_seqlens.to(torch.int64)[rows]
-        return MultimodalBatch.derive_from(
-            batch,
-            tokens=batch.tokens,
-            labels=batch.labels,
-            loss_mask=batch.loss_mask,
-            image=image,
-            image_rows=rows,
-            image_starts=starts,
-            documents=documents,
-        )
-
-
-def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = True) -> MultimodalTaskEncoder:
-    """The task encoder that a run's data section asks for, for a model.
-
-    Batches by tokens are packed where the capacity counts tokens without padding (``packed_tokens`` and ``cost``).
-
-    Raises:
-        ConfigError: the tokenizer has more tokens than the model.
-        UsageError: there is no such tokenizer.
-    """
-    strategy = None if data.batching is None else strategy_from_dict(data.batching, at="data.batching")
-    capacity = getattr(strategy, "capacity", None)
-    packed = isinstance(strategy, ConcatSplit) or (capacity is not None and capacity.unit != "padded_tokens")
-    return MultimodalTaskEncoder(
-        max_length=data.max_length,
-        image_size=model.image_size,
-        patch_size=model.patch_size,
-        training=training,
-        packed=packed,
-        tokenizer=make_tokenizer(data.tokenizer, model.vocab_size),
-    )
+        return rows_of(make(samples, pad=self.tokenizer.pad), image_size=self.image_size)
 
 
 def resize_image(image: torch.Tensor, size: int) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from energon_lite.errors import ConfigError
 from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
@@ -32,6 +33,26 @@ class Tokenizer(ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text up to the first end token, without other special ones."""
         return self.decode_plain(list(itertools.takewhile(lambda token: token != self.eos, tokens)))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
+        """The tokens of a conversation, in pieces; of each, whether the assistant says it.
+
+        Each message is ``role``, a colon and a line end, then what is said, then a line end; what the assistant says
+        ends with the end token instead. A tokenizer with a chat template of its own has that.
+
+        Args:
+            messages: ``{"role": "user", "content": "Hi"}`` each.
+            mark: a part of a content that stands for something else, such as an image: it becomes -1.
+        """
+        pieces = [([] if self.bos is None else [self.bos], False)]
+        for message in messages:
+            answers = message["role"] == "assistant"
+            end = [self.eos] if answers and self.eos is not None else self.encode_plain("\n")
+            pieces.append((self.encode_plain(f"{message['role']}:\n"), False))
+            for place, text in enumerate(message["content"].split(mark) if mark else [message["content"]]):
+                pieces += [([-1], False)] * (place > 0) + [(self.encode_plain(text), answers)]
+            pieces.append((end, answers))
+        return pieces
 
     @abstractmethod
     def encode_plain(self, text: str) -> list[int]:
@@ -77,6 +98,12 @@ class FileTokenizer(Tokenizer):
         self.bos, self.eos = self._inner.begin, self._inner.end
         self.pad = self.eos or 0
 
+    def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
+        """By the chat template of the folder, if it has one (that takes transformers), or as other tokenizers do."""
+        if self._inner.has_chat_template:
+            return self._inner.chat(messages, mark)
+        return super().chat(messages, mark)
+
     def encode_plain(self, text: str) -> list[int]:
         """The tokens of a text, without special ones."""
         return self._inner.encode([text])[0]
@@ -93,13 +120,11 @@ def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
         ConfigError: it has more tokens than the model.
         UsageError: there is none.
     """
-    if path is None:
-        return ByteTokenizer()
-    tokenizer = FileTokenizer(path)
+    tokenizer = ByteTokenizer() if path is None else FileTokenizer(path)
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab_size}",
             at="model.vocab_size",
-            fix=f"set it to {tokenizer.vocab_size}, or use the model's own tokenizer",
+            fix=f"set it to {tokenizer.vocab_size}, or name the model's own tokenizer: data.tokenizer",
         )
     return tokenizer

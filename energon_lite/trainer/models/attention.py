@@ -8,24 +8,40 @@ any mask, which passing them round in a ring does not.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from energon_lite.trainer.models.attention_functions import choose_attention
+from energon_lite.trainer.models.attention_functions import choose_attention, sdpa
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.sequence import Rotation, SequencePart, gather_positions
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import indivisible
+from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Turn ``x`` ``[..., length, head_dim]`` by its positions.
+    """Turn ``x`` ``[..., length, width]`` by its positions.
 
-    Feature i is paired with feature i + head_dim/2, as in Hugging Face's Llama, so that its weights fit unchanged.
+    Feature i is paired with feature i + width/2, as in Hugging Face's Llama, so that its weights fit unchanged.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each head of queries or keys; all heads share one weight (Henry et al., arXiv:2010.04245)."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
+        super().__init__()
+        self.eps = config.norm_eps
+        # Each tensor-parallel rank norms its own heads, so the weight's gradient is a part of a sum on each.
+        layout = ParameterLayout((config.head_width,), mean=1.0, sum_over=("tp",))
+        self.weight = new_parameter(layout, mesh, config.torch_dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., width]`` -> the same shape."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -44,23 +60,27 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden, width, std, dtype = config.hidden_size, config.head_dim, config.init_std, config.torch_dtype
+        hidden, width, std, dtype = config.hidden_size, config.head_width, config.init_std, config.torch_dtype
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
-        self.head_dim = width
+        self.head_width = width
         self.function = choose_attention(config, mesh.device).function
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
-        self.q_proj = ColumnParallelLinear(hidden, config.num_heads * width, mesh, std=std, dtype=dtype)
-        self.k_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
-        self.v_proj = ColumnParallelLinear(hidden, config.kv_heads * width, mesh, std=std, dtype=dtype)
+        queries, keys, bias = config.num_heads * width, config.kv_heads * width, config.qkv_bias
+        self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
+        self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
+        self.v_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
+        self.q_norm = HeadNorm(config, mesh) if config.qk_norm else None
+        self.k_norm = HeadNorm(config, mesh) if config.qk_norm else None
         self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
         made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.fused)
         q, k, v = (self._heads(features) for features in made)
+        q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         # Keys and values side by side, so that they are gathered at once.
         both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
@@ -71,9 +91,12 @@ class Attention(nn.Module):
         """Each run of queries with the keys up to its end."""
         pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
         ends = [(queries, run.start + run.length, run) for queries, run in pieces]
-        mixed = [self.function(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
+        mixed = [
+            (sdpa if run.windowed else self.function)(queries, k[:, :, :end], v[:, :, :end], run)
+            for queries, end, run in ends
+        ]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """``[rows, length, heads * width]`` -> ``[rows, heads, length, width]``"""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

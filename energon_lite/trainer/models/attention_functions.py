@@ -187,7 +187,7 @@ def describe_attention(config: ModelConfig, device: torch.device, length: int) -
     """Which kernels compute rows of ``length`` tokens: unpacked ones, packed ones."""
     kind = choose_attention(config, device)
     q, k = (
-        torch.empty(1, heads, length, config.head_dim, dtype=config.torch_dtype, device=device, requires_grad=True)
+        torch.empty(1, heads, length, config.head_width, dtype=config.torch_dtype, device=device, requires_grad=True)
         for heads in (config.num_heads, config.kv_heads)
     )
     grouped = config.num_heads != config.kv_heads

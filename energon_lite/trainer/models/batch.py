@@ -15,9 +15,11 @@ class MultimodalBatch(Batch):
         tokens: int64 ``[rows, length]``, padded at the end.
         labels: int64 ``[rows, length]``, the token that follows each.
         loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
-        image: float32 ``[images, 3, height, width]`` in [0, 1].
+        image: float32 ``[images, 3, height, width]`` in [0, 1]; one that is smaller is in the upper left corner.
         image_rows: int64 ``[images]``, the row each image belongs to.
         image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
+        image_sizes: height and width of each image; None: all are as large as ``image`` is. (No tensor, since what is
+            to be computed depends on it.)
         documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
             those of its own document only. None: of its row.
     """
@@ -29,3 +31,4 @@ class MultimodalBatch(Batch):
     image_rows: torch.Tensor
     image_starts: torch.Tensor
     documents: torch.Tensor | None = None
+    image_sizes: list[tuple[int, int]] | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from energon_lite.documents import from_plain, read
 from energon_lite.errors import ConfigError, require, require_at_least
+from energon_lite.trainer.models.vision_config import VisionConfig
 
 #: What a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -14,8 +18,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 #: shapes of its weights.)
 MODEL_MEANING = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
-    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size"),
+    *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size", "vision"),
+    *("head_dim", "qkv_bias", "qk_norm", "sliding_window"),
 )
+#: What an image prefix adds to a language model; one that weights lack begins as new.
+_PREFIX = ("image_size", "patch_size", "vision")
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,18 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the model: a Llama decoder and, with ``image_size``, an image prefix.
+    """The shape of the model: a decoder as Llama, Qwen and Mistral have it and, with ``image_size``, an image prefix.
 
     Args:
         hidden_size: width of the residual stream.
         num_layers: number of decoder blocks.
-        num_heads: query heads; ``hidden_size / num_heads`` is the width of a head.
+        num_heads: query heads.
         num_kv_heads: key and value heads, each shared by ``num_heads / num_kv_heads`` query heads; None for one each.
+        head_dim: width of a head; None for ``hidden_size / num_heads``.
+        qkv_bias: add biases to queries, keys and values, as Qwen 2.5 does.
+        qk_norm: norm the queries and keys of each head before they are turned, as Qwen 3 does.
+        sliding_window: how many tokens one sees at most, itself among them, as in Mistral 7B's first version; None for
+            all. Rows that are longer cost a mask of ``sdpa``, and are computed by that.
         ffn_size: inner width of the feed-forward part.
         vocab_size: number of tokens.
         vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
@@ -59,7 +71,8 @@ class ModelConfig:
         norm_eps: added to the mean square in RMSNorm.
         tie_embeddings: use the embedding table as the output layer too.
         image_size: height and width of the images, in pixels; 0 for a model without images.
-        patch_size: height and width of a patch, in pixels; each patch becomes one prefix token.
+        patch_size: height and width of a patch, in pixels.
+        vision: the encoder that makes tokens of an image's patches; None: each patch, mapped to a vector, is one.
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
@@ -79,6 +92,10 @@ class ModelConfig:
     num_layers: int = 3
     num_heads: int = 4
     num_kv_heads: int | None = None
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
     ffn_size: int = 256
     vocab_size: int = 259
     vocab_multiple: int = 64
@@ -88,6 +105,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     image_size: int = 0
     patch_size: int = 2
+    vision: VisionConfig | None = None
     init_std: float = 0.02
     dtype: str = "float32"
     norm: str = "rms_norm"
@@ -109,12 +127,20 @@ class ModelConfig:
         share = self.recompute_budget == 1 or (self.compile and 0 <= self.recompute_budget < 1)
         what = f"recompute_budget={self.recompute_budget} is no share that a compiler could keep to"
         require(share, what, "model.recompute_budget", "give a number from 0 to 1, and model.compile: true")
-        even = self.hidden_size % (2 * self.num_heads) == 0
+        even = self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0
         what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"
-        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}")
+        require(even, what, "model.hidden_size", f"use a multiple of {2 * self.num_heads}, or give head_dim")
+        even = self.head_width >= 2 and self.head_width % 2 == 0
+        require(even, f"heads of a width of {self.head_width} cannot be turned", "model.head_dim", "use an even number")
+        if self.sliding_window is not None:
+            require_at_least(self, "model", sliding_window=1)
         shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
         what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
         require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
+        if self.vision is not None:  # which leaves out what is over at the edges, as SigLIP's does
+            what = f"patches of {self.patch_size} pixels do not fit into an image of {self.image_size}"
+            require(self.image_size >= self.patch_size, what, "model.image_size", "give the encoder's, e.g. 224")
+            return
         whole = self.image_size >= 0 and self.image_size % self.patch_size == 0
         what = f"an image of {self.image_size} pixels cannot be cut into patches of {self.patch_size}"
         require(whole, what, "model.patch_size", "use a divisor of image_size")
@@ -124,13 +150,18 @@ class ModelConfig:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def head_width(self) -> int:
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def prefix_length(self) -> int:
-        """Number of prefix tokens that an image becomes."""
-        return (self.image_size // self.patch_size) ** 2
+        """Number of tokens that an image of ``image_size`` becomes."""
+        return 1 if self.vision is not None and self.vision.pooling != "none" else self.image_grid**2
+
+    @property
+    def image_grid(self) -> int:
+        """Number of patches along a side of an image of ``image_size``."""
+        return self.image_size // self.patch_size
 
     @property
     def padded_vocab_size(self) -> int:
@@ -140,3 +171,28 @@ class ModelConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+
+def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
+    """The model's part of a configuration as plain values; a checkpoint of weights alone has no other.
+
+    Raises:
+        ConfigError: an unknown key, or a value that cannot be.
+    """
+    return read(from_plain(values.get("model", {}), "<dict>", "model"), ModelConfig)
+
+
+def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
+    """Settings in which two models differ by what they compute, with both values."""
+    ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
+    # None says what follows from other settings.
+    same = {"num_kv_heads": there.kv_heads == here.kv_heads, "head_dim": there.head_width == here.head_width}
+    compared = [name for name in MODEL_MEANING if name not in ignore and not same.get(name)]
+    values = [(name, _meaning(there, name), _meaning(here, name)) for name in compared]
+    return [(name, theirs, ours) for name, theirs, ours in values if theirs != ours]
+
+
+def _meaning(config: ModelConfig, name: str) -> Any:
+    """A setting; of an encoder, what of it decides what its weights mean."""
+    value = getattr(config, name)
+    return value.meaning() if isinstance(value, VisionConfig) else value

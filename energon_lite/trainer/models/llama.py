@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,8 @@ from energon_lite.trainer.models.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.models.vision import PatchEmbedding, place_images
+from energon_lite.trainer.models.vision import make_vision, place_images
+from energon_lite.trainer.models.vision_transformer import Projector
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import initialize_parameters
@@ -130,7 +132,8 @@ class LlamaModel(nn.Module):
         if first or (last and tied):
             shared = ("ends",) if tied and mesh.pp > 1 else ()
             self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
-        self.vision = PatchEmbedding(config, mesh) if config.image_size and first else None
+        self.vision = make_vision(config, mesh) if first else None
+        self.projector = Projector(config, mesh) if config.vision is not None and first else None
         # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
@@ -153,7 +156,7 @@ class LlamaModel(nn.Module):
         """Those that get gradients when a micro-batch comes back through a chunk of this stage."""
         modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
         if self.starts(chunk):
-            modules += [self.embed_tokens, self.vision]
+            modules += [self.embed_tokens, self.vision, self.projector]
         if self.ends(chunk):
             modules += [self.norm, self.lm_head]
         return [p for module in modules if module is not None for p in module.parameters()]
@@ -164,6 +167,7 @@ class LlamaModel(nn.Module):
         image: torch.Tensor | None = None,
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
         documents: torch.Tensor | None = None,
     ) -> Stream:
         """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
@@ -179,7 +183,8 @@ class LlamaModel(nn.Module):
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
             assert image_rows is not None and image_starts is not None
-            whole = place_images(self.embed_tokens(tokens), self.vision(image), image_rows, image_starts)
+            images = (image, image_rows, image_starts, image_sizes)
+            whole = place_images(self.embed_tokens(tokens), *images, encoder=self.vision, projector=self.projector)
             hidden = own_positions(whole, mesh)
             if mesh.sequence_cut:
                 hidden = split_sequence(hidden, mesh.group("tp"))
@@ -221,7 +226,7 @@ class LlamaModel(nn.Module):
         """
         if self.starts(chunk):
             assert batch is not None
-            images = batch.image, batch.image_rows, batch.image_starts
+            images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
             received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received)
@@ -243,12 +248,13 @@ class LlamaModel(nn.Module):
         image: torch.Tensor | None = None,
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
     ) -> torch.Tensor:
         """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with anything.
-            image, image_rows, image_starts: see :class:`MultimodalBatch`; None for a batch without images.
+            image, image_rows, image_starts, image_sizes: see :class:`MultimodalBatch`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -259,9 +265,10 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        return self.head(self.blocks(0, self.embed(tokens, image, image_rows, image_starts)))[:, : tokens.shape[1]]
+        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes)
+        return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
 
-    def all_logits(self, tokens: torch.Tensor, *images: torch.Tensor) -> torch.Tensor:
+    def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]

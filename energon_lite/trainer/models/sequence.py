@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from energon_lite.trainer.models.attention_functions import choose_attention
+from energon_lite.trainer.models.attention_functions import choose_attention, dense_mask
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: Cosines and sines of the rotation angles, each ``[length, head_dim]``.
+#: Cosines and sines of the rotation angles, each ``[length, head_width]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -30,11 +30,13 @@ class Run:
     Args:
         start, length: their positions in the row; they see no key at or behind ``start + length``.
         mask: None for all keys up to the query's own position; else what the attention function makes of documents.
+        windowed: the mask is that of ``sdpa``, whatever the attention function, since it has a sliding window in it.
     """
 
     start: int
     length: int
     mask: Any = None
+    windowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,21 @@ def sequence_part(
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask = choose_attention(config, mesh.device).document_mask
-    masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
+    mask, window = choose_attention(config, mesh.device).document_mask, config.sliding_window
+    if window is not None and max(start + number for start, number in runs) > window:
+        masked = tuple(_windowed(run, window, documents, mesh) for run in runs)
+    else:
+        masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
     return SequencePart(rotation_table(positions, config), masked, mesh, cache)
+
+
+def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None, mesh: ParallelMesh) -> Run:
+    """A run of a row that is longer than the sliding window: a dense mask, for whatever attention function."""
+    start, length = run
+    end = start + length
+    whole = torch.zeros(1, end, dtype=torch.int64, device=mesh.device) if documents is None else documents
+    seen = dense_mask(whole, start, length)
+    return Run(start, length, seen & seen.new_ones(length, end).triu(start - window + 1), windowed=True)
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:
@@ -124,7 +138,7 @@ def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
 
     A packed row counts its positions through: only differences matter, and those are right within each document.
     """
-    width = config.head_dim
+    width = config.head_width
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     frequencies = config.rope_theta**-exponents
     if config.rope_scaling is not None:

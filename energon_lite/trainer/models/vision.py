@@ -1,14 +1,25 @@
-"""Images among tokens: patches become vectors that stand where tokens keep their place."""
+"""Images among tokens: an encoder makes vectors of them that stand where tokens keep their place."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.vision_transformer import VisionTransformer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parameter
+
+
+def make_vision(config: ModelConfig, mesh: ParallelMesh) -> nn.Module | None:
+    """The encoder that a model asks for: images ``[n, 3, height, width]`` -> ``[n, tokens, width]``; None for none."""
+    if not config.image_size:
+        return None
+    return PatchEmbedding(config, mesh) if config.vision is None else VisionTransformer(config, mesh)
 
 
 class PatchEmbedding(nn.Module):
@@ -23,7 +34,7 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()
-        self.patch_size = config.patch_size
+        self.patch_size, self.image_size = config.patch_size, config.image_size
         pixels, hidden, std = 3 * config.patch_size**2, config.hidden_size, config.init_std
         # Pixels are not centred around zero with unit size as hidden states are; 1/sqrt(inputs) evens that out.
         projection = ParameterLayout((hidden, pixels), std=pixels**-0.5)
@@ -33,24 +44,52 @@ class PatchEmbedding(nn.Module):
         self.position = new_parameter(positions, mesh, config.torch_dtype)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, height, width]`` in [0, 1] -> ``[n, prefix, hidden]``, patches row by row."""
+        """``[n, 3, height, width]`` in [0, 1] -> ``[n, prefix, hidden]``, patches row by row.
+
+        Raises:
+            UsageError: images of another size than that of the model.
+        """
+        if tuple(image.shape[-2:]) != (self.image_size, self.image_size):
+            what = f"images of {image.shape[-2]} x {image.shape[-1]} pixels in a model of {self.image_size}"
+            raise UsageError(what, fix="bring them to size, or set model.vision: its positions fit any size")
         patches = F.pixel_unshuffle(image.to(self.weight.dtype) - 0.5, self.patch_size).flatten(2).transpose(1, 2)
         return F.linear(patches, self.weight, self.bias) + self.position
 
 
 def place_images(
-    text: torch.Tensor, images: torch.Tensor, image_rows: torch.Tensor, image_starts: torch.Tensor
+    text: torch.Tensor,
+    image: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    *,
+    encoder: nn.Module,
+    projector: nn.Module | None = None,
 ) -> torch.Tensor:
-    """Put each image's tokens over the ones that keep its place in a row; any number of images in a row.
+    """Put what images become over the tokens that keep their places; any number of images in a row.
+
+    Images of one size are encoded together.
 
     Args:
         text: ``[rows, length, hidden]``
-        images: ``[images, prefix, hidden]``
-        image_rows: int64 ``[images]``, the row of each image.
-        image_starts: int64 ``[images]``, the position in the row at which it begins.
+        image, rows, starts, sizes: see :class:`MultimodalBatch`.
+        encoder: of :func:`make_vision`.
+        projector: from its width to that of the text.
 
     Returns:
         ``[rows, length, hidden]``
     """
-    positions = image_starts[:, None] + torch.arange(images.shape[1], device=text.device)
-    return text.index_put((image_rows[:, None].expand_as(positions), positions), images)
+    whole = (image.shape[2], image.shape[3])
+    by_size: dict[tuple[int, int], list[int]] = {}
+    for number in range(len(image)):
+        by_size.setdefault(whole if sizes is None else (sizes[number][0], sizes[number][1]), []).append(number)
+    for (height, width), numbers in by_size.items():
+        chosen, own_rows, own_starts = image, rows, starts
+        if len(by_size) > 1:
+            at = torch.tensor(numbers, device=image.device)
+            chosen, own_rows, own_starts = image[at], rows[at], starts[at]
+        tokens = encoder(chosen[:, :, :height, :width])
+        tokens = tokens if projector is None else projector(tokens)
+        positions = own_starts[:, None] + torch.arange(tokens.shape[1], device=text.device)
+        text = text.index_put((own_rows[:, None].expand_as(positions), positions), tokens)
+    return text

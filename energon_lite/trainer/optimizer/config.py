@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from energon_lite.errors import ConfigError, require
 
-__all__ = ["SCHEDULES", "OptimizerConfig"]
+__all__ = ["SCHEDULES", "OptimizerConfig", "ParameterGroup", "Rule"]
 
 #: Schedules of the learning rate.
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -14,11 +16,47 @@ SCHEDULES = ("cosine", "linear", "constant", "wsd")
 _CHOICES = {
     "schedule": list(SCHEDULES),
     "kind": ["overlapped", "plain"],
-    "algorithm": ["adamw", "sgd"],
+    "algorithm": ["adamw", "sgd", "muon"],
+    "muon_scale": ["rms", "spectral"],
     "reduce": ["last", "every"],
     "grad_dtype": ["float32", "parameter"],
     "scale_rule": ["none", "linear", "sqrt"],
 }
+
+#: Names of matrices that are tables of vectors, one for each word or position, and no maps: AdamW's under Muon.
+_TABLES = ("*embed*", "*wte*", "*wpe*", "*position*", "*lm_head*", "head.*", "*.head.*")
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are trained otherwise than the rest.
+
+    Args:
+        match: pattern of their names, with ``*``, ``?`` and ``[...]`` as in a shell.
+        weight_decay: theirs, be they matrices or not; None for what it would be without the group.
+        lr_scale: their learning rate is this times that of the step.
+        algorithm: ``adamw`` or ``muon``, where the run's is muon; None for what it would be without the group.
+    """
+
+    match: str
+    weight_decay: float | None = None
+    lr_scale: float = 1.0
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        decay = self.weight_decay is None or self.weight_decay >= 0
+        require(decay, "weight_decay is negative", "optimizer.groups.weight_decay", "give a number >= 0")
+        require(self.lr_scale >= 0, "lr_scale is negative", "optimizer.groups.lr_scale", "give a number >= 0")
+        known = self.algorithm in (None, "adamw", "muon")
+        what = f"a group's algorithm is {self.algorithm!r}"
+        require(known, what, "optimizer.groups.algorithm", "give adamw or muon")
+
+
+class Rule(NamedTuple):
+    """What an update of a parameter is made with, besides the learning rate of the step."""
+
+    weight_decay: float
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -40,8 +78,12 @@ class OptimizerConfig:
         clip: largest global gradient norm; 0 for no clipping.
         kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): state on each
             rank, communication behind nothing.
-        algorithm: ``adamw`` or ``sgd`` (overlapped only).
-        momentum: of SGD; 0 for none.
+        algorithm: ``adamw``, or (overlapped only) ``sgd``, or ``muon`` for matrices and AdamW for all else.
+        momentum: of SGD and Muon; 0 for none.
+        muon_scale: how large Muon's updates are: as AdamW's, so that both can have one learning rate (``rms``,
+            Moonlight's), or as changes the output by the learning rate, whatever the shape (``spectral``, Jordan's).
+        groups: parameters that are trained otherwise than the rest, by pattern; of several that fit, the first counts.
+        compile: update by one compiled kernel that clips and rounds too, instead of three; None: on a GPU.
         bucket_size: elements of a bucket; None for 40 million, or a million per data-parallel rank if that is more.
         reduce: when gradients are summed over ranks: behind the ``last`` micro-batch of a step (ZeRO-1), or behind
             ``every`` one (ZeRO-2: less memory, more communication).
@@ -62,6 +104,9 @@ class OptimizerConfig:
     kind: str = "overlapped"
     algorithm: str = "adamw"
     momentum: float = 0.9
+    muon_scale: str = "rms"
+    groups: tuple[ParameterGroup, ...] = ()
+    compile: bool | None = None
     bucket_size: int | None = None
     reduce: str = "last"
     grad_dtype: str = "float32"
@@ -87,3 +132,29 @@ class OptimizerConfig:
         require(known, "scale_rule needs reference_tokens", "optimizer.reference_tokens", "e.g. 65536")
         plain_sgd = self.kind == "plain" and self.algorithm != "adamw"
         require(not plain_sgd, "the plain optimizer knows AdamW only", "optimizer.algorithm", "use kind: overlapped")
+        odd = self.algorithm != "muon" and any(group.algorithm for group in self.groups)
+        require(not odd, "groups have algorithms of their own under muon only", "optimizer.groups", "leave it out")
+
+    def group(self, name: str) -> ParameterGroup | None:
+        """The group of the parameter of this name."""
+        return next((group for group in self.groups if fnmatch.fnmatchcase(name, group.match)), None)
+
+    def rule(self, name: str, dim: int) -> Rule:
+        """What a parameter with so many dimensions is updated with."""
+        group = self.group(name)
+        decay = group.weight_decay if group else None
+        if decay is None:
+            decay = self.weight_decay if dim > 1 else 0.0
+        return Rule(decay, group.lr_scale if group else 1.0)
+
+    def algorithm_of(self, name: str, dim: int) -> str:
+        """How it is updated: by Muon only if it is a matrix."""
+        group = self.group(name)
+        if self.algorithm != "muon" or dim != 2:
+            return self.algorithm if self.algorithm != "muon" else "adamw"
+        table = any(fnmatch.fnmatchcase(name, pattern) for pattern in _TABLES)
+        return (group.algorithm if group else None) or ("adamw" if table else "muon")
+
+    def learning_rates(self, lr: float) -> dict[str, float]:
+        """The learning rate of each group in a step that has this one, as metrics; nothing where there are no groups."""
+        return {f"lr {group.match}": lr * group.lr_scale for group in self.groups}

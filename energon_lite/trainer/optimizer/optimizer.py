@@ -7,11 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.foreign_modules import adopt_module
 from energon_lite.trainer.optimizer.partition import Partition
-from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
 from energon_lite.trainer.parallel.shards import Shard
 
 
@@ -21,7 +24,7 @@ class Optimizer:
     Methods that do nothing here are for one whose communication overlaps with the computation.
 
     Args:
-        model: its trainable parameters have layouts (:func:`layout_of`).
+        model: what is trained.
         mesh: the ranks. All of them call the same methods in the same order.
         config: the constants.
 
@@ -30,12 +33,17 @@ class Optimizer:
         order: their names, in the order in which they are worked through.
     """
 
-    def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
-        self.mesh, self.config = mesh, config
-        self._updates = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
+        self.mesh, self.config = parallel_mesh(mesh), config
+        self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         self._leave_out: torch.Tensor | None = None
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.order = list(self.parameters)
+        adopt_module(model, self.parameters, self.mesh)
+        for group in config.groups:
+            if not self.mesh.any_rank(any(config.group(name) is group for name in self.parameters)):
+                what = f"no parameter that is trained is in the group {group.match!r}"
+                raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
 
     def begin_step(self, micro_batches: int) -> None:
         """The next step is made of this many micro-batches: as many on each data-parallel rank."""
@@ -116,3 +124,15 @@ def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: Par
         if group is not None and parts:
             dist.all_reduce(flat := torch.cat(parts), group=group)
             torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))
+
+
+def sum_of_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Of all their elements. Norms are taken in at least float32, by few kernels and without copies, and added up in
+    float64: squares above 3e38 are infinite."""
+    norms: list[torch.Tensor] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([norm.double() for norm in norms]).square().sum()

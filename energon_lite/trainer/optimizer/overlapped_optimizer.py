@@ -3,18 +3,23 @@
     forward    layer 0   layer 1   layer 2  |  backward   layer 2   layer 1   layer 0  |  step
     gather   █ bucket 2  █ 1       █ 0      |  reduce               █ 0       █ 1      | █ 2    update 2, 1, 0
 
-Parameters live in flat buffers, in the order in which their gradients come: about the reverse of that in which they
-are used. A buffer is a row of *buckets*, and each bucket is cut into equal *slices*, one per data-parallel rank:
+Parameters live in flat tensors, *buckets*, in the order in which their gradients come: about the reverse of that in
+which they are used. Each bucket is cut into equal *slices*, one per data-parallel rank:
 
     bucket 0                   bucket 1
     | rank 0 | rank 1 |        | rank 0     | rank 1     |     a collective moves a bucket
     | w5   ·   w4  b5 |        | w3      ·    w2   b3 b2 |     a rank updates its slice of each
 
 A slice does not care where parameters begin, so no size must divide by any other. Matrices come first in a bucket,
-because only they are decayed: a slice is then at most two runs of numbers for the fused kernel.
+because only they are decayed: a slice is then at most two runs of numbers for the fused kernel. Muon wants whole
+matrices: the slices of its buckets end where matrices do.
 
 ``reduce="last"`` (ZeRO-1) adds gradients up on each rank and reduces the sum, behind the last backward pass;
 ``reduce="every"`` (ZeRO-2) reduces behind each pass, so that a rank holds whole gradients of a few buckets only.
+
+``rounds.py`` counts, and so decides when a bucket leaves: ``fired``, the gradients of each parameter that came in this
+step; ``passed``, its micro-batches that have ended; ``per_round``, the micro-batches between two reductions of a bucket.
+``gradient_order.py`` reads order and counts off the first step; ``bucket_plan.py`` places parameters.
 
 The scheme is Megatron-LLaMA's OverlappedDistributedOptimizer, after ZeRO (Rajbhandari et al., arXiv:1910.02054), with
 Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` says what differs, and why.
@@ -29,16 +34,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
 from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.foreign_modules import check_copies
 from energon_lite.trainer.optimizer.gradient_order import FirstStep, agree_on_order
-from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_partial
+from energon_lite.trainer.optimizer.muon import MuonPartition
+from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
-from energon_lite.trainer.optimizer.partition import Partition
+from energon_lite.trainer.optimizer.partition import Partition, shard_of
+from energon_lite.trainer.optimizer.rounds import Rounds
 from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 from energon_lite.trainer.parallel.shards import reshard
 
 _IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
@@ -48,18 +58,30 @@ class Bucket:
     """Parameters whose gradients one collective reduces, and whose values one collective gathers.
 
     ``values`` and ``grads`` are laid out by ``slots``, and this rank owns ``share`` of them; ``grads`` is None while no
-    gradient has come (ZeRO-2). The parameters move into ``values``.
+    gradient has come (ZeRO-2). The parameters move into ``values``; or, if there is a ``state`` of this rank's share,
+    get their values from that when they are gathered.
     """
 
-    def __init__(self, plan: BucketPlan, kind: Kind, values: Tensor, grads: Tensor | None, config: OptimizerConfig):
-        self.plan, self.slots, self.share = plan, plan.slots, plan.share
-        self.kind, self.values, self.grads, self.in_place = kind, values, grads, grads is not None
+    def __init__(
+        self, plan: BucketPlan, kind: Kind, mesh: ParallelMesh, config: OptimizerConfig, state: dict[str, Tensor] | None
+    ):
+        self.plan, self.slots, self.share, self.kind = plan, plan.slots, plan.share, kind
+        self.values = torch.zeros(plan.size, dtype=kind.dtype, device=mesh.device)
         for slot in self.slots:
-            slot.of(values).copy_(slot.parameter.data)
-            slot.parameter.data = slot.of(values)
+            here = local_tensor(slot.parameter)
+            if state is None:
+                slot.of(self.values).copy_(here.detach())
+            here.data = slot.of(self.values)
+        # Who is alone has no reason to reduce often.
+        self.in_place = config.reduce == "last" or mesh.data_group is None
+        self.grads = torch.zeros_like(self.values, dtype=kind.grad_dtype) if self.in_place else None
         wide = torch.promote_types(kind.grad_dtype, torch.float32)
-        total = torch.zeros_like(values[self.share], dtype=wide) if grads is None else grads[self.share]
-        self.owned = Partition(values[self.share], total, self.share.start, plan.decayed, config)
+        mine = self.values[self.share]
+        total = torch.zeros_like(mine, dtype=wide) if self.grads is None else self.grads[self.share]
+        if kind.algorithm == "muon":
+            self.owned: Partition = MuonPartition(mine, total, self.share.start, self.slots, mesh, config, state)
+        else:
+            self.owned = Partition(mine, total, self.share.start, plan.runs, kind.algorithm, config, state)
         self.filled: set[nn.Parameter] = set()  # those whose gradients are in ``grads``
         self.arrived = 0  # how many slots are known to be ready for the next reduction
         self.reduced = self.collected = 0  # reductions of this step that were launched, and that are done
@@ -76,19 +98,13 @@ class Bucket:
             self.gathering.wait()
             self.gathering = None
 
-
-class ParameterBuffer:
-    """One tensor for all parameters of a kind, in the order of their gradients, and the buckets it is cut into."""
-
-    def __init__(self, named: list[Named], kind: Kind, ranks: int, rank: int, config: OptimizerConfig):
-        plans = plan_buckets(named, config.bucket_size or max(40_000_000, 1_000_000 * ranks), ranks, rank)
-        sizes = [plan.size for plan in plans]
-        self.values = torch.zeros(sum(sizes), dtype=kind.dtype, device=named[0][1].device)
-        in_place = config.reduce == "last" or ranks == 1  # who is alone has no reason to reduce often
-        self.grads = torch.zeros_like(self.values, dtype=kind.grad_dtype) if in_place else None
-        grads = [None] * len(sizes) if self.grads is None else self.grads.split(sizes)
-        parts = zip(plans, self.values.split(sizes), grads, strict=True)
-        self.buckets = [Bucket(plan, kind, values, grad, config) for plan, values, grad in parts]
+    def keep_state_only(self) -> None:
+        """Free the memory of values and gradients. The parameters have none until another bucket takes them."""
+        self.owned.keep_state_only()
+        self.values, self.grads = self.values.new_empty(0), None
+        for slot in self.slots:
+            here = local_tensor(slot.parameter)
+            here.data = here.new_empty(()).expand(here.shape)
 
 
 class OverlappedDistributedOptimizer(Optimizer):
@@ -100,9 +116,13 @@ class OverlappedDistributedOptimizer(Optimizer):
     themselves; who reads parameters in another way calls :meth:`wait_parameters` first.
 
     Args:
-        model: its trainable parameters have layouts (:func:`layout_of`); their memory moves into the buffers.
-        mesh: the ranks. All of them call the same methods in the same order.
-        config: the constants, ``bucket_size``, ``reduce`` and ``grad_dtype``.
+        model: any; its trainable parameters' memory moves into the buckets. Those without a layout (:func:`layout_of`)
+            are taken for copies of what other ranks have, and begin with the first data-parallel rank's values.
+        mesh: the ranks, :func:`build_mesh` or torch's. All of them call the same methods in the same order.
+        config: the constants, ``groups``, ``bucket_size``, ``reduce`` and ``grad_dtype``.
+
+    Raises:
+        UsageError: a parameter cannot be trained, or tensor-parallel ranks have other values of one without layout.
 
     Example:
         >>> optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(reduce="every"))
@@ -113,17 +133,16 @@ class OverlappedDistributedOptimizer(Optimizer):
         >>> grad_norm = optimizer.step(lr=1e-3)
     """
 
-    def __init__(self, model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig):
+    def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
         super().__init__(model, mesh, config)
-        self._group = mesh.data_group
+        self._group = self.mesh.data_group
         self._at: dict[nn.Parameter, tuple[Bucket, Slot]] = {}
         self._queue: list[Bucket] = []  # in the order of reduction; gathered in reverse
-        self._uses = dict.fromkeys(self.parameters.values(), 1)  # gradients in a micro-batch
+        self._rounds = Rounds(self.parameters.values())
         self._outsiders: set[nn.Parameter] = set()  # those that are used although their modules are not called
         self._first_step: FirstStep | None = FirstStep()
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
         self._lay_out(self.order[::-1])  # in which gradients are expected; the first step shows the true one
-        self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
     def begin_step(self, micro_batches: int) -> None:
@@ -136,26 +155,28 @@ class OverlappedDistributedOptimizer(Optimizer):
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
         """Say that a micro-batch's gradients are all there, or those ``of`` one chunk of a pipeline stage's layers."""
-        for p in self._uses if of is None else self._uses.keys() & of:
-            self._passed[p] += 1
-            self._fired[p] = max(self._fired[p], self._passed[p] * self._uses[p])
+        self._rounds.end_micro_batch(of)
         if self._first_step:
             self._first_step.end_micro_batch(of)
-        self._advance(complete=min(self._passed.values(), default=0) // self._per_round)
+        self._advance(self._rounds.complete)
 
     def _launch(self, lr: float) -> Tensor:
         """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass."""
-        if self._promised is not None and (wrong := set(self._passed.values()) - {self._promised}):
-            raise UsageError(f"{wrong.pop()} of {self._promised} micro-batches ended", fix="end empty ones too")
+        rounds = self._rounds
+        if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
+            raise UsageError(f"{wrong.pop()} of {rounds.promised} micro-batches ended", fix="end empty ones too")
+        self._check_memory()
         self.wait_parameters()
-        self._advance(complete=self._rounds)
+        self._advance(rounds.count)
         # The first step allows for parameters that give several gradients per micro-batch, and counts them.
         if self._first_step and self.mesh.any_rank(any(bucket.filled for bucket in self._queue)):
-            self._rounds += 1
-            self._advance(complete=self._rounds)
+            rounds.count += 1
+            self._advance(rounds.count)
         while self._in_flight:
             self._collect()
         sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._queue], self.mesh)
+        if self._first_step:
+            self._check_copies()
         norm = self._norm()
         scale, skip = self._judge(norm)
         for bucket in reversed(self._queue):
@@ -189,19 +210,14 @@ class OverlappedDistributedOptimizer(Optimizer):
     # -- gradients: from autograd into buckets, from buckets into slices ---------------------------------------------
 
     def _start_step(self, micro_batches: int | None) -> None:
-        """Buckets are reduced in rounds, a round for each micro-batch or one for all of them."""
-        self._promised, self._launched = micro_batches, 0
-        self._rounds, self._per_round = 1, micro_batches or 2**63
-        if self.config.reduce == "every" and self._group is not None and micro_batches:
-            self._rounds, self._per_round = micro_batches, 1
-        self._fired = dict.fromkeys(self._uses, 0)  # gradients of each parameter that came
-        self._passed = self._fired.copy()  # micro-batches of each that ended
+        every = self.config.reduce == "every" and self._group is not None
+        self._rounds.start(micro_batches, self._queue, every=every)
         for bucket in self._queue:
-            bucket.arrived = bucket.reduced = bucket.collected = 0
+            bucket.collected = 0
 
     def _take_grad(self, p: nn.Parameter, grad: Tensor) -> None:
         bucket, slot = self._at[p]
-        if bucket.reduced == self._rounds and (bucket.in_place or not self._first_step):
+        if bucket.reduced == self._rounds.count and (bucket.in_place or not self._first_step):
             what = f"{slot.name} got a gradient after its bucket was reduced: it got fewer in the first step"
             raise UsageError(what, fix="leave out begin_step() in such steps; gradients are then reduced at the end")
         if bucket.grads is None:
@@ -209,30 +225,15 @@ class OverlappedDistributedOptimizer(Optimizer):
         sum_here = slot.of(bucket.grads)
         sum_here.add_(grad) if p in bucket.filled else sum_here.copy_(grad)
         bucket.filled.add(p)
-        self._fired[p] += 1
+        self._rounds.fired[p] += 1
         if self._first_step:
             self._first_step.saw(p)
         self._advance()
 
     def _advance(self, complete: int = 0) -> None:
-        """Launch what can be reduced. All ranks keep one order, round by round and bucket by bucket, whatever order
-        their gradients come in; a bucket that is not ready holds up the others, until its round is ``complete``."""
-        while self._launched < self._rounds * len(self._queue):
-            done, number = divmod(self._launched, len(self._queue))
-            bucket = self._queue[number]
-            if done >= complete and not self._is_ready(bucket, (done + 1) * self._per_round):
-                return
-            self._reduce(bucket)
-            self._launched += 1
-
-    def _is_ready(self, bucket: Bucket, micro_batches: int) -> bool:
-        while bucket.arrived < len(bucket.slots):
-            p = bucket.slots[bucket.arrived].parameter
-            if self._fired[p] < micro_batches * self._uses[p]:
-                return False
-            bucket.arrived += 1
-        # What is reduced in place must be complete, and the first step does not know yet how many gradients come.
-        return not (self._first_step and bucket.in_place)
+        """Launch what can be reduced: buckets that are ready, or whose round is ``complete``."""
+        while (number := self._rounds.next(complete)) is not None:
+            self._reduce(self._queue[number])
 
     def _reduce(self, bucket: Bucket) -> None:
         grads = self._borrow(bucket) if bucket.grads is None else bucket.grads
@@ -245,7 +246,6 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._in_flight.append((bucket, grads, work))
         bucket.grads = grads if bucket.in_place else None
         bucket.filled.clear()
-        bucket.arrived, bucket.reduced = 0, bucket.reduced + 1
 
     def _collect(self) -> None:
         """Wait for the oldest reduction under way. Its memory is then free for another bucket."""
@@ -270,10 +270,8 @@ class OverlappedDistributedOptimizer(Optimizer):
 
     def _norm(self) -> Tensor:
         """Of the whole gradient. A slice is on one data-parallel rank only; of copies along other axes, one counts."""
-        square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for bucket in self._queue:
-            if bucket.kind.counts_here:
-                square += torch.linalg.vector_norm(bucket.owned.grad, dtype=torch.float64).square()
+        counted = [bucket.owned.grad for bucket in self._queue if bucket.kind.counts_here]
+        square = sum_of_squares(counted, self.mesh.device)
         if self.mesh.world_size > 1:
             dist.all_reduce(square)
         return square.sqrt()
@@ -281,30 +279,77 @@ class OverlappedDistributedOptimizer(Optimizer):
     # -- the layout, and what the first step teaches -----------------------------------------------------------------
 
     def _lay_out(self, order: list[str]) -> None:
-        """Make buffers for the parameters in another :attr:`order`, and move their values and state there."""
+        """Make buckets for the parameters in another :attr:`order`, and move their values and state there.
+
+        That takes no more memory than there is in use already: values and gradients go first.
+        """
         self.wait_parameters()
         self.order = order
         by_kind: defaultdict[Kind, list[Named]] = defaultdict(list)
         for name in self.order:
             p = self.parameters[name]
-            by_kind[Kind.of(p, self.mesh, self.config.grad_dtype)].append((name, p))
+            by_kind[Kind.of(name, p, self.mesh, self.config)].append((name, p))
         ranks, rank = (1, 0) if self._group is None else (dist.get_world_size(self._group), dist.get_rank(self._group))
-        self.buffers = [ParameterBuffer(named, kind, ranks, rank, self.config) for kind, named in by_kind.items()]
+        size = self.config.bucket_size or max(40_000_000, 1_000_000 * ranks)
         number = {name: i for i, name in enumerate(self.order)}
-        self._queue = [bucket for buffer in self.buffers for bucket in buffer.buckets]
-        self._queue.sort(key=lambda bucket: max(number[slot.name] for slot in bucket.slots))
+        plans = [
+            (k, plan) for k, named in by_kind.items() for plan in plan_buckets(named, size, ranks, rank, self.config)
+        ]
+        plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
         self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-        former, self._at = self._at, {slot.parameter: (b, slot) for b in self._queue for slot in b.slots}
-        for p, (bucket, slot) in former.items():
-            new, place = self._at[p]
-            reshard(p, bucket.owned.shard(slot), new.owned.shard(place), bucket.owned.tensors, self._group)
+        states = self._move_state([plan for _, plan in plans]) if self._queue else [None] * len(plans)
+        self._queue = []
+        for (kind, plan), state in zip(plans, states, strict=True):
+            self._queue.append(bucket := Bucket(plan, kind, self.mesh, self.config, state))
+            if state is not None:
+                bucket.gather(self._group)
+                state.clear()
+        self._at = {slot.parameter: (b, slot) for b in self._queue for slot in b.slots}
         self.set_updates(self.updates)
+        self._start_step(None)
+
+    def _move_state(self, plans: list[BucketPlan]) -> list[dict[str, Tensor] | None]:
+        """This rank's state by other plans, one tensor of each bucket after the other."""
+        for bucket in self._queue:
+            bucket.keep_state_only()
+        states: list[dict[str, Tensor] | None] = [{} for _ in plans]
+        for kind in dict.fromkeys(kind for bucket in self._queue for kind in bucket.owned.tensors):
+            for plan, state in zip(plans, states, strict=True):
+                like = self._at[plan.slots[0].parameter][0].owned.tensors.get(kind)
+                if like is None or state is None:
+                    continue
+                state[kind] = like.new_zeros(plan.share.stop - plan.share.start)
+                for slot in plan.slots:
+                    bucket, former = self._at[slot.parameter]
+                    source, target = bucket.owned.shard(former), shard_of(slot, plan.share.start, state)
+                    reshard(kind, source, target, like.new_empty(slot.stop - slot.start), self._group)
+            for bucket in self._queue:
+                bucket.owned.tensors.pop(kind, None)
+        return states
+
+    def _check_memory(self) -> None:
+        for p, (bucket, slot) in self._at.items():
+            there = bucket.values.data_ptr() + slot.start * bucket.values.itemsize
+            if local_tensor(p).data_ptr() != there and slot.start < slot.stop:
+                what = f"{slot.name} was moved after the optimizer was made, which cannot train it any more"
+                raise UsageError(what, fix="call model.to(), .half() or flatten_parameters() before that")
+
+    def _check_copies(self) -> None:
+        """In the first step: nobody has said that these are copies, and their gradients tell."""
+        found = {}
+        for bucket in self._queue:
+            for slot in bucket.slots if layout_of(bucket.slots[0].parameter).sharded_dim is None else ():
+                if layout_of(slot.parameter).assumed and (shard := bucket.owned.shard(slot)):
+                    start = slot.start + shard.start - bucket.owned.start
+                    found[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
+        check_copies(found, self.mesh, "gradients")
 
     def _learn(self, seen: FirstStep) -> None:
         """Compare what was expected with the first step, and expect from now on what it showed."""
         seen.end_micro_batch()
         self._first_step = None
-        self._uses |= seen.uses
+        self._rounds.learning = False
+        self._rounds.uses |= seen.uses
         self._outsiders = seen.position.keys() - seen.entered
         true = agree_on_order(seen.order(self.order, self.parameters), self.parameters, self.mesh)
         if self.mesh.any_rank(true != self.order):

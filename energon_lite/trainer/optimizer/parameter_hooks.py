@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from energon_lite.errors import UsageError
 
@@ -40,7 +41,10 @@ def hook_parameters(
         if p.grad is None:
             what = "a gradient was taken away before this optimizer could: another one has the same parameters"
             raise UsageError(what, fix="close() that one first, or use it")
-        on_gradient(p, p.grad)
+        grad = p.grad
+        if isinstance(p, DTensor) and isinstance(grad, DTensor):
+            grad = grad.redistribute(placements=p.placements).to_local()
+        on_gradient(p, grad.to_dense() if grad.is_sparse else grad)
         p.grad = None
 
     # Not hooks on the nodes that add gradients up: those die with the node, which nobody may hold, in silence.
@@ -48,7 +52,7 @@ def hook_parameters(
     inside: set[nn.Module] = set()
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p in parameters]
-        compiled = module._compiled_call_impl is not None
+        compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")  # torch.compile(module)
         if module not in inside:
             # Modules say of themselves if they use the parameters of their children without calling these.
             whole = compiled or getattr(module, "reads_children", False)

@@ -1,14 +1,17 @@
-"""What a rank updates, and how: AdamW or SGD by torch's fused kernels, on master values in at least float32."""
+"""What a rank updates, and how: AdamW or SGD, on master values in at least float32."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from energon_lite.trainer.optimizer.bucket_plan import Slot
-from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.parallel.shards import Shard
 
 
@@ -19,41 +22,70 @@ class Partition:
         values: what the model computes with.
         grad: the sum of its gradients.
         start: of the elements.
-        decayed: elements before this one belong to matrices, which are decayed; the others do not.
+        runs: which of them, counted from ``start``, are updated with which rule.
+        algorithm: ``adamw`` or ``sgd``.
         config: the constants.
+        state: master values and moments that there are already, which ``values`` follow.
 
     Attributes:
         tensors: by name, the moments and ``master``, the values in at least float32 (the same memory, if the model is
             that precise).
     """
 
-    def __init__(self, values: Tensor, grad: Tensor, start: int, decayed: int, config: OptimizerConfig):
+    def __init__(
+        self,
+        values: Tensor,
+        grad: Tensor,
+        start: int,
+        runs: list[tuple[slice, Rule]],
+        algorithm: str,
+        config: OptimizerConfig,
+        state: dict[str, Tensor] | None = None,
+    ):
         self.values, self.grad, self.start, self.stop = values, grad, start, start + values.numel()
-        self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
-        adamw = config.algorithm == "adamw"
-        kinds = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
-        state = {kind: torch.zeros_like(self.master) for kind in kinds}
-        self.tensors = {"master": self.master, **state}
-        edge = min(max(decayed - start, 0), values.numel())
-        runs = [(slice(0, edge), config.weight_decay), (slice(edge, values.numel()), 0.0)]
-        self._runs = [(run, decay) for run, decay in runs if run.start < run.stop]
-        groups = [{"params": [self.master[run]], "weight_decay": decay} for run, decay in self._runs]
-        constants = {"betas": config.betas, "eps": config.eps} if adamw else {"momentum": config.momentum}
-        self._inner: Any = (torch.optim.AdamW if adamw else torch.optim.SGD)(groups, fused=True, **constants)
-        for (run, _), group in zip(self._runs, self._inner.param_groups, strict=True):
-            self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in state.items()}
+        self.config, self.runs = config, runs
+        if state:
+            values.copy_(state["master"])
+        wide = values.dtype.itemsize >= 4
+        self.master = values if wide else state["master"] if state else values.to(torch.float32)
+        kinds = ("exp_avg", "exp_avg_sq") if algorithm == "adamw" else ("momentum_buffer",)
+        moments = {kind: state[kind] if state else torch.zeros_like(self.master) for kind in kinds}
+        self.tensors = {"master": self.master, **moments}
+        self._prepare(algorithm, moments)
+
+    def _prepare(self, algorithm: str, moments: dict[str, Tensor]) -> None:
+        config = self.config
+        compiled = on_gpu_with_triton(self.master) if config.compile is None else config.compile
+        self._compiled = _compiled_adamw() if compiled and algorithm == "adamw" else None
+        groups = [{"params": [self.master[run]], "weight_decay": rule.weight_decay} for run, rule in self.runs]
+        if self._compiled or not groups:
+            self._inner: Any = None
+            self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
+            return
+        constants = (
+            {"betas": config.betas, "eps": config.eps} if algorithm == "adamw" else {"momentum": config.momentum}
+        )
+        self._inner = (torch.optim.AdamW if algorithm == "adamw" else torch.optim.SGD)(groups, fused=True, **constants)
+        for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
+            self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
 
     def set_updates(self, updates: int) -> None:
         """Say how many updates the moments have seen."""
+        if self._inner is None:
+            self._updates.fill_(updates)
+            return
         for state in self._inner.state.values():
             state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
 
     def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
         """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
+        if self._inner is None:
+            self._update_at_once(lr, scale, skip)
+            return
         if scale is not None:
             self.grad.mul_(scale)
-        for (run, _), group in zip(self._runs, self._inner.param_groups, strict=True):
-            group["lr"] = lr
+        for (run, rule), group in zip(self.runs, self._inner.param_groups, strict=True):
+            group["lr"] = lr * rule.lr_scale
             group["params"][0].grad = self.grad[run].to(self.master.dtype)
         self._inner.found_inf = skip
         self._inner.step()
@@ -61,8 +93,75 @@ class Partition:
         if self.master is not self.values:
             self.values.copy_(self.master)
 
+    def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
+        """The same in one kernel for each run; numbers that change from step to step are tensors on the device."""
+        if self._compiled is None:
+            return
+        keep, (beta, beta_sq) = 1 - skip.double(), self.config.betas
+        self._updates += keep
+        size = (lr * keep) / (1 - beta**self._updates)
+        root = (1 - beta_sq**self._updates).sqrt()
+        scale = torch.ones_like(size) if scale is None else scale
+        values = None if self.master is self.values else self.values
+        for run, rule in self.runs:
+            decay = 1 - lr * rule.lr_scale * rule.weight_decay * keep
+            state = [self.tensors[kind][run] for kind in ("master", "exp_avg", "exp_avg_sq")]
+            constants = (beta, beta_sq, self.config.eps)
+            here = None if values is None else values[run]
+            self._compiled(self.grad[run], *state, here, scale, keep, size * rule.lr_scale, root, decay, *constants)
+
     def shard(self, slot: Slot) -> Shard | None:
         """What is here of one parameter, as views; None if nothing is."""
-        lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
-        tensors = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
-        return Shard(slot.name, slot.parameter, lo - slot.start, tensors) if lo < hi else None
+        return shard_of(slot, self.start, self.tensors)
+
+    def keep_state_only(self) -> None:
+        """Free the memory of values and gradients; no update can be made any more."""
+        if self.master is self.values:
+            self.tensors["master"] = self.master.clone()
+        self.values = self.grad = self.master = self.master.new_empty(0)
+        self._inner = None
+
+
+def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None:
+    """The part of a parameter that is in some elements of its bucket, from ``start`` on; None if nothing is."""
+    lo, hi = max(slot.start, start), min(slot.stop, start + len(next(iter(tensors.values()))))
+    here = {kind: tensor[lo - start : hi - start] for kind, tensor in tensors.items()}
+    return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
+
+
+def on_gpu_with_triton(tensor: Tensor) -> bool:
+    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _compiled_adamw() -> Callable[..., None]:
+    """One graph for all sizes."""
+    return torch.compile(_adamw, dynamic=True, fullgraph=True)
+
+
+def _adamw(
+    grad: Tensor,
+    master: Tensor,
+    average: Tensor,
+    average_sq: Tensor,
+    values: Tensor | None,
+    scale: Tensor,
+    keep: Tensor,
+    size: Tensor,
+    root: Tensor,
+    decay: Tensor,
+    beta: float,
+    beta_sq: float,
+    eps: float,
+) -> None:
+    """Clip, AdamW and the rounded values: each number is read once and written once. ``keep`` is 0 or 1."""
+    grad = torch.where(keep > 0, grad.to(master.dtype) * scale, 0)
+    moved = torch.where(keep > 0, average.lerp(grad, 1 - beta), average)
+    moved_sq = torch.where(keep > 0, average_sq * beta_sq + grad * grad * (1 - beta_sq), average_sq)
+    new = master * decay - size * moved / (moved_sq.sqrt() / root + eps)
+    new = torch.where(keep > 0, new, master)
+    average.copy_(moved)
+    average_sq.copy_(moved_sq)
+    master.copy_(new)
+    if values is not None:
+        values.copy_(new)

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, Slot, sum_dtype
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.learning_rates import learning_rate
-from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_partial
+from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
 from energon_lite.trainer.optimizer.partition import Partition
@@ -42,7 +44,7 @@ class AdamW(Optimizer):
     of ``grad_dtype`` after each backward pass, and ``parameter.grad`` is None.
 
     Args:
-        model: its trainable parameters have layouts (:func:`layout_of`).
+        model: what is trained.
         mesh: the ranks.
         config: AdamW's constants, the clipping norm and ``grad_dtype``.
 
@@ -56,6 +58,8 @@ class AdamW(Optimizer):
         super().__init__(model, mesh, config)
         self._buffers: list[torch.Tensor] = []
         self._at: dict[nn.Parameter, tuple[Partition, Slot]] = {}
+        if any(isinstance(p, DTensor) for p in self.parameters.values()):
+            raise UsageError("the plain optimizer does not know DTensor", fix="use kind: overlapped")
         for dtype in sorted({p.dtype for p in self.parameters.values()}, key=str):
             self._lay_out([(name, p) for name, p in self.parameters.items() if p.dtype == dtype])
         self.set_updates(0)
@@ -71,8 +75,10 @@ class AdamW(Optimizer):
         summed_in = sum_dtype(first.dtype, self.config.grad_dtype)
         buffer = torch.zeros(sum(p.numel() for _, p in alike), dtype=summed_in, device=first.device)
         for (name, p), grad in zip(alike, buffer.split([p.numel() for _, p in alike]), strict=True):
-            owned = Partition(p.detach().view(-1), grad, 0, p.numel() if p.dim() > 1 else 0, self.config)
-            self._at[p] = owned, Slot(name, p, 0, p.numel())
+            rule = self.config.rule(name, p.dim())
+            values, runs = p.detach().view(-1), [(slice(0, p.numel()), rule)]
+            owned = Partition(values, grad, 0, runs, "adamw", self.config)
+            self._at[p] = owned, Slot(name, p, 0, p.numel(), rule)
             p.grad = grad.view_as(p) if p.dtype.itemsize >= 4 else None
         self._buffers.append(buffer)
 
@@ -102,10 +108,12 @@ class AdamW(Optimizer):
 
     def _gradient_norm(self) -> torch.Tensor:
         """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
-        square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for p, (owned, _) in self._at.items():
-            if Kind.of(p, self.mesh, self.config.grad_dtype).counts_here:
-                square += torch.linalg.vector_norm(owned.grad, dtype=torch.float64).square()
+        counted = [
+            owned.grad
+            for p, (owned, slot) in self._at.items()
+            if Kind.of(slot.name, p, self.mesh, self.config).counts_here
+        ]
+        square = sum_of_squares(counted, self.mesh.device)
         for axis in ("tp", "pp"):
             if (group := self.mesh.group(axis)) is not None:
                 dist.all_reduce(square, group=group)

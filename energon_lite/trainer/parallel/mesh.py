@@ -60,7 +60,9 @@ class ParallelMesh(RankGrid):
 
     def rank(self, axis: str) -> int:
         """This process' coordinate along ``axis``."""
-        return 0 if self.device_mesh is None else self.device_mesh.get_local_rank(axis)
+        if self.device_mesh is None or axis not in (self.device_mesh.mesh_dim_names or ()):
+            return 0
+        return self.device_mesh.get_local_rank(axis)
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """The process group along ``axis``, or None where it has one member and nothing needs to be said.
@@ -187,13 +189,39 @@ def build_mesh(
     if not dist.is_initialized():
         return mesh
     sizes = tuple(mesh.size(axis) for axis in mesh.slow_to_fast)
-    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=mesh.slow_to_fast)
+    return _with_groups(mesh, init_device_mesh(device.type, sizes, mesh_dim_names=mesh.slow_to_fast))
+
+
+def _with_groups(mesh: ParallelMesh, device_mesh: DeviceMesh) -> ParallelMesh:
     groups = {axis: device_mesh.get_group(axis) for axis in AXES if mesh.size(axis) > 1} | _extra_groups(mesh)
     if mesh.timeout is not None:
         # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
         for group in (None, *groups.values()):
             _set_pg_timeout(mesh.timeout, group)
     return replace(mesh, device_mesh=device_mesh, process_groups=groups)
+
+
+def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
+    """The same mesh; or one with the axes of torch's, whose groups it uses. Every rank must call it.
+
+    Args:
+        mesh: of torch's, the axes are named ``pp``, ``dp``, ``cp`` and ``tp``, or there is one without a name: ``dp``.
+
+    Raises:
+        TopologyError: it has other axes, or not all ranks in their order.
+    """
+    if isinstance(mesh, ParallelMesh):
+        return mesh
+    if mesh.mesh_dim_names is None and mesh.ndim == 1:
+        mesh = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("dp",))
+    names, ranks = mesh.mesh_dim_names or (), mesh.mesh.flatten().tolist()
+    if not names or set(names) - set(AXES) or ranks != list(range(dist.get_world_size())):
+        what = f"a device mesh with axes {names} over ranks {ranks} of {dist.get_world_size()}"
+        raise TopologyError(what, fix=f"name its axes {', '.join(AXES)} and give it all ranks, or use build_mesh()")
+    here = torch.cuda.current_device() if mesh.device_type == "cuda" else None
+    sizes = dict(zip(names, mesh.mesh.shape, strict=True))
+    grid = ParallelMesh(**sizes, order="-".join(reversed(names)), device=torch.device(mesh.device_type, here))
+    return _with_groups(grid, mesh)
 
 
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -33,6 +34,7 @@ class ParameterLayout:
         sum_over: axes of the mesh over which each rank's gradient is a part of a sum, besides the data group:
             ``("tp",)`` for what sees a part of the sequence under sequence parallelism, ``("ends",)`` for an embedding
             that the first and the last pipeline stage share.
+        assumed: nobody has said any of this: it is taken for a copy of what the other ranks have.
     """
 
     full_shape: tuple[int, ...]
@@ -40,6 +42,7 @@ class ParameterLayout:
     std: float = 0.0
     mean: float = 0.0
     sum_over: tuple[str, ...] = ()
+    assumed: bool = False
 
     def counts_here(self, mesh: ParallelMesh) -> bool:
         """False where this rank's part is a second copy that the whole model does not have, as in gradient norms.
@@ -79,19 +82,33 @@ def new_parameter(layout: ParameterLayout, mesh: ParallelMesh, dtype: torch.dtyp
     return parameter
 
 
-def layout_of(parameter: nn.Parameter) -> ParameterLayout:
-    """The layout of a parameter.
+def layout_of(parameter: torch.Tensor) -> ParameterLayout:
+    """The layout of a parameter: what it says itself; of torch's ``DTensor`` what its placements say; of any other, as
+    in a module that knows nothing of us, that it is whole (``assumed``; the optimizer makes sure of that).
 
     Raises:
-        UsageError: it has none. Guessing would count it wrongly in the gradient norm, and nobody would see it.
+        UsageError: a ``DTensor`` that is cut otherwise than evenly along one dimension of one mesh axis.
     """
     layout = getattr(parameter, "parallel_layout", None)
-    if not isinstance(layout, ParameterLayout):
+    if isinstance(layout, ParameterLayout):
+        return layout
+    if not isinstance(parameter, DTensor):
+        return ParameterLayout(tuple(parameter.shape), assumed=True)
+    cut = [placement for placement in parameter.placements if placement != Replicate()]
+    if not cut:
+        return ParameterLayout(tuple(parameter.shape))
+    ranks = parameter.device_mesh.size(parameter.placements.index(cut[0]))
+    if len(cut) > 1 or type(cut[0]) is not Shard or parameter.shape[cut[0].dim] % ranks:
         raise UsageError(
-            f"a parameter of shape {tuple(parameter.shape)} does not say what it is a part of",
-            fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
+            f"a DTensor of shape {tuple(parameter.shape)} has placements {parameter.placements}",
+            fix="cut it evenly along one dimension, over tensor-parallel ranks only; data-parallel ones have copies",
         )
-    return layout
+    return ParameterLayout(tuple(parameter.shape), cut[0].dim % parameter.dim())
+
+
+def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
+    """The very tensor that this rank has of a parameter: of a ``DTensor`` its part, of any other the parameter."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> None:
@@ -133,6 +150,11 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, dr
     def fill(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
         layout = layout_of(parameter)
+        if layout.assumed:
+            raise UsageError(
+                f"{name} of shape {tuple(parameter.shape)} does not say what it is a part of, nor how it begins",
+                fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
+            )
         with torch.no_grad():
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in drawn):
                 parameter.zero_()

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import layout_of
+from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
 
 class Shard(NamedTuple):
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
     @property
     def values(self) -> torch.Tensor:
         """The same elements of the parameter itself, as the model computes with them."""
-        return self.parameter.detach().flatten()[self.start : self.stop]
+        return local_tensor(self.parameter).detach().flatten()[self.start : self.stop]
 
     def take_values(self) -> None:
         """The parameter was given other values: they are the master values from now on."""
@@ -52,28 +52,24 @@ class Shard(NamedTuple):
 
 
 def reshard(
-    parameter: nn.Parameter,
-    source: Shard | None,
-    target: Shard | None,
-    like: dict[str, torch.Tensor],
-    group: dist.ProcessGroup | None,
+    kind: str, source: Shard | None, target: Shard | None, like: torch.Tensor, group: dist.ProcessGroup | None
 ) -> None:
-    """Carry a parameter's state from one division among ranks to another. Every rank of the group must call it.
+    """Carry a tensor of a parameter's state from one division among ranks to another. Every rank of the group must
+    call it, and has the same part of the parameter.
 
     Args:
-        parameter: this rank's part of it, which is the same on all ranks of the group.
+        kind: which of the state's tensors.
         source, target: this rank's shards of it in the two divisions; None where it has nothing.
-        like: tensors with the names and types of the state.
+        like: as many elements as the parameter has here, and the type of that tensor.
         group: the ranks that share the state; None if there is one.
     """
-    for kind, example in like.items():
-        whole = torch.zeros(parameter.numel(), dtype=example.dtype, device=example.device)
-        if source is not None:
-            whole[source.start : source.stop] = source.tensors[kind]
-        if group is not None:
-            dist.all_reduce(whole, group=group)
-        if target is not None:
-            target.tensors[kind].copy_(whole[target.start : target.stop])
+    whole = torch.zeros_like(like)
+    if source is not None:
+        whole[source.start : source.stop] = source.tensors[kind]
+    if group is not None:
+        dist.all_reduce(whole, group=group)
+    if target is not None:
+        target.tensors[kind].copy_(whole[target.start : target.stop])
 
 
 class Box(NamedTuple):

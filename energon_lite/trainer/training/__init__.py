@@ -22,8 +22,9 @@ from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint as sav
 from energon_lite.trainer.checkpointing.weights import find_weights as find_weights
 from energon_lite.trainer.checkpointing.weights import load_weights as load_weights
 from energon_lite.trainer.data.config import DataConfig as DataConfig
+from energon_lite.trainer.data.rows import RowsTaskEncoder as RowsTaskEncoder
+from energon_lite.trainer.data.run_encoder import make_task_encoder as make_task_encoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder as MultimodalTaskEncoder
-from energon_lite.trainer.data.task_encoder import make_task_encoder as make_task_encoder
 from energon_lite.trainer.data.task_encoder import resize_image as resize_image
 from energon_lite.trainer.data.tokenizer import ByteTokenizer as ByteTokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch as MultimodalBatch

@@ -67,8 +67,11 @@ class TrainConfig:
         spike_window: how many losses these are.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
-        init_from: a checkpoint, or a folder of checkpoints, of which the newest is meant: a new run begins with its
-            weights. None for random ones. A run that has a checkpoint of its own goes on from that.
+        eval_at_start: also evaluate before the first step.
+        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0 for all of them.
+        init_from: a checkpoint, a folder of checkpoints, of which the newest is meant, or a model's folder of Hugging
+            Face: a new run begins with its weights. None for random ones. A run that has a checkpoint of its own goes
+            on from that.
         init_from_ignore: settings of the model, as ``rope_theta``, that may be other ones than that checkpoint's.
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
@@ -95,6 +98,8 @@ class TrainConfig:
     spike_window: int = 64
     log_every: int = 10
     eval_every: int = 0
+    eval_at_start: bool = False
+    eval_batches: int = 0
     init_from: str | None = None
     init_from_ignore: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
@@ -119,7 +124,7 @@ class TrainConfig:
         factor = self.spike_factor == 0 or self.spike_factor > 1
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
         require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
-        require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, save_timeout=0)
+        require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, eval_batches=0, save_timeout=0)
         require_at_least(self, "train", gc_every=0, flight_recorder=0)
         inside = not self.memory_snapshot or self.profile is not None
         require(inside, "memory_snapshot has no window", "train.memory_snapshot", "give train.profile, e.g. [5, 6]")

@@ -6,18 +6,21 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.conversion.to_model import huggingface_model_config, is_huggingface
+from energon_lite.trainer.models.config import model_config_of as model_config_of
 from energon_lite.trainer.models.presets import PRESETS
 from energon_lite.trainer.training.config import TrainerConfig
 
 #: The preset that is no known shape, but that of the checkpoint a run begins with.
 _INIT_FROM = "init_from"
+#: How an override names a variant.
+_VARIANT = "variant="
 #: How a configuration given as a dict is called in messages.
 _DICT_NAME = "<dict>"
 
@@ -25,12 +28,16 @@ _DICT_NAME = "<dict>"
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainerConfig:
     """Read a run's configuration.
 
-    ``data.path``, ``data.val_path`` and ``data.tokenizer`` are relative to the file they are written in; ``output``,
-    ``train.init_from``, and what an override says, to the working directory.
+    ``data.path``, ``data.val_path``, ``data.val`` and ``data.tokenizer`` are relative to the file they are written in;
+    ``output``, ``train.init_from``, and what an override says, to the working directory. Without ``data.tokenizer``, a
+    run that begins with a folder of Hugging Face has the tokenizer of that folder.
+
+    A section ``variants`` of the file has settings by name, in sections as those of the file, that are taken only when
+    asked for: ``variant=toy``.
 
     Args:
         path: the YAML file.
-        overrides: ``section.key=value`` each, the value as YAML; they win over the file.
+        overrides: ``section.key=value`` each, the value as YAML; they win over the file, and over a ``variant=name``.
 
     Raises:
         ConfigError: not YAML, an unknown or missing key, or a value that cannot be; with file, line and the nearest
@@ -41,12 +48,20 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """
     root = load_yaml(path, may_be_empty=True)
     root.entries()
+    variants = root.value.pop("variants", Node({}, os.fspath(path), "variants"))
+    for override in (one for one in overrides if one.startswith(_VARIANT)):
+        name = override.removeprefix(_VARIANT)
+        if name not in variants.entries():
+            raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value), word=name)
+        _merge(root, variants.value[name])
     data = _section(root, "data")
-    for name in ("path", "val_path", "tokenizer"):
-        node = data.get(name)
-        if node is not None and isinstance(node.value, str) and "://" not in node.value:
-            data[name] = replace(node, value=os.path.join(os.path.dirname(path), os.path.expanduser(node.value)))
-    for override in overrides:
+    sets = _section(Node(data, root.file, "data"), "val")
+    for paths, names in ((data, ("path", "val_path", "tokenizer")), (sets, tuple(sets))):
+        for name in names:
+            node = paths.get(name)
+            if node is not None and isinstance(node.value, str) and "://" not in node.value:
+                paths[name] = replace(node, value=os.path.join(os.path.dirname(path), os.path.expanduser(node.value)))
+    for override in (one for one in overrides if not one.startswith(_VARIANT)):
         _override(root, override)
     return _config(root)
 
@@ -58,15 +73,6 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
         ConfigError: as :func:`load_config`.
     """
     return _config(from_plain(values, _DICT_NAME))
-
-
-def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
-    """The model's part of what :func:`config_to_dict` made; a checkpoint of weights alone has no other.
-
-    Raises:
-        ConfigError: as :func:`load_config`.
-    """
-    return read(from_plain(values.get("model", {}), _DICT_NAME, "model"), ModelConfig)
 
 
 def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
@@ -90,22 +96,67 @@ def _config(root: Node) -> TrainerConfig:
         if preset.value not in (*PRESETS, _INIT_FROM):
             raise preset.error(f"there is no preset {preset.value!r}", found=None, choices=[*PRESETS, _INIT_FROM])
         shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
-        for key, node in from_plain(shape, preset.file, "model").value.items():
-            model.setdefault(key, replace(node, line=preset.line, column=preset.column))
+        _fill(model, from_plain(shape, preset.file, "model").value, preset)
+    _take_tokenizer(root)
+    _check_sections(root)
     return read(root, TrainerConfig)
 
 
+def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> None:
+    """Add what is not given, section by section."""
+    for key, node in shape.items():
+        if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
+            _fill(given[key].value, node.value, preset)
+        given.setdefault(key, replace(node, line=preset.line, column=preset.column))
+
+
+def _check_sections(root: Node) -> None:
+    """Of a key in a section that does not have it, say which one does: ``train.skip_steps`` is ``data.skip_steps``."""
+    classes = {name: cls for name, cls in get_type_hints(TrainerConfig).items() if dataclasses.is_dataclass(cls)}
+    keys = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
+    for name in keys:
+        for key, node in _section(root, name).items():
+            owners = [f"{other}.{key}" for other in keys if key in keys[other]]
+            if owners and key not in keys[name]:
+                raise node.key_error(f"unknown key {key!r}", f"move it: it is {owners[0]}")
+
+
 def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:
-    """The model's section of the checkpoint that the run begins with."""
+    """The model's section of the checkpoint, or of the folder of Hugging Face, that the run begins with."""
     given = _section(root, "train").get("init_from")
     if given is None or not isinstance(given.value, str):
         what = "the model is to be that of train.init_from, and there is none"
         raise preset.error(what, "name a checkpoint, or give the model's own settings", found=None)
+    if is_huggingface(given.value):
+        dtype = _section(root, "model").get("dtype")
+        named = None if dtype is None else str(dtype.value)
+        return dataclasses.asdict(huggingface_model_config(given.value, dtype=named))
     found = find_weights(given.value, whole=False)
     saved: Mapping[str, Any] = read_state(found).get("config", {}).get("model", {})
     if not saved:
         raise preset.error(f"{found} does not say what model it is of", "give the model's own settings", found=None)
     return saved
+
+
+def _take_tokenizer(root: Node) -> None:
+    """A run that begins with a folder of Hugging Face, and names no tokenizer, has that of the folder."""
+    data, given = _section(root, "data"), _section(root, "train").get("init_from")
+    if "tokenizer" in data or given is None or not isinstance(given.value, str) or not is_huggingface(given.value):
+        return
+    if not os.path.isfile(os.path.join(given.value, "tokenizer.json")):
+        fix = "name one: data.tokenizer=folder, or data.tokenizer=null for the bytes of UTF-8"
+        raise given.error("the folder has no tokenizer.json", fix, found=None)
+    data["tokenizer"] = replace(given, key="tokenizer", path="data.tokenizer")
+
+
+def _merge(root: Node, more: Node) -> None:
+    """Put the entries of a variant over those of a section, section by section."""
+    for key, node in more.entries().items():
+        mine = root.value.get(key)
+        if mine is not None and isinstance(mine.value, dict) and isinstance(node.value, dict):
+            _merge(mine, node)
+        else:
+            root.value[key] = node
 
 
 def _override(root: Node, override: str) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,7 @@ class Sampling:
 def generate(
     model: LlamaModel,
     prompts: Sequence[Sequence[int]],
-    *images: torch.Tensor,
+    *images: Any,
     max_new_tokens: int = 40,
     eos: int | None = None,
     sampling: Sampling | None = None,
@@ -154,7 +155,7 @@ class _Decoder:
         self.wire = Wire(model.mesh, model.config)
 
     def next_token(
-        self, tokens: torch.Tensor, images: tuple[torch.Tensor, ...], choice: Callable[[torch.Tensor], torch.Tensor]
+        self, tokens: torch.Tensor, images: tuple[Any, ...], choice: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """What ``choice`` makes of the logits behind ``tokens`` ``[rows, n]``: int64 ``[rows]``, on all ranks."""
         model, mesh = self.model, self.model.mesh
@@ -173,7 +174,7 @@ class _Decoder:
             dist.broadcast(following, mesh.stage_rank(-1), group=group)
         return following
 
-    def _stream(self, chunk: int, tokens: torch.Tensor, images: tuple[torch.Tensor, ...]) -> Stream:
+    def _stream(self, chunk: int, tokens: torch.Tensor, images: tuple[Any, ...]) -> Stream:
         """What a chunk of layers begins with: the embedding, or what the stage before has made."""
         model, mesh = self.model, self.model.mesh
         (rows, new), start = tokens.shape, self.cache.length

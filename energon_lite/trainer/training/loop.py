@@ -7,15 +7,14 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
-from energon_lite.trainer.data.loaders import RunData, StepData
+from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
@@ -24,15 +23,15 @@ from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.metrics import MetricsSink, make_sinks
+from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.spikes import SpikeGuard
-from energon_lite.trainer.training.starting_weights import MAY_LACK, load_starting_weights
-from energon_lite.trainer.training.step import LaunchedStep, evaluate, launch_step
-from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
+from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
+from energon_lite.trainer.training.step import evaluate_each, launch_step
+from energon_lite.trainer.training.step_metrics import RunningStep, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -57,27 +56,27 @@ class Trainer:
         100
     """
 
-    def __init__(self, config: TrainerConfig, *, sinks: Sequence[Callable[[int], MetricsSink]] = ()):
+    def __init__(self, config: TrainerConfig, *, sinks: Sequence[SinkMaker] = ()):
         self.config, self.sinks, data, train = config, sinks, config.data, config.train
         prepare_process(config)
         self.mesh = build_mesh(**vars(config.mesh))
         prepare_attention(config, self.mesh.device, visible=self.mesh.is_main)
         self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         self._newest = find_checkpoint(self.checkpoints, self.mesh)
-        drawn: Sequence[str] = () if self._newest else MAY_LACK if train.init_from else ("*",)
+        drawn: Sequence[str] = () if self._newest else NEW_PARTS if train.init_from else ("*",)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
-        self.data = RunData(data, config.model, self.mesh, seed=config.seed, evaluates=train.eval_every > 0)
-        self.loader, self.val_loader = self.data.train_loader, self.data.val_loader
+        limit = train.eval_batches if train.eval_every or train.eval_at_start else None
+        self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
+        self.loader = self.data.train_loader
         keep = {"keep": train.keep, "keep_every": train.keep_every}
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
         self.requests = Requests(train.time_limit, self.mesh)
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
-        self._ended = 0.0  # when the last step was done
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
-        self.peak_flops = train.peak_tflops * 1e12 if train.peak_tflops else peak_flops(self.mesh.device)
+        self.numbers = StepMetrics(config, self.mesh)
 
     def run(self) -> int:
         """Train until the last step or the end of the data, or until a rank is asked to stop by SIGTERM, SIGUSR1 or
@@ -89,15 +88,19 @@ class Trainer:
         Raises:
             NonFiniteError: on all ranks: weights are NaN or infinite, or too many steps in a row were.
         """
-        done = saved = self.resume()
+        train, done = self.config.train, self.resume()
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            garbage = stack.enter_context(GarbageCollection(self.config.train.gc_every))
-            sinks = self._sinks(stack, done)
-            batches, running, save = iter(self.loader), deque[RunningStep](), False
-            stopped_by: str | None = None
-            while done < self.config.train.steps and not stopped_by:
+            garbage = stack.enter_context(GarbageCollection(train.gc_every))
+            sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
+            for sink in sinks:
+                stack.callback(sink.close)
+            if done == 0 and train.eval_at_start:
+                write(sinks, {"step": 0, **self.evaluate()})
+            batches, running, saved = iter(self.loader), deque[RunningStep](), done
+            stopped_by, save = "", False
+            while done < train.steps and not stopped_by:
                 try:
                     running.append(self.launch(done + 1, batches))
                 except StopIteration:
@@ -105,7 +108,7 @@ class Trainer:
                     break
                 done += 1
                 garbage.ended(done)
-                save = save or _due(done, self.config.train.save_every)
+                save = save or _due(done, train.save_every)
                 # A step's numbers are read when the next one is under way, so that the device need not wait for us.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
                 if save and not bad:  # else after the next one that is not
@@ -117,7 +120,7 @@ class Trainer:
                 self.save(done)
             self.saver.finish()
             if stopped_by and self.mesh.is_main:
-                logger.info("stopped after step %d of %d by %s", done, self.config.train.steps, stopped_by)
+                logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
@@ -137,42 +140,40 @@ class Trainer:
         train, began = self.config.train, time.perf_counter()
         if not (micro_batches := self.data.take_step(batches)):
             raise StopIteration
-        fetched = time.perf_counter()
+        running = RunningStep(step, self.data.last_step(), began, time.perf_counter() - began)
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
+        parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
-            launched = launch_step(
-                *(self.model, self.optimizer, micro_batches, self.mesh), lr=lr, record=record, spikes=self.spikes
-            )
-        running = RunningStep(step, launched, self.data.last_step(), began, fetched - began)
-        if self.val_loader is not None and _due(step, train.eval_every):
-            launched.result()  # its time ends here
-            running.evaluation["eval_loss"], running.evaluation["eval_tokens"] = evaluate(
-                self.model, self.val_loader, self.mesh
-            )
+            running.launched = launch_step(*parts, lr=lr, record=record, spikes=self.spikes)
+        if _due(step, train.eval_every):
+            running.launched.result()  # its time ends here
+            running.evaluation = self.evaluate()
         return running
 
-    def numbers(self, running: RunningStep) -> dict[str, Any]:
-        """A step's line of metrics, when it is done."""
-        launched, step = running.launched, running.step
-        result, ended = launched.result(), launched.ended
-        # Of steps that were launched one behind the other, each has the time from the end of the one before.
-        seconds, self._ended = ended - max(running.began, self._ended), ended
-        values: dict[str, Any] = {
-            "step": step,
-            **vars(result),
-            "seconds": seconds,
-            "data_wait": running.data_wait,
-            "tokens_per_second": result.tokens / seconds,
-            "memory_gib": memory_in_use(self.mesh.device),
-        }
-        if (skipped := step - launched.updates()) > 0:
-            values["skipped_updates"] = skipped
-        if (spikes := launched.spikes()) > 0:
-            values["spikes"] = spikes
-        if self.peak_flops is not None:
-            needed = training_flops(self.config.model, *launched.work())
-            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
-        return values | running.evaluation
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of each validation set. Every rank must call it."""
+        return evaluate_each(self.model, self.data.validation(), self.mesh)
+
+    def _report(
+        self, running: deque[RunningStep], sinks: Iterable[MetricsSink], *, leave: int = 0
+    ) -> tuple[str, bool, bool]:
+        """Wait for steps, until so many are left running; pass on their numbers. Agree on what is to be done.
+
+        Returns:
+            Why the run is to stop, if it is; whether it was asked to save; whether the last of these steps was bad.
+        """
+        ended = [running.popleft() for _ in range(len(running) - leave)]
+        lines = [self.numbers(step) for step in ended]
+        for values in lines:
+            write(sinks, values)
+        # Signals arrive at different times; all ranks must take the same branch.
+        are_bad = [not is_finite(values) for values in lines]
+        stop, save, bad = self.requests.agreed(*are_bad, seconds_to_save=self.saver.seconds_written)
+        for step, values, is_bad in zip(ended, lines, bad, strict=True):
+            self.guard.saw(step.step, values, step.data if is_bad else None)
+            if self.spikes is not None:
+                self.spikes.saw(step.step, values, step.data)
+        return stop, save, bool(bad and bad[-1])
 
     def save(self, step: int) -> Place:
         """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it.
@@ -247,58 +248,6 @@ class Trainer:
             if error is None:
                 raise
             logger.error("%s", lost)
-
-    def _report(
-        self, running: deque[RunningStep], sinks: Iterable[MetricsSink], *, leave: int = 0
-    ) -> tuple[str | None, bool, bool]:
-        """Wait for steps, until so many are left running; pass on their numbers. Agree on what is to be done.
-
-        Returns:
-            Why the run is to stop, or None; whether it was asked to save; whether the last of these steps was bad.
-        """
-        ended = [running.popleft() for _ in range(len(running) - leave)]
-        lines = [self.numbers(step) for step in ended]
-        for values in lines:
-            for sink in sinks:
-                sink.write(values)
-        # Signals arrive at different times; all ranks must take the same branch.
-        are_bad = [not is_finite(values) for values in lines]
-        stop, save, bad = self.requests.agreed(*are_bad, seconds_to_save=self.saver.seconds_written)
-        for step, values, is_bad in zip(ended, lines, bad, strict=True):
-            self.guard.saw(step.step, values, step.data if is_bad else None)
-            if self.spikes is not None:
-                self.spikes.saw(step.step, values, step.data)
-        return stop, save, bool(bad and bad[-1])
-
-    def _sinks(self, stack: ExitStack, after: int) -> list[MetricsSink]:
-        """Where this rank writes each step's metrics, until the stack is left."""
-        if not self.mesh.is_main:
-            return []
-        sinks = [*make_sinks(self.config, after), *(make(after) for make in self.sinks)]
-        for sink in sinks:
-            stack.callback(sink.close)
-        return sinks
-
-
-@dataclass(frozen=True)
-class RunningStep:
-    """A step that the device may still be at.
-
-    Args:
-        step: its number, counted from 1.
-        launched: what will tell its loss.
-        data: where its data comes from.
-        began: when, by ``time.perf_counter``.
-        data_wait: seconds until its micro-batches were there.
-        evaluation: metrics of the evaluation after it, if there was one.
-    """
-
-    step: int
-    launched: LaunchedStep
-    data: StepData
-    began: float
-    data_wait: float
-    evaluation: dict[str, float] = field(default_factory=dict)
 
 
 def _due(step: int, every: int) -> bool:

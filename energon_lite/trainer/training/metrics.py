@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,12 +40,17 @@ class MetricsSink(Protocol):
         """The run ends."""
 
 
-def make_sinks(config: TrainerConfig, after: int) -> list[MetricsSink]:
-    """Those that a run's configuration asks for.
+#: Makes a sink, given the last step that counts.
+SinkMaker = Callable[[int], MetricsSink]
+
+
+def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()) -> list[MetricsSink]:
+    """Those that a run's configuration asks for, and others.
 
     Args:
         config: of the run.
         after: the last step that counts.
+        more: make the others.
 
     Raises:
         UsageError: a package for it is not installed.
@@ -59,7 +64,13 @@ def make_sinks(config: TrainerConfig, after: int) -> list[MetricsSink]:
         sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
     if train.wandb is not None:
         sinks.append(WandbRun(output, train.wandb, config_to_dict(config)))
-    return sinks
+    return [*sinks, *(make(after) for make in more)]
+
+
+def write(sinks: Iterable[MetricsSink], values: Mapping[str, Any]) -> None:
+    """Give the numbers of a step to all of them."""
+    for sink in sinks:
+        sink.write(values)
 
 
 class MetricsFile:
@@ -79,7 +90,7 @@ class MetricsFile:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _drop_lines(path, after)
+            _drop_lines(path, after or -1)  # an evaluation before the first step is made again, too
         self._stream = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -117,7 +128,7 @@ class TensorBoardFolder:
         except ImportError:
             fix = "pip install tensorboard, or set train.tensorboard=false"
             raise UsageError("tensorboard is not installed", fix=fix) from None
-        self._writer = SummaryWriter(os.fspath(path), purge_step=after + 1)
+        self._writer = SummaryWriter(os.fspath(path), purge_step=after + 1 if after else 0)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Add the numbers of a step."""
@@ -196,11 +207,13 @@ class Progress:
         """Report a finished step."""
         step = values["step"]
         shown = {"loss": "loss {:.4f}", "grad_norm": "grad norm {:.3f}", "tokens": "{} tokens"}
-        shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}", "eval_loss": "eval loss {:.4f}"}
+        shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}"}
+        evaluated = [name for name in values if name.startswith("eval_loss")]  # with the names of sets
+        shown |= {name: f"{name.replace('_', ' ', 1)} {{:.4f}}" for name in evaluated}
         text = ", ".join(form.format(values[name]) for name, form in shown.items() if name in values)
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update()
-        due = step % self._every == 0 or step == self._total or "eval_loss" in values
+        self._bar.update(int(step > 0))  # 0: an evaluation before the first
+        due = step % self._every == 0 or step == self._total or evaluated
         if self._bar.disable and due:
             logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values.get("seconds", 0.0))
 

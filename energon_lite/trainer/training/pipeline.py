@@ -119,18 +119,45 @@ def run_pipeline(
     Raises:
         UsageError: the first and the last stage have different micro-batches.
     """
-    mesh = model.mesh
-    stage = _Stage(model, micro_batches, torch.as_tensor(divisor, device=mesh.device), record)
+    mesh, divisor = model.mesh, torch.as_tensor(divisor, device=model.mesh.device)
+    after_backward = after_backward or (lambda chunk: None)
+    if mesh.pp == mesh.virtual == 1:
+        return _one_stage(model, micro_batches, divisor, backward, after_backward, record)
+    stage = _Stage(model, micro_batches, divisor, record)
     schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
     for action in schedule:
         if not action.backward:
             stage.forward(action, keep=backward)
             continue
         stage.backward(action)
-        if after_backward is not None:
-            after_backward(action.chunk)
+        after_backward(action.chunk)
     stage.wire.finish()
     return stage.loss
+
+
+def _one_stage(
+    model: LlamaModel,
+    micro_batches: Sequence[MultimodalBatch | None],
+    divisor: torch.Tensor,
+    backward: bool,
+    after_backward: Callable[[int], None],
+    record: Record | None,
+) -> torch.Tensor:
+    """The plain way: one micro-batch after the other, forward and backward."""
+    total = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
+    for number, batch in enumerate(micro_batches):
+        assert batch is not None, "the only stage needs its micro-batches"
+        if batch.tokens.numel():
+            with _recorded(record, Action(0, number), total.device):
+                loss = model.loss_sum(batch)
+                loss = loss / divisor.to(loss.dtype)
+            total += loss.detach()
+            if backward:
+                with _recorded(record, Action(0, number, backward=True), total.device):
+                    loss.backward()
+        if backward:
+            after_backward(0)
+    return total
 
 
 @dataclass(eq=False)
@@ -167,7 +194,7 @@ class _Stage:
             return
         if received is not None:
             received.hidden.requires_grad_(keep)
-        with self._recorded(action):
+        with _recorded(self.record, action, self.loss.device):
             made = model.run_chunk(chunk, batch, received)
             if isinstance(made, torch.Tensor):
                 made = made / self.divisor.to(made.dtype)
@@ -185,7 +212,7 @@ class _Stage:
             return  # it was empty
         received, made = held
         gradient = None if self.model.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
-        with self._recorded(action):
+        with _recorded(self.record, action, self.loss.device):
             # With frozen parameters it may be that nothing before here learns.
             if made.requires_grad:
                 made.backward(gradient)
@@ -203,21 +230,23 @@ class _Stage:
                 fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
             )
 
-    @contextmanager
-    def _recorded(self, action: Action) -> Iterator[None]:
-        """Tell who wants to know it when all of the work began and was done."""
-        if self.record is None:
-            yield
-            return
-        began = self._now()
-        yield
-        self.record(action, began, self._now())
 
-    def _now(self) -> float:
-        """Seconds at which all of the work so far is done."""
-        if self.model.mesh.device.type == "cuda":
-            torch.cuda.synchronize(self.model.mesh.device)
-        return time.perf_counter()
+@contextmanager
+def _recorded(record: Record | None, action: Action, device: torch.device) -> Iterator[None]:
+    """Tell who wants to know it when all of the work began and was done."""
+    if record is None:
+        yield
+        return
+    began = _now(device)
+    yield
+    record(action, began, _now(device))
+
+
+def _now(device: torch.device) -> float:
+    """Seconds at which all of the work so far is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:

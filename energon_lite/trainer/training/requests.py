@@ -54,7 +54,7 @@ class Requests:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def agreed(self, *bad: bool, seconds_to_save: float = 0.0) -> tuple[str | None, bool, list[bool]]:
+    def agreed(self, *bad: bool, seconds_to_save: float = 0.0) -> tuple[str, bool, list[bool]]:
         """What is asked for, on any rank, after a step was launched. Every rank must call it.
 
         The time limit counts as reached when what is left is less than two of the slowest steps so far, the running one
@@ -65,7 +65,7 @@ class Requests:
             seconds_to_save: how long a checkpoint takes, as far as this rank knows.
 
         Returns:
-            Why the run is to stop, or None; whether to save; whether each of the steps was bad on any rank.
+            Why the run is to stop, or nothing; whether to save; whether each of the steps was bad on any rank.
         """
         now = time.monotonic()
         self._slowest, self._asked = max(self._slowest, now - self._asked), now
@@ -79,5 +79,5 @@ class Requests:
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
             flags = [bool(flag) for flag in told.tolist()]
         self._came.discard(_SAVE)
-        stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), None)
+        stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), "")
         return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :]

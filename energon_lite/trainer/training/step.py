@@ -71,7 +71,8 @@ class LaunchedStep:
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
-        self._values, self._lr, self.ended = _ToHost(values), lr, 0.0
+        self._values, self._lr = _ToHost(values), lr
+        self.ended = 0.0 if values.is_cuda else time.perf_counter()
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
@@ -171,6 +172,21 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
         sums[1] += _count(here, mesh)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
+
+
+def evaluate_each(
+    model: LlamaModel, sets: Iterable[tuple[str, Iterable[MultimodalBatch | None]]], mesh: ParallelMesh
+) -> dict[str, float | int]:
+    """Metrics of validation sets by their names: ``eval_loss/NAME`` and ``eval_tokens/NAME``. Every rank must call it.
+
+    Args:
+        sets: name and this rank's batches of each; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
+    """
+    values: dict[str, float | int] = {}
+    for name, batches in sets:
+        loss, tokens = evaluate(model, batches, mesh)
+        values |= {f"{key}/{name}".rstrip("/"): value for key, value in (("eval_loss", loss), ("eval_tokens", tokens))}
+    return values
 
 
 def _count(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:

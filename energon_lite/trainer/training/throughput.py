@@ -38,7 +38,7 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
         config: the model's shape.
         positions, pairs: see :func:`visible_positions`.
     """
-    hidden, width = config.hidden_size, config.head_dim
+    hidden, width = config.hidden_size, config.head_width
     attention = hidden * width * (2 * config.num_heads + 2 * config.kv_heads)
     weights = config.num_layers * (attention + 3 * hidden * config.ffn_size) + hidden * config.vocab_size
     return 6.0 * weights * positions + 12.0 * config.num_layers * config.num_heads * width * pairs

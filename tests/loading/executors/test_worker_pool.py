@@ -302,3 +302,22 @@ def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: py
         logger.removeHandler(handler)
         handler.close()
     assert "No space left on device" in (tmp_path / "log").read_text()
+
+
+class Teller(TaskEncoder):
+    """Batches say which worker made them, as torch tells it."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        info = torch.utils.data.get_worker_info()
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        return "none" if info is None else f"{info.id - config.rank_worker_id()} of {info.num_workers}"
+
+
+@pytest.mark.parametrize("method", ["fork", "thread"])
+def test_torch_tells_hooks_of_their_worker(leaf_of: Any, method: str) -> None:
+    with _loader(leaf_of(50), 2, Teller(), start_method=method) as loader:
+        found = {batch for _, batch in zip(range(8), loader, strict=False)}
+    # Threads share what torch says with the trainer, which is no worker.
+    assert found == {"0 of 2" if method == "fork" else "none"}
+    with _loader(leaf_of(50), 0, Teller()) as loader:
+        assert next(iter(loader)) == "none"

@@ -22,9 +22,9 @@ SCALING = {
 }
 
 
-def make_model(seed: int = 0, **changes: Any) -> Any:
-    """A random ``LlamaForCausalLM``, with norms that are not all ones."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_model(seed: int = 0, kind: str = "llama", **changes: Any) -> Any:
+    """A random ``LlamaForCausalLM``, or another kind by its ``model_type``, with norms that are not all ones."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     shape: dict[str, Any] = {
         "vocab_size": 128,
@@ -37,7 +37,7 @@ def make_model(seed: int = 0, **changes: Any) -> Any:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(shape | changes)))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Larger than at the start of training, so that a wrong head or a wrong angle shows in the logits.

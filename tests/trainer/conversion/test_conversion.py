@@ -1,4 +1,4 @@
-"""A Llama of Hugging Face, made ours and theirs again: the same logits, the same bytes, and faults by name."""
+"""Language models of Hugging Face, made ours and theirs again: the same logits and bytes, and faults by name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from energon_lite.trainer.checkpointing import files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.llama_config import model_config
-from energon_lite.trainer.conversion.llama_tensors import native_shapes
+from energon_lite.trainer.conversion.language_config import model_config
+from energon_lite.trainer.conversion.language_tensors import native_shapes
 from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.generate import load_model
+from energon_lite.trainer.training.generate import generate, load_model
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped heads": {"num_key_value_heads": 2},
@@ -35,6 +35,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "untied, wide": {"hidden_size": 64, "num_hidden_layers": 3, "rms_norm_eps": 1e-5},
     "Llama 3 scaling": {"rope_parameters": SCALING, "num_key_value_heads": 2},
+    "free width of heads": {"head_dim": 12, "num_key_value_heads": 2},
+    "Qwen 2.5": {"kind": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True, "max_window_layers": 2},
+    "Qwen 3": {"kind": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
+    "Qwen 3, tied": {"kind": "qwen3", "hidden_size": 36, "head_dim": 6, "tie_word_embeddings": True},
+    "Mistral": {"kind": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None},
+    "Mistral with a window": {
+        "kind": "mistral",
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "hidden_size": 42,
+        "sliding_window": 50,
+    },
     "odd vocabulary": {"vocab_size": 101, "tie_word_embeddings": True, "num_key_value_heads": 2},
 }
 
@@ -109,17 +121,46 @@ def test_other_types(tmp_path: Path, save_model: SaveModel) -> None:
         assert said.get("dtype", said.get("torch_dtype")) == str(dtype).removeprefix("torch.")
 
 
-def test_another_library_reads_a_configuration_of_ours(tmp_path: Path, save_model: SaveModel) -> None:
-    from transformers import LlamaForCausalLM
+#: Kinds of models, and what they become if nobody says what they were.
+ALONE: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": SCALING}, "LlamaForCausalLM"),
+    ("qwen2", {}, "Qwen2ForCausalLM"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}, "Qwen2ForCausalLM"),
+    ("qwen3", {"head_dim": 12, "tie_word_embeddings": True}, "Qwen3ForCausalLM"),
+    ("mistral", {"sliding_window": 20}, "MistralForCausalLM"),
+    ("mistral", {"sliding_window": None, "head_dim": 12}, "LlamaForCausalLM"),
+]
 
-    theirs = save_model(rope_parameters=SCALING)
+
+@pytest.mark.parametrize(("kind", "changes", "becomes"), ALONE, ids=str)
+def test_another_library_reads_a_configuration_of_ours(
+    tmp_path: Path, save_model: SaveModel, kind: str, changes: dict[str, Any], becomes: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = save_model(kind=kind, num_key_value_heads=2, **changes)
     huggingface_to_native(theirs, tmp_path / "native")
     (tmp_path / "native" / "huggingface" / "config.json").unlink()
     native_to_huggingface(tmp_path / "native", tmp_path / "back", max_length=64)
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "back")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(model).__name__ == becomes
     tokens = torch.arange(50)[None]
     with torch.no_grad():
-        assert torch.equal(model(tokens).logits, make_model(rope_parameters=SCALING)(tokens).logits)
+        wanted = make_model(kind=kind, num_key_value_heads=2, **changes)(tokens).logits
+        assert torch.equal(model(tokens).logits, wanted)
+
+
+@pytest.mark.parametrize("name", ["Llama 3 scaling", "Qwen 2.5", "Qwen 3", "Mistral with a window"])
+def test_the_same_text(tmp_path: Path, save_model: SaveModel, name: str) -> None:
+    theirs = save_model(seed=3, **CONFIGS[name])
+    ours = load_model(huggingface_to_native(theirs, tmp_path / "native"))
+    prompts = torch.randint(ours.config.vocab_size, (3, 8), generator=torch.Generator().manual_seed(4))
+    model = make_model(3, **CONFIGS[name])
+    wanted = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=25, do_sample=False, eos_token_id=None
+    )
+    assert generate(ours, prompts.tolist(), max_new_tokens=25) == wanted[:, 8:].tolist()
+    assert len(set(wanted[:, 8:].flatten().tolist())) > 10
 
 
 def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:

@@ -40,26 +40,35 @@ from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.config_file import model_config_of
 
 WriteDataset = Callable[..., Path]
-LAYOUTS = [(1, {}), (2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2, "pp": 2}), (2, {})]
+LAYOUTS = [
+    (1, {}, {"kind": "llama"}),
+    (2, {"tp": 2}, {"kind": "qwen2", "tie_word_embeddings": True}),
+    (2, {"pp": 2}, {"kind": "mistral", "head_dim": 12, "tie_word_embeddings": True}),
+    (4, {"tp": 2, "pp": 2}, {"kind": "qwen3", "head_dim": 16}),
+    (2, {}, {"kind": "llama", "tie_word_embeddings": True}),
+]
 SHAPE = {"num_key_value_heads": 2, "vocab_size": 101, "rope_parameters": SCALING}
 
 
-@pytest.mark.parametrize(("world", "sizes"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(("world", "sizes", "model"), LAYOUTS, ids=str)
 def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
-    run_ranks: RunRanks, tmp_path: Path, save_model: SaveModel, world: int, sizes: dict[str, int]
+    run_ranks: RunRanks, tmp_path: Path, save_model: SaveModel, world: int, sizes: dict[str, int], model: dict[str, Any]
 ) -> None:
-    theirs = save_model(shard="20KB", tie_word_embeddings=world == 2, **SHAPE)
+    """Whatever way the run computed in."""
+    shape = SHAPE | model
+    theirs = save_model(shard="20KB", **shape)
     native = huggingface_to_native(theirs, tmp_path / "native", read_bytes=1500)
 
     def load_and_save(rank: int) -> None:
         from energon_lite.trainer.checkpointing.checkpoint import read_state
 
-        mesh = build_mesh(**sizes)
-        model = LlamaModel(model_config_of(read_state(native)["config"]), mesh, seed=9)
+        mesh, state = build_mesh(**sizes), read_state(native)
+        state["config"]["model"] |= {"fuse_projections": True, "loss_chunk": 7, "attention": "varlen"}
+        model = LlamaModel(model_config_of(state["config"]), mesh, seed=9)
         # Buckets that end inside of rows, so that optimizers' slices do.
         optimizer = make_optimizer(model, mesh, OptimizerConfig(bucket_size=700))
         load_weights(tmp_path / "native", model, mesh, optimizer)
-        save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, read_state(native))
+        save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, state)
 
     run_ranks(world, load_and_save)
     native_to_huggingface(tmp_path / "saved", tmp_path / "back", like=theirs)
@@ -67,7 +76,7 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
         f.name: f.read_bytes() for f in theirs.iterdir()
     }
     native_to_file(tmp_path / "saved", tmp_path / "all.safetensors", optimizer=True)
-    found, wanted = load_file(tmp_path / "all.safetensors"), make_model(**SHAPE, tie_word_embeddings=world == 2)
+    found, wanted = load_file(tmp_path / "all.safetensors"), make_model(**shape)
     for name, parameter in wanted.named_parameters():
         ours = name.removeprefix("model.")
         assert torch.equal(found[ours][: len(parameter)], parameter)

@@ -26,6 +26,7 @@ class Rows:
     image_rows: torch.Tensor
     image_starts: torch.Tensor
     documents: torch.Tensor | None = None
+    image_sizes: list[tuple[int, int]] | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self
@@ -43,6 +44,7 @@ class Shape:
     tied: bool = False
     scaling: tuple[float, float, float, int] | None = None
     """factor, low, high, original length"""
+    window: int | None = None
 
 
 def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
@@ -52,11 +54,12 @@ def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
         x = weights["embed_tokens.weight"][rows.tokens[row]]
         for image, owner, start in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
             if owner == row:
-                patches = _patches(image.to(x.dtype) - 0.5, shape.patch)
-                inside = patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
+                inside = image_tokens(weights, image, shape.patch)
                 x = torch.cat([x[:start], inside, x[start + len(inside) :]])
         documents = torch.zeros(len(x), dtype=torch.int64) if rows.documents is None else rows.documents[row]
         seen = (documents[:, None] == documents).tril()
+        if shape.window is not None:
+            seen &= torch.ones_like(seen).triu(1 - shape.window)
         for layer in range(shape.layers):
             here = f"layers.{layer}."
             x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
@@ -66,6 +69,12 @@ def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
         picked = log_probabilities[torch.arange(len(x)), rows.labels[row]]
         total = total - (picked * rows.loss_mask[row]).sum()
     return total
+
+
+def image_tokens(weights: Weights, image: torch.Tensor, patch: int) -> torch.Tensor:
+    """The vectors that stand for an image among those of tokens, one for each patch."""
+    patches = _patches(image.to(weights["vision.weight"].dtype) - 0.5, patch)
+    return patches @ weights["vision.weight"].T + weights["vision.bias"] + weights["vision.position"]
 
 
 def _patches(image: torch.Tensor, size: int) -> torch.Tensor:
@@ -82,9 +91,12 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _block(x: torch.Tensor, w: Weights, shape: Shape, seen: torch.Tensor) -> torch.Tensor:
     y = _norm(x, w["input_layernorm.weight"], shape.eps)
-    q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T for name in "qkv")
-    q = _turn(q.unflatten(1, (shape.heads, -1)).transpose(0, 1), shape)
+    q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T + w.get(f"self_attn.{name}_proj.bias", 0.0) for name in "qkv")
+    q = q.unflatten(1, (shape.heads, -1)).transpose(0, 1)
     k, v = (x.unflatten(1, (shape.kv_heads, -1)).transpose(0, 1) for x in (k, v))
+    if "self_attn.q_norm.weight" in w:
+        q, k = _norm(q, w["self_attn.q_norm.weight"], shape.eps), _norm(k, w["self_attn.k_norm.weight"], shape.eps)
+    q = _turn(q, shape)
     group = shape.heads // shape.kv_heads
     k, v = _turn(k, shape).repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
     scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill(~seen, float("-inf"))

@@ -53,11 +53,18 @@ def until(tokens: list[int], end: int) -> list[int]:
     eos=st.one_of(st.none(), st.integers(0, TEXT.vocab_size - 1)),
     layout=st.sampled_from(LAYOUTS),
     attention=st.sampled_from(["sdpa", "varlen"]),
+    kind=st.sampled_from([{}, {"qk_norm": True, "qkv_bias": True, "head_dim": 6}, {"sliding_window": 3}]),
 )
 def test_a_cache_changes_no_token(
-    run_ranks: RunRanks, prompts: list[list[int]], new: int, eos: int | None, layout: Layout, attention: str
+    run_ranks: RunRanks,
+    prompts: list[list[int]],
+    new: int,
+    eos: int | None,
+    layout: Layout,
+    attention: str,
+    kind: dict[str, Any],
 ) -> None:
-    config = dataclasses.replace(TEXT, attention=attention)
+    config = dataclasses.replace(TEXT, attention=attention, **kind)
     alone = LlamaModel(config, build_mesh(), seed=3)
     wanted = [slowly(alone, prompt, new) for prompt in prompts]
     wanted = wanted if eos is None else [until(answer, eos) for answer in wanted]

@@ -208,11 +208,9 @@ def test_values_that_the_model_is_given_are_those_that_are_trained(run_ranks: Ru
 
 def held(optimizer: OverlappedDistributedOptimizer) -> int:
     """Bytes of all tensors that the optimizer or the model holds, each storage once."""
-    tensors = [buffer.values for buffer in optimizer.buffers]
-    tensors += [buffer.grads for buffer in optimizer.buffers if buffer.grads is not None]
-    tensors += [buffer for free in optimizer._free.values() for buffer in free]
+    tensors = [memory for free in optimizer._free.values() for memory in free]
     for bucket in optimizer._queue:
-        tensors += [bucket.owned.grad, *bucket.owned.tensors.values()]
+        tensors += [bucket.values, bucket.owned.grad, *bucket.owned.tensors.values()]
         tensors += [bucket.grads] if bucket.grads is not None else []
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import plain_llama
 import pytest
 import torch
 import torch.distributed as dist
-from effort import examples
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows, Shape, Weights
 from rank_processes import RunRanks
 
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
@@ -91,7 +87,7 @@ LAYOUTS = [
     Layout(tp=2, pp=2, cp=2),
     Layout(pp=2, cp=2, dp=2, virtual=2),
 ]
-ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "empty")
+ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "several", "empty")
 
 
 def make_rows(generator: torch.Generator, kind: str) -> Rows:
@@ -99,19 +95,27 @@ def make_rows(generator: torch.Generator, kind: str) -> Rows:
     if kind == "empty":
         none = torch.zeros(0, 0, dtype=torch.int64)
         return Rows(none, none, torch.zeros(0, 0), torch.zeros(0, 3, 4, 4), none.flatten(), none.flatten())
-    images = {"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1], "packed": [], "packed image": [1]}[kind]
-    places = 4 if images else 0
+    images = {
+        **{"mixed": [0, 2], "text": [], "image": [0, 1, 2], "nothing": [1]},
+        **{"packed": [], "packed image": [1], "several": [0, 0, 2]},
+    }[kind]
+    places = 8 if kind == "several" else 4 if images else 0
     rows, length = 3, places + int(torch.randint(4, 9, (), generator=generator))
     lengths = torch.randint(2, length + 1, (rows,), generator=generator)
     lengths[0] = length
     mask = (torch.arange(length) < lengths[:, None]).to(torch.float32)
+    tokens, labels = (torch.randint(0, 29, (rows, length), generator=generator) for _ in range(2))
+    image = torch.rand(len(images), 3, 4, 4, generator=generator)
+    starts = torch.randint(0, length - places + 1, (len(images),), generator=generator)
+    if kind == "several":  # the second in a row begins behind the first
+        starts = starts.sort().values + torch.tensor([0, 4, 0])
     return Rows(
-        tokens=torch.randint(0, 29, (rows, length), generator=generator),
-        labels=torch.randint(0, 29, (rows, length), generator=generator),
+        tokens=tokens,
+        labels=labels,
         loss_mask=mask * 0 if kind == "nothing" else mask,
-        image=torch.rand(len(images), 3, 4, 4, generator=generator),
+        image=image,
         image_rows=torch.tensor(images, dtype=torch.int64),
-        image_starts=torch.randint(0, length - places + 1, (len(images),), generator=generator),
+        image_starts=starts,
         documents=torch.randint(0, 2, (rows, length), generator=generator).cumsum(1) if "packed" in kind else None,
     )
 
@@ -209,6 +213,7 @@ def plain_run(
         config.patch_size,
         tied=tied,
         scaling=None if scaling is None else dataclasses.astuple(scaling),
+        window=config.sliding_window,
     )
     rates = [learning_rate(number, len(steps), settings) for number in range(len(steps))]
     return plain_llama.train(start, shape, steps, rates, settings, frozen)
@@ -324,72 +329,3 @@ def test_all_axes_at_once(run_ranks: RunRanks, settings: OptimizerConfig) -> Non
     steps = make_steps(("mixed", "text", "empty", "packed image", "text", "empty"))[:2]
     runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
     assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Any layout of at most eight ranks, rather the smaller ones."""
-    sizes = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
-    for _ in range(draw(st.integers(1, 3))):
-        axis = draw(st.sampled_from(sorted(sizes)))
-        sizes[axis] = min(sizes[axis] * 2, 4)
-    if draw(st.integers(0, 9)) == 0 and math.prod(sizes.values()) == 2:
-        sizes["pp"] = 3
-    virtual = draw(st.sampled_from([1, 2])) if sizes["pp"] == 2 else 1
-    return Layout(**sizes, sp=draw(st.booleans()), virtual=virtual)
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=examples(24),
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(
-    layout=layouts(),
-    kinds=st.lists(st.sampled_from(ALL_KINDS), min_size=1, max_size=8),
-    tied=st.booleans(),
-    kv_heads=st.sampled_from([4, 8]),
-    scaled=st.booleans(),
-    recompute=st.sampled_from(["none", "selective", "full"]),
-    frozen=st.sets(st.sampled_from(["embed_tokens.weight", "layers.1.mlp.up_proj.weight", "norm.weight"])),
-    fused=st.booleans(),
-    attention=st.sampled_from(["sdpa", "varlen"]),
-    loss_chunk=st.sampled_from([0, 0, 1, 5, 1000]),
-    optimizer=st.sampled_from(["plain", "last", "every"]),
-    bucket_size=st.sampled_from([1, 400, 1500, None]),
-    seed=st.integers(0, 1000),
-)
-def test_features_in_any_combination(
-    run_ranks: RunRanks,
-    layout: Layout,
-    kinds: list[str],
-    tied: bool,
-    kv_heads: int,
-    scaled: bool,
-    recompute: str,
-    frozen: set[str],
-    fused: bool,
-    attention: str,
-    loss_chunk: int,
-    optimizer: str,
-    bucket_size: int | None,
-    seed: int,
-) -> None:
-    scaling = RopeScaling(4.0, 0.1, 1.5, 6) if scaled else None
-    config = dataclasses.replace(
-        BASE,
-        tie_embeddings=tied,
-        num_kv_heads=kv_heads,
-        rope_scaling=scaling,
-        recompute=recompute,
-        fuse_projections=fused,
-        attention=attention,
-        loss_chunk=loss_chunk,
-    )
-    fixed = tuple(sorted(frozen))
-    steps = make_steps(tuple(kinds), seed)[:2]
-    given = PLAIN if optimizer == "plain" else dataclasses.replace(LAST, reduce=optimizer, bucket_size=bucket_size)
-    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, fixed, given))
-    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps, fixed), 1e-12)

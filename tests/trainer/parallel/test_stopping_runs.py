@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from rank_processes import RankFailure, RunRanks
 from test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
 from test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
 
-from energon_lite.errors import ConfigError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.training import Trainer, TrainerConfig, read_state
+from energon_lite.trainer.training import Trainer, TrainerConfig
 
 WriteDataset = Callable[..., Path]
 
@@ -196,23 +193,3 @@ def test_a_nan_in_step_3_of_30_ends_the_run_with_the_last_good_checkpoint_intact
         resumed = dataclasses.replace(good, output=str(tmp_path / output))
         assert run_ranks(2, lambda rank, c=resumed: train(c, stop)) == [5, 5]  # type: ignore[misc]
     assert metrics(tmp_path / "run") == metrics(tmp_path / "good")
-
-
-def test_checkpoints_at_a_url_and_some_that_stay(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    """A store without rename; metrics stay here."""
-    from copying_store import CopyingStore
-
-    root = f"{CopyingStore.protocol}://{tmp_path}/far"
-    for steps in (5, 9):
-        config = make_config(blend, tmp_path / "run", steps=9, save_every=1, checkpoints=root, keep_every=3)
-        stop = send(signal.SIGTERM, to_rank=0, at=steps)
-        assert run_ranks(2, lambda rank, c=config, d=stop: train(c, d)) == [steps] * 2  # type: ignore[misc]
-    assert CheckpointFiles(root).names() == [f"step-{step:08d}" for step in (3, 6, 8, 9)]
-    assert read_state(f"{root}/step-00000003")["config"]["train"]["checkpoints"] == root
-    assert os.listdir(tmp_path / "run") == ["metrics.jsonl"] and len(metrics(tmp_path / "run")) == 9
-    with pytest.raises(ConfigError, match=r"train\.checkpoints"):
-        dataclasses.replace(config, output=root)

@@ -76,11 +76,37 @@ def test_sections_in_sections_and_lists(good: Path) -> None:
         ("train.init_from_ignore=[norm_epz]", "did you mean 'norm_eps'"),
         ("data.skip_steps=[3, 0]", "a step is below 1"),
         ("data.prefetch_factor=0", "prefetch_factor is below 1"),
+        ("data.val={'': x}", "a set has no name"),
+        ("data.val=x", "expected a mapping"),
+        ("data.task_encoder_args=[1]", "expected a mapping"),
+        ("train.eval_batches=-1", "eval_batches is negative"),
+        ("variant=toy", "there is no variant 'toy'"),
     ],
 )
 def test_mistakes_in_newer_settings(good: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(good, [override])
+
+
+def test_a_variant_is_taken_when_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {path: a, val: {one: b, two: s3://c}, max_length: 9}\nmodel: {preset: 160M, dtype: bfloat16}\n"
+        "variants:\n  toy:\n    data: {path: d, val: {one: e}}\n    model: {preset: tiny}\n    train: {steps: 3}\n"
+        "  wrong: {data: {pth: x}}\n"
+    )
+    plain, toy = load_config(path), load_config(path, ["train.steps=4", "variant=toy"])
+    assert plain.data == DataConfig(
+        str(tmp_path / "a"), val={"one": str(tmp_path / "b"), "two": "s3://c"}, max_length=9
+    )
+    assert toy.data == DataConfig(str(tmp_path / "d"), val={"one": str(tmp_path / "e"), "two": "s3://c"}, max_length=9)
+    assert toy.model == model_preset("tiny", dtype="bfloat16") and plain.model == model_preset("160M", dtype="bfloat16")
+    assert toy.train.steps == 4, "what is given beside it wins"
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(toy)))) == toy
+    with pytest.raises(ConfigError, match="did you mean 'toy'"):
+        load_config(path, ["variant=toi"])
+    with pytest.raises(ConfigError, match=r"run\.yaml:8.*unknown key 'pth'|unknown key 'pth'(.|\n)*run\.yaml:8"):
+        load_config(path, ["variant=wrong"])
 
 
 def test_an_override_can_unset(good: Path) -> None:
@@ -174,7 +200,8 @@ def test_a_config_can_be_made_in_python() -> None:
 def test_the_example_is_a_valid_configuration() -> None:
     root = Path(__file__).parents[3]
     for path in sorted((root / "examples/configs").glob("*.yaml")):
-        load_config(path)
+        if path.stem != "finetune-chat":  # which takes its shape from a folder that is not here
+            load_config(path)
 
 
 def test_a_preset_is_a_shape_that_other_keys_change(good: Path) -> None:
@@ -186,19 +213,37 @@ def test_a_preset_is_a_shape_that_other_keys_change(good: Path) -> None:
         load_config(good, ["model.preset=1B"])
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("160M", 162.4e6), ("1.1B", 1.10e9), ("7B", 6.74e9), ("13B", 13.0e9), ("70B", 69.0e9)]
-)
-def test_presets_have_the_size_of_their_name(name: str, parameters: float) -> None:
-    shape = model_preset(name)
-    heads = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.kv_heads)
-    layer = heads + 3 * shape.hidden_size * shape.ffn_size
-    assert shape.num_layers * layer + 2 * shape.vocab_size * shape.hidden_size == pytest.approx(parameters, rel=0.01)
-
-
 def test_a_strategy_of_batches_is_a_document(good: Path) -> None:
     config = load_config(good, ["data.batching={strategy: best_fit, capacity: 64}", "data.batching.open_bins=4"])
     assert config.data.batching == {"strategy": "best_fit", "capacity": 64, "open_bins": 4}
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
     with pytest.raises(ConfigError, match="expected a mapping; found text 'best_fit'"):
         load_config(good, ["data.batching=best_fit"])
+
+
+@pytest.mark.parametrize("override", ["train.skip_steps=[7, 8]", "optimizer.steps=5"])
+def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path, override: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {path: here}\n")
+    key = override.partition("=")[0].partition(".")[2]
+    with pytest.raises(ConfigError, match=rf"unknown key '{key}'(.|\n)*it is (data|train)\.{key}"):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("3h30m", 12_600.0), ("1d2h3m4s", 93_784.0), ("45m", 2700.0), ("null", None)]
+)
+def test_a_time_limit_in_seconds_or_words(tmp_path: Path, text: str, seconds: float | None) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"data: {{path: here}}\ntrain: {{time_limit: {text}}}\n")
+    config = load_config(path)
+    assert config.train.time_limit == seconds
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "0", "0m", "h", "3 h", '""', "[3]"])
+def test_no_time_limit_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"data: {{path: here}}\ntrain: {{time_limit: {text}}}\n")
+    with pytest.raises(ConfigError, match="time_limit"):
+        load_config(path)

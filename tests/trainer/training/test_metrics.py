@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_lite.trainer.training.metrics import MetricsFile, Progress
+from energon_lite.errors import UsageError
+from energon_lite.trainer.training import config_from_dict
+from energon_lite.trainer.training.metrics import MetricsFile, Progress, WandbRun, make_sinks
 
 VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
 
@@ -62,3 +66,49 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     progress.close()
     shown = capsys.readouterr().err
     assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1
+
+
+class FakeWandb(types.ModuleType):
+    """What is used of wandb, with what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.finished = 0
+
+    def init(self, **given: Any) -> FakeWandb:
+        self.begun.append(given)
+        return self
+
+    def log(self, values: dict[str, Any], *, step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_weights_and_biases_get_the_numbers_and_a_resumed_run_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    given = {"data": {"path": "blend.yaml"}, "output": str(tmp_path / "run"), "train": {"wandb": {"project": "words"}}}
+    config = config_from_dict(given)
+    for step in (1, 2):
+        for sink in make_sinks(config, step - 1):
+            sink.write(VALUES | {"step": step})
+            sink.close()
+    assert fake.logged == [(1, VALUES), (2, VALUES)] and fake.finished == 2
+    first, second = fake.begun
+    assert first == second and first["project"] == "words" and first["resume"] == "allow" and len(first["id"]) == 8
+    assert first["config"]["data"]["path"] == "blend.yaml" and first["dir"] == str(tmp_path / "run")
+    assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+
+
+def test_without_weights_and_biases_the_error_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"energon-lite\[wandb\]"):
+        WandbRun(tmp_path, {}, {})

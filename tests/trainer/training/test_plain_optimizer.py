@@ -127,10 +127,25 @@ def test_frozen_parameters_stay(alone: ParallelMesh) -> None:
     assert torch.equal(model.weight.detach(), torch.ones(2, 2))
 
 
-def test_a_parameter_without_layout_is_refused(alone: ParallelMesh) -> None:
-    optimizer = AdamW(nn.Linear(2, 2), alone, OptimizerConfig())
-    with pytest.raises(UsageError, match="does not say what it is a part of"):
-        optimizer.step(lr=1.0)
+def test_a_module_that_knows_nothing_of_layouts_is_trained(alone: ParallelMesh) -> None:
+    model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    twin.load_state_dict(model.state_dict())
+    optimizer, torchs = (
+        AdamW(model, alone, OptimizerConfig(weight_decay=0.0, clip=0.0)),
+        torch.optim.AdamW(twin.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.0),
+    )
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        twin(torch.ones(1, 2)).sum().backward()
+        optimizer.step(lr=0.1)
+        torchs.step()
+        torchs.zero_grad()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+def test_how_a_parameter_without_layout_begins_is_not_guessed(alone: ParallelMesh) -> None:
+    with pytest.raises(UsageError, match=r"weight of shape \(2, 2\) does not say what it is a part of"):
+        initialize_parameters(nn.Linear(2, 2), seed=0, mesh=alone)
 
 
 class Small(nn.Module):

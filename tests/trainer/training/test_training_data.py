@@ -72,7 +72,14 @@ def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
     sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
     row = encoded(sample)
     places = [PAD] * 4
-    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [*places, 97, 98, 99, 100]
+    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [
+        *places[1:],
+        BOS,
+        97,
+        98,
+        99,
+        100,
+    ]
     assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
     assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
 
@@ -90,13 +97,38 @@ def test_rows_are_padded_at_the_end() -> None:
     batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
     places = [PAD] * 4
     assert batch.tokens.tolist() == [[BOS, *places, PAD], [*places, BOS, 97], [BOS, 120, 121, PAD, PAD, PAD]]
-    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
+    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places[1:], BOS, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
     assert batch.loss_mask.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
     assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5))
     assert batch.image_rows.tolist() == [1] and batch.image_starts.tolist() == [0] and batch.documents is None
     assert batch.__key__ == ["k", "k", "k"]
     assert (batch.tokens.dtype, batch.labels.dtype, batch.image_rows.dtype) == (torch.int64,) * 3
     assert batch.loss_mask.dtype == batch.image.dtype == torch.float32
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_row_may_have_any_images_anywhere(packed: bool) -> None:
+    def sample(length: int, starts: list[int], *shapes: tuple[int, int]) -> TokenSequence:
+        images = [torch.full((3, *shape), 0.5) for shape in shapes]
+        media = {"image": images, "image_starts": torch.tensor(starts)} if shapes else None
+        tokens = torch.arange(length)
+        return TokenSequence(**BASE, tokens=tokens, labels=tokens, media=media)
+
+    samples = [sample(9, [2, 7], (2, 2), (1, 2)), sample(3, []), sample(4, [1], (2, 1))]
+    batch = MultimodalTaskEncoder(max_length=9, image_size=2, packed=packed).batch(samples)
+    assert batch.image.shape == (3, 3, 2, 2) and batch.image_sizes == [(2, 2), (1, 2), (2, 1)]
+    assert batch.image[1, 0].tolist() == [[0.5, 0.5], [0, 0]] and batch.image[2, 0].tolist() == [[0.5, 0], [0.5, 0]]
+    assert batch.image_rows.tolist() == ([0, 0, 0] if packed else [0, 0, 2])
+    assert batch.image_starts.tolist() == ([2, 7, 13] if packed else [2, 7, 1])
+    alike = MultimodalTaskEncoder(max_length=9, image_size=2).batch([sample(8, [0, 4], (2, 2), (2, 2))])
+    assert alike.image.shape == (2, 3, 2, 2) and alike.image_sizes is None
+
+
+def test_a_pooled_image_is_one_token_of_its_own() -> None:
+    rows = MultimodalTaskEncoder(max_length=4, image_size=2, pooled=True, image_token=7)
+    with hook_context(HookContext(0)):
+        row = rows.encode_sample(CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="ab"))
+    assert row.tokens.tolist() == [7, BOS, 97, 98]
 
 
 def test_a_batch_may_be_empty() -> None:

@@ -1,4 +1,4 @@
-"""``config.json`` of Hugging Face's Llama as a :class:`ModelConfig`, and back.
+"""``config.json`` of Hugging Face's language models as a :class:`ModelConfig`, and back.
 
 What our model cannot do is refused by name. So is a key that nobody here knows, unless it is off: a model that is
 silently another one is worse than a conversion that stops.
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from energon_lite.errors import ConfigError, StateError
-from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling
-from energon_lite.trainer.training.starting_weights import model_changes
+from energon_lite.errors import ConfigError
+from energon_lite.trainer.conversion.architectures import ARCHITECTURES, Architecture, architecture_for, architecture_of
+from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling, model_changes
 
 #: Keys that are about how a model is used or was trained, not about what it computes.
 _HARMLESS = """
@@ -43,6 +43,8 @@ _READ = """
     architectures attention_bias dtype head_dim hidden_act mlp_bias model_type rope_parameters rope_scaling rope_theta
     torch_dtype
 """
+#: Keys of a former configuration that are said in another way, or follow from others.
+_REPLACED = {"rope_parameters", "dtype", *(key for kind in ARCHITECTURES for key in kind.window_keys)}
 _SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_frequency",
@@ -58,6 +60,7 @@ def model_config(
     dtype: str | None = None,
     vocab_multiple: int = 64,
     ignore: Collection[str] = (),
+    whole: bool = True,
 ) -> ModelConfig:
     """Our configuration of their model.
 
@@ -67,16 +70,23 @@ def model_config(
         dtype: what to compute in; None for what it says, float32 if it says nothing.
         vocab_multiple: see :class:`ModelConfig`.
         ignore: keys that may have any value.
+        whole: False for a part of a larger model's configuration, which leaves out what is the default.
 
     Raises:
         ConfigError: another architecture, or something that ours cannot do; with the key.
     """
-    _refuse(values, where, ignore)
+    kind = architecture_of(values, where)
+    _refuse(values, kind, where, ignore)
+    values = {**{key: value for key, value in kind.defaults.items() if not whole or key not in _PLAIN}, **values}
     missing = [key for key in _PLAIN if key not in values]
     if missing:
         raise ConfigError(f"{missing[0]!r} is missing", file=where, fix="use the config.json that came with the model")
     found: dict[str, Any] = {ours: values[theirs] for theirs, ours in _PLAIN.items()}
     found |= {ours: values[theirs] for theirs, ours in _OPTIONAL.items() if values.get(theirs) is not None}
+    width = values.get("head_dim")
+    if width and width * values["num_attention_heads"] != values["hidden_size"]:
+        found["head_dim"] = width
+    found |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
     said = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if said not in DTYPES:
         raise ConfigError(
@@ -86,23 +96,6 @@ def model_config(
     return ModelConfig(**found, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=said)
 
 
-def check_is_llama(config: ModelConfig, *, where: str | None = None) -> None:
-    """Refuse a model that has parts which Llama has not.
-
-    Raises:
-        StateError: it has; with what of it can be exported.
-    """
-    if config.norm != "rms_norm":
-        what = f"Hugging Face's Llama has no model with norm={config.norm!r}"
-        raise StateError(what, where=where, fix="write a file of our names with to-file")
-    if config.image_size:
-        raise StateError(
-            f"a model with images (image_size={config.image_size}) cannot be exported: Llama has no image prefix",
-            where=where,
-            fix="export its language model alone with --text-only, or write a file of our names with to-file",
-        )
-
-
 def huggingface_config(
     config: ModelConfig,
     stored: torch.dtype,
@@ -110,6 +103,7 @@ def huggingface_config(
     *,
     where: str = "config.json",
     max_length: int | None = None,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Their configuration of our model, as transformers 4 and 5 both read it.
 
@@ -120,27 +114,29 @@ def huggingface_config(
             it is the answer.
         where: its path, for messages.
         max_length: the longest row; None for what ``base`` says, or what follows from the rotary scaling, or 2048.
+        whole: False for a part of a larger model's configuration.
 
     Raises:
-        StateError: Llama has no such model.
+        StateError: Hugging Face has no such model, or none that we know.
     """
-    check_is_llama(config)
+    kind = architecture_for(config, None if base is None else base.get("model_type"))
     told = str(stored).removeprefix("torch.")
-    if base is not None and max_length is None and _describes(base, config, told, where):
+    if base is not None and max_length is None and _describes(base, config, told, where, whole):
         return dict(base)
-    values: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-    values |= {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "use_cache": True}
+    values: dict[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
+    values |= {"attention_bias": False, "mlp_bias": False} if kind.model_type == "llama" else {}
     values |= {"bos_token_id": None, "eos_token_id": None}
-    values |= {key: value for key, value in (base or {}).items() if key not in ("rope_parameters", "dtype")}
+    values |= {key: value for key, value in (base or {}).items() if key not in _REPLACED}
     values |= {theirs: getattr(config, ours) for theirs, ours in (_PLAIN | _OPTIONAL).items()}
     scaling = config.rope_scaling
     values |= {
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
+        "head_dim": config.head_width,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
         "torch_dtype": told,
     }
+    values |= {"architectures": [kind.name], "model_type": kind.model_type} | kind.window_settings(config)
     if scaling is not None:
         values["rope_scaling"]["rope_type"] = "llama3"
     follows = 2048 if scaling is None else int(scaling.factor * scaling.original_length)
@@ -148,35 +144,26 @@ def huggingface_config(
     return values
 
 
-def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
+def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
     """True if a ``config.json`` is one of this model, with weights of this type."""
     said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
-    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys())
+    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
     return said == stored and not model_changes(theirs, config, ignore=["patch_size"])
 
 
-def _refuse(values: Mapping[str, Any], where: str, ignore: Collection[str]) -> None:
-    """Raise for what is no Llama of ours."""
+def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
+    """Raise for what our decoder cannot do."""
 
     def refuse(key: str, what: str, fix: str = "such a model cannot be converted") -> None:
         if key not in ignore:
             raise ConfigError(what, file=where, at=key, fix=fix)
 
-    kinds = values.get("architectures") or []
-    if values.get("model_type") != "llama" or any(kind != "LlamaForCausalLM" for kind in kinds):
-        named = ", ".join(map(str, kinds)) or values.get("model_type")
-        raise ConfigError(
-            f"the architecture is {named}", file=where, at="architectures", fix="only LlamaForCausalLM can be converted"
-        )
     if values.get("hidden_act", "silu") != "silu":
         refuse("hidden_act", f"the activation is {values['hidden_act']!r}; ours is 'silu'")
     for key in ("attention_bias", "mlp_bias"):
         if values.get(key):
-            refuse(key, f"{key} is set: there are biases, and ours has none")
-    heads, width = values.get("num_attention_heads"), values.get("head_dim")
-    if width is not None and heads and width * heads != values.get("hidden_size"):
-        refuse("head_dim", f"{heads} heads of width {width} are not the hidden size, {values.get('hidden_size')}")
-    known = {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *ignore}
+            refuse(key, f"{key} is set: there are biases that ours has not")
+    known = {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *kind.window_keys, *ignore}
     for key, value in values.items():
         if key not in known and value and not (isinstance(value, float) and value == 1.0):
             refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)

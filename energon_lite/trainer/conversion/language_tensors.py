@@ -1,4 +1,4 @@
-"""The tensors of a Llama: their names here and there, and their shapes."""
+"""The tensors of a language model: their names here and there, and their shapes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from energon_lite.trainer.models.config import ModelConfig
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 #: Rows of these are tokens, and ours have some more, so that they can be cut evenly.
 PADDED = (EMBEDDING, HEAD)
-#: In old files, and computed from the configuration: nobody reads it.
-COMPUTED = "rotary_emb.inv_freq"
+#: In old files, and computed from the configuration: nobody reads these.
+COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
 _MOST_SHOWN = 5
 
 
-def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all weights by our names, in their order, the vocabulary without padding."""
     hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
-    keys = config.kv_heads * config.head_dim
+    width = config.head_width
+    queries, keys = config.num_heads * width, config.kv_heads * width
+    # In the order of Hugging Face's modules.
+    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    attention: dict[str, tuple[int, ...]] = {}
+    for name, number in outputs.items():
+        attention[f"{name}.weight"] = (number, hidden)
+        if config.qkv_bias:
+            attention[f"{name}.bias"] = (number,)
+    attention["o_proj.weight"] = (hidden, queries)
+    if config.qk_norm:
+        attention |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, hidden)}
     for number in range(config.num_layers):
         block = {
-            "self_attn.q_proj.weight": (hidden, hidden),
-            "self_attn.k_proj.weight": (keys, hidden),
-            "self_attn.v_proj.weight": (keys, hidden),
-            "self_attn.o_proj.weight": (hidden, hidden),
+            **{f"self_attn.{name}": shape for name, shape in attention.items()},
             "mlp.gate_proj.weight": (inner, hidden),
             "mlp.up_proj.weight": (inner, hidden),
             "mlp.down_proj.weight": (hidden, inner),
@@ -43,7 +51,7 @@ def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def native_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The same in our checkpoints, the vocabulary padded."""
     rows = config.padded_vocab_size
-    return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in llama_shapes(config).items()}
+    return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in language_shapes(config).items()}
 
 
 def huggingface_name(name: str) -> str:

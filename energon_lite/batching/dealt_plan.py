@@ -1,0 +1,115 @@
+"""Micro-batches of a pass that is dealt to workers first, each of which makes its own: Energon's way to validate.
+
+Each data set is cut into as many shares of neighbours as there are workers, over all ranks together. Which shares have
+a sample more than others: those that a bit reversal numbers first, so that ranks, and halves of them, have about as
+many; and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from energon_lite.batching.address_list import AddressList
+from energon_lite.batching.capacity import Ints, at_least_one
+from energon_lite.batching.plan import FixedPlan, Place
+
+__all__ = ["DealtPlan"]
+
+
+@dataclass(frozen=True)
+class DealtPlan(FixedPlan):
+    """Micro-batches of a fixed number of samples of one worker's share, the workers of all ranks taking turns.
+
+    Args:
+        lengths: samples of each data set, one behind the other in the order.
+        world_size, workers: ranks, and workers of each. They are a part of the plan: the same whoever goes through it.
+
+    Example:
+        >>> plan = DealtPlan(ConcatOrder([5]), batch_size=2, lengths=(5,), workers=2)
+        >>> [[index for _, index, _ in batch] for batch in plan.batches([(0,), (1,), (2,)])]
+        [[0, 1], [3, 4], [2]]
+    """
+
+    lengths: tuple[int, ...] = ()
+    world_size: int = 1
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(world_size=self.world_size, workers=self.workers)
+
+    @cached_property
+    def _shares(self) -> tuple[Ints, Ints]:
+        """Where each share of each data set begins in the order, and the edges of its data sets in each share:
+        ``(data sets, shares)`` and ``(data sets + 1, shares)``."""
+        count, begun = self.world_size * self.workers, 0
+        sizes = np.empty((len(self.lengths), count), dtype=np.int64)
+        turn = np.arange(count)
+        for leaf, length in enumerate(self.lengths):
+            size, more = divmod(length, count)
+            sizes[leaf, _bit_reversal(turn)] = size + ((turn - begun) % count < more)
+            begun += length
+        edges = np.vstack([np.zeros((1, count), dtype=np.int64), sizes.cumsum(axis=0)])
+        return sizes.ravel().cumsum().reshape(sizes.shape) - sizes, edges
+
+    @cached_property
+    def _batches(self) -> Ints:
+        """Micro-batches of each share."""
+        samples = self._shares[1][-1]
+        return samples // self.chunk if self.drop_last else -(-samples // self.chunk)
+
+    @cached_property
+    def _rest(self) -> list[Place]:
+        """``(micro-batch of its share, share)`` from where on some shares have ended."""
+        least, most = int(self._batches.min()), int(self._batches.max())
+        turns = [self._share_of(turn) for turn in range(len(self._batches))]
+        return [(number, share) for number in range(least, most) for share in turns if self._batches[share] > number]
+
+    def _share_of(self, turn: int) -> int:
+        """The first worker of each rank, then the second one of each, and so on; shares are numbered by ranks."""
+        return turn % self.world_size * self.workers + turn // self.world_size
+
+    def _count(self, pass_number: int) -> int:
+        return int(self._batches.sum())
+
+    def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
+        """See :class:`~energon_lite.batching.plan.Plan`."""
+        found: list[Sequence[tuple[int, ...]]] = []
+        for place in places:
+            leaf, index, epoch = (column.tolist() for column in self.order.lookup(self._positions(place[0])).columns())
+            found.append(AddressList(leaf, index, epoch))
+        return found
+
+    def _positions(self, number: int) -> Ints:
+        """The positions in the order of a micro-batch."""
+        if number >= self._count(0):
+            return np.empty(0, dtype=np.int64)
+        full = int(self._batches.min()) * len(self._batches)
+        before, turn = divmod(number, len(self._batches))
+        before, share = self._rest[number - full] if number >= full else (before, self._share_of(turn))
+        starts, edges = self._shares
+        own = np.arange(before * self.chunk, min((before + 1) * self.chunk, edges[-1, share]))
+        leaf = np.searchsorted(edges[1:, share], own, side="right")
+        positions: Ints = starts[leaf, share] + own - edges[leaf, share]
+        return positions
+
+    def describe(self) -> str:
+        return f"{super().describe()}, each of one of {self.world_size * self.workers} shares"
+
+
+def _bit_reversal(numbers: Ints) -> Ints:
+    """The numbers of a range, from both halves in turns, each of them arranged in the same way: of a power of two, by
+    their bits from the last to the first."""
+    if len(numbers) <= 2:
+        return numbers
+    middle = len(numbers) // 2
+    arranged = np.empty_like(numbers)
+    # The second half may have one more: it then stands at the end, behind its last neighbour.
+    left, right = _bit_reversal(numbers[:middle]), _bit_reversal(numbers[middle:])
+    arranged[0 : 2 * middle : 2], arranged[1 : 2 * middle : 2] = left, right[:middle]
+    arranged[2 * middle :] = right[middle:]
+    return arranged

@@ -1,0 +1,82 @@
+"""Samples of records that do not say what they are: lines of JSONL, and the files of a sample in a tar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from energon_lite import (
+    CaptioningSample,
+    ChatSample,
+    CrudeSample,
+    Sample,
+    TextSample,
+    basic_sample_keys,
+    cooker,
+    stateless,
+)
+from energon_lite.errors import SampleError
+from energon_lite.tokenizing.task_encoder import TokenizedSample
+
+#: What keeps an image's place in a text.
+IMAGE_MARK = "<image>"
+
+_IMAGES = ("jpg", "jpeg", "png", "webp")
+_CHATS, _TEXTS = ("messages", "conversations"), ("text", "content", "caption")
+#: Who speaks, by the names of others.
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+
+
+@cooker
+@stateless(restore_seeds=False)
+def cook_record(sample: CrudeSample) -> Sample:
+    """The sample that a record stands for, by its fields.
+
+    * ``tokens.npy``, and ``mask.npy`` if there is one: what ``energon-lite tokenize`` wrote.
+    * ``messages`` (or ``conversations``), a list of ``{role, content}`` (or ``{from, value}``): a chat. ``content`` is
+      a text, in which ``<image>`` keeps an image's place, or a list of ``{type: text, text}`` and ``{type: image}``.
+    * ``prompt`` and ``response``: a chat of two messages.
+    * ``text``, ``content`` or ``caption``, or the file ``txt``: a text.
+
+    Fields are those of the part ``json``. Files ``jpg``, ``png`` and ``webp`` are images of the chat or the text.
+
+    Raises:
+        SampleError: none of these.
+    """
+    base = basic_sample_keys(sample)
+    if "tokens.npy" in sample:
+        mask = sample.get("mask.npy")
+        tokens = torch.as_tensor(sample["tokens.npy"])
+        return TokenizedSample(**base, tokens=tokens, mask=None if mask is None else torch.as_tensor(mask))
+    found = sample.get("json")
+    fields: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    images = [sample[name] for name in _IMAGES if name in sample]
+    said = next((fields[name] for name in _CHATS if name in fields), None)
+    if said is None and "prompt" in fields and "response" in fields:
+        said = [{"role": "user", "content": fields["prompt"]}, {"role": "assistant", "content": fields["response"]}]
+    if isinstance(said, list) and said:
+        return ChatSample(**base, messages=[_message(one) for one in said], images=images)
+    text = next((fields[name] for name in _TEXTS if name in fields), sample.get("txt"))
+    if isinstance(text, str) and len(images) <= 1:
+        return CaptioningSample(**base, image=images[0], caption=text) if images else TextSample(**base, text=text)
+    names = [*fields, *(name for name in sample if not name.startswith("__") and name != "json")]
+    raise SampleError(
+        f"neither tokens nor messages nor a text: there are {', '.join(names) or 'no fields'}",
+        where=str(sample["__key__"]),
+        fix="name a task encoder of yours with a cooker for it: data.task_encoder=module:Class",
+    )
+
+
+def _message(said: Any) -> dict[str, Any]:
+    """Role and content, whatever they are called there."""
+    if isinstance(said, dict):
+        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        if isinstance(content, list):
+            kinds = [one.get("type") if isinstance(one, dict) else None for one in content]
+            known = all(kind in ("text", "image") for kind in kinds)
+            content = "".join(one.get("text") or IMAGE_MARK for one in content) if known else None
+        if isinstance(role, str) and isinstance(content, str):
+            return {"role": _ROLES.get(role, role), "content": content}
+    raise SampleError(f"no message with a role and a text: {str(said)[:80]}", fix="give {role: user, content: Hi}")

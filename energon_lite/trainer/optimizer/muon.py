@@ -1,0 +1,105 @@
+"""Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon): momentum, made orthogonal, as the update of a matrix.
+
+A matrix that tensor-parallel ranks have cut is put together again for that. So the run does not depend on the layout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from energon_lite.trainer.optimizer.bucket_plan import Slot
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.partition import Partition
+from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
+
+#: Of the polynomial; Jordan's, which raise small singular values fast and leave all near 1.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Nearly the matrix with the same singular vectors whose singular values are all 1: five Newton-Schulz iterations
+    that have only products of matrices.
+
+    Args:
+        matrix: ``[rows, columns]``; the type is that of the iterations, and bfloat16 is enough.
+    """
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / torch.linalg.vector_norm(x).clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.T
+        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class MuonPartition(Partition):
+    """Whole matrices, this rank's part of each, that Muon updates.
+
+    Args:
+        values, grad, start, config, state: as :class:`Partition`.
+        slots: the matrices of the bucket.
+        mesh: the ranks.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grad: Tensor,
+        start: int,
+        slots: list[Slot],
+        mesh: ParallelMesh,
+        config: OptimizerConfig,
+        state: dict[str, Tensor] | None = None,
+    ):
+        super().__init__(values, grad, start, [], "muon", config, state)
+        self._mesh, self._slots = mesh, [slot for slot in slots if start <= slot.start < self.stop]
+
+    def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
+        """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
+        keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
+        # In place: nobody needs the gradient after this.
+        grad = self.grad.to(self.master.dtype).mul_(1.0 if scale is None else scale).masked_fill_(skip > 0, 0.0)
+        momentum.lerp_(grad, (1 - self.config.momentum) * keep)
+        # Nesterov's; and the iterations, with what is sent for them, have the precision of the model.
+        update = grad.lerp_(momentum, self.config.momentum).to(self.values.dtype)
+        parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in self._slots) else None
+        for slot in self._slots:
+            here, shape = slice(slot.start - self.start, slot.stop - self.start), local_tensor(slot.parameter).shape
+            dim = _cut(slot)
+            if dim is None or parts is None:
+                direction = orthogonalize(update[here].view(shape))
+            else:
+                whole = orthogonalize(torch.cat([part[here].view(shape) for part in parts.unbind()], dim))
+                direction = whole.chunk(len(parts), dim)[self._mesh.rank("tp")]
+            rate = lr * slot.rule.lr_scale
+            master = self.master[here].view(shape)
+            master.mul_(1 - rate * slot.rule.weight_decay * keep)
+            master.sub_(direction.to(master.dtype) * (rate * _size(slot, self.config.muon_scale) * keep))
+        if self.master is not self.values:
+            self.values.copy_(self.master)
+
+    def _of_all_parts(self, update: Tensor) -> Tensor:
+        """``[tp, elements]``: what each tensor-parallel rank has."""
+        group = self._mesh.group("tp")
+        if group is None:
+            return update[None]
+        parts = update.new_empty(dist.get_world_size(group) * update.numel())
+        single_tensor.all_gather(parts, update, group=group)
+        return parts.view(-1, update.numel())
+
+
+def _cut(slot: Slot) -> int | None:
+    return layout_of(slot.parameter).sharded_dim
+
+
+def _size(slot: Slot, rule: str) -> float:
+    """Of an update with singular values of 1: by ``rms``, its elements are 0.2 on average, as AdamW's are (Liu et al.,
+    Moonlight, arXiv:2502.16982)."""
+    rows, columns = layout_of(slot.parameter).full_shape
+    return 0.2 * math.sqrt(max(rows, columns)) if rule == "rms" else math.sqrt(max(1.0, rows / columns))

@@ -1,0 +1,71 @@
+"""A step that runs, and its line of metrics when it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.trainer.data.loaders import StepData
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.training.step import LaunchedStep
+from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
+
+
+@dataclass
+class RunningStep:
+    """A step that the device may still be at.
+
+    Args:
+        step: its number, counted from 1.
+        data: where its data comes from.
+        began: when, by ``time.perf_counter``.
+        data_wait: seconds until its micro-batches were there.
+        launched: what will tell its loss.
+        evaluation: metrics of the evaluation after it, if there was one.
+    """
+
+    step: int
+    data: StepData
+    began: float
+    data_wait: float
+    launched: LaunchedStep = field(init=False)
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+class StepMetrics:
+    """Makes the metrics of steps, one after the other.
+
+    Args:
+        config: the run.
+        mesh: the ranks.
+    """
+
+    def __init__(self, config: TrainerConfig, mesh: ParallelMesh):
+        self.config, self.mesh = config, mesh
+        given = config.train.peak_tflops
+        self.peak_flops = given * 1e12 if given else peak_flops(mesh.device)
+        self._ended = 0.0  # when the last step was
+
+    def __call__(self, running: RunningStep) -> dict[str, Any]:
+        """Those of a step, by name, when it is done."""
+        launched, step = running.launched, running.step
+        result, ended = launched.result(), launched.ended
+        # Of steps that were launched one behind the other, each has the time from the end of the one before.
+        seconds, self._ended = ended - max(running.began, self._ended), ended
+        values: dict[str, Any] = {
+            "step": step,
+            **vars(result),
+            "seconds": seconds,
+            "data_wait": running.data_wait,
+            "tokens_per_second": result.tokens / seconds,
+            "memory_gib": memory_in_use(self.mesh.device),
+        }
+        if (skipped := step - launched.updates()) > 0:
+            values["skipped_updates"] = skipped
+        if (spikes := launched.spikes()) > 0:
+            values["spikes"] = spikes
+        if self.peak_flops is not None:
+            needed = training_flops(self.config.model, *launched.work())
+            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
+        return values | running.evaluation

@@ -1,0 +1,54 @@
+"""What programs for Energon's development branch import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from energon_lite import MetadatasetV2
+from energon_lite.compat.ahead import AHEAD_MODULES
+from energon_lite.compat.install import resolve
+from energon_lite.compat.modules import INTERNAL, MODULES
+
+PROGRAM = """
+import sys
+from megatron.energon import Recipe, WorkerConfig, get_train_dataset, get_processing_dataset
+from megatron.energon.dataloader import DataLoader, ForkDataLoaderWorker, ThreadDataLoaderWorker
+from megatron.energon.recipe.loader import traverse_recipe
+
+recipe = sys.argv[1] + ".yaml"
+text = "{__module__: megatron.energon, __class__: Recipe, splits: {train: {path: " + sys.argv[1] + "}}}"
+open(recipe, "w").write(text)
+print([one.path.name for one in traverse_recipe(recipe, split_part="train")], Recipe.__name__)
+config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+for kind in (ForkDataLoaderWorker, ThreadDataLoaderWorker):
+    dataset = get_train_dataset(recipe, batch_size=2, worker_config=config, repeat=False)
+    with DataLoader(dataset, worker_type=kind) as loader:
+        print(len(loader), len(list(loader)))
+"""
+
+
+def test_all_names_are_there() -> None:
+    for module, names in AHEAD_MODULES.items():
+        assert not any(module.startswith(f"{start}.") for start in INTERNAL)
+        for name in names.split():
+            assert resolve(name, module) is not None
+            assert module not in MODULES or name not in MODULES[module].split(), f"{module}.{name} is in 7.4.1, too"
+    assert resolve("Recipe") is MetadatasetV2
+
+
+def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    leaf_of(5).rename(path := tmp_path / "five")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "energon_lite.compat", str(tmp_path / "program.py"), str(path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "['five'] MetadatasetV2\n3 3\n3 3\n"

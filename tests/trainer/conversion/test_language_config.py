@@ -1,0 +1,321 @@
+"""Their configuration and ours: what is read, what is refused by name, and that both ways agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import ConfigError, StateError
+from energon_lite.trainer.conversion.architectures import ARCHITECTURES
+from energon_lite.trainer.conversion.language_config import huggingface_config, model_config
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.presets import model_preset
+from energon_lite.trainer.training.starting_weights import model_changes
+
+LLAMA_2: dict[str, Any] = {
+    "_name_or_path": "meta-llama/Llama-2-70b-hf",
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "initializer_range": 0.02,
+    "intermediate_size": 28672,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.32.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+LLAMA_3 = LLAMA_2 | {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 131072,
+    "rope_scaling": SCALING,
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+QWEN_25: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "initializer_range": 0.02,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN_3 = QWEN_25 | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 64,
+    "model_type": "qwen3",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "vocab_size": 151936,
+}
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+MISTRAL_3 = MISTRAL | {"rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768}
+#: A file of each kind, as its maker published it, and the preset of that shape.
+PUBLISHED = {
+    "70B": LLAMA_2,
+    "llama-3.1-8B": LLAMA_3,
+    "qwen-2.5-7B": QWEN_25,
+    "qwen-3-32B": QWEN_3,
+    "mistral-7B": MISTRAL_3,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_the_presets(name: str) -> None:
+    found, preset = model_config(PUBLISHED[name], where=""), model_preset(name, dtype="bfloat16")
+    assert found == preset
+    # Exported without the former file, transformers makes the same shapes and angles of it.
+    theirs = transformers_config(huggingface_config(preset, torch.bfloat16))
+    former = transformers_config(PUBLISHED[name])
+    # A Mistral without sliding window computes what a Llama does.
+    assert type(theirs) is type(former) or name == "mistral-7B"
+    for key in _SHAPE:
+        assert getattr(theirs, key) == getattr(former, key), key
+    assert theirs.rope_parameters == former.rope_parameters
+    # And what transformers 5 writes is the same model.
+    written = json.loads(theirs.to_json_string()) | {"dtype": "bfloat16"}
+    assert model_config(written, where="") == found
+
+
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+_SHAPE += ("vocab_size", "rms_norm_eps", "tie_word_embeddings")
+
+
+def transformers_config(values: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**values)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    for kind in ARCHITECTURES:
+        theirs = transformers_config({"model_type": kind.model_type})
+        for key, value in kind.defaults.items():
+            # Theirs is None where it is not used.
+            assert getattr(theirs, key) in (value, None), (kind, key)
+        part = model_config({"model_type": kind.model_type}, where="", whole=False)
+        assert part.hidden_size == theirs.hidden_size and part.kv_heads == theirs.num_key_value_heads
+        assert part.head_width == getattr(theirs, "head_dim", part.head_width)
+        assert part.sliding_window == getattr(theirs, "sliding_window", None)
+
+
+def test_sliding_windows() -> None:
+    assert model_config(MISTRAL, where="").sliding_window == 4096
+    assert model_config(MISTRAL | {"sliding_window": None}, where="").sliding_window is None
+    assert model_config({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, where="").sliding_window == 4096
+    slides = QWEN_25 | {"use_sliding_window": True, "sliding_window": 300}
+    for change, window in [
+        ({}, None),  # 28 layers, and those from the 28th on would have one
+        ({"max_window_layers": 0}, 300),
+        ({"layer_types": ["sliding_attention"] * 28}, 300),
+        ({"layer_types": ["full_attention"] * 28}, None),
+    ]:
+        assert model_config(slides | change, where="").sliding_window == window
+    for change, at in [
+        ({"max_window_layers": 3}, "max_window_layers"),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 14}, "layer_types"),
+    ]:
+        with pytest.raises(ConfigError, match="some layers have a sliding window") as caught:
+            model_config(slides | change, where="config.json")
+        assert caught.value.at == at
+
+
+def test_llama_2_and_3() -> None:
+    two = model_config(LLAMA_2, where="config.json")
+    assert two == ModelConfig(
+        hidden_size=8192,
+        num_layers=80,
+        num_heads=64,
+        num_kv_heads=8,
+        ffn_size=28672,
+        vocab_size=32000,
+        norm_eps=1e-5,
+        dtype="bfloat16",
+    )
+    three = model_config(LLAMA_3, where="config.json")
+    assert three.rope_theta == 500000.0 and three.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    # transformers 5 has other names for the same.
+    renamed = {key: value for key, value in LLAMA_3.items() if key not in ("rope_scaling", "rope_theta", "torch_dtype")}
+    renamed |= {"rope_parameters": SCALING | {"rope_theta": 500000.0}, "dtype": "bfloat16"}
+    assert model_config(renamed, where="config.json") == three
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"model_type": "qwen3_moe", "architectures": []}, "qwen3_moe"),
+        ({"model_type": "qwen2"}, "LlamaForCausalLM"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"head_dim": 63}, "63"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"sliding_window": 4096}, "sliding_window is 4096"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"rope_scaling": SCALING | {"attention_factor": 2.0}}, "attention_factor"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"num_key_value_heads": 7}, "cannot share 7 key heads"),
+    ],
+)
+def test_what_ours_cannot_do_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        model_config(LLAMA_3 | change, where="config.json")
+
+
+def test_keys_that_are_off_or_ignored_pass() -> None:
+    plain = model_config(LLAMA_3, where="")
+    assert model_config(LLAMA_3 | {"sliding_window": None, "head_dim": 128, "new_switch": False}, where="") == plain
+    assert model_config(LLAMA_3 | {"new_thing": 3}, where="", ignore=["new_thing"]) == plain
+    with pytest.raises(ConfigError, match="--ignore new_thing"):
+        model_config(LLAMA_3 | {"new_thing": 3}, where="")
+    assert model_config(LLAMA_3 | {"torch_dtype": "float16"}, where="", dtype="float32").dtype == "float32"
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="'vocab_size' is missing"):
+        model_config({key: value for key, value in LLAMA_2.items() if key != "vocab_size"}, where="config.json")
+
+
+scalings = st.builds(
+    RopeScaling,
+    factor=st.floats(1, 32),
+    low_frequency=st.floats(0.5, 1),
+    high_frequency=st.floats(2, 8),
+    original_length=st.integers(1, 9000),
+)
+configs = st.builds(
+    lambda heads, groups, traits, **more: ModelConfig(
+        hidden_size=heads * 8, num_heads=heads, num_kv_heads=groups, **traits, **more
+    ),
+    heads=st.sampled_from([4, 8]),
+    groups=st.sampled_from([1, 2, 4, None]),
+    traits=st.sampled_from([{}, {"qkv_bias": True}, {"qk_norm": True}]),
+    head_dim=st.sampled_from([None, 8, 12]),
+    num_layers=st.integers(1, 4),
+    ffn_size=st.integers(1, 100),
+    vocab_size=st.integers(1, 1000),
+    rope_theta=st.floats(1000, 1e6),
+    rope_scaling=st.none() | scalings,
+    tie_embeddings=st.booleans(),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+
+
+@given(configs, configs)
+def test_there_and_back(config: ModelConfig, other: ModelConfig) -> None:
+    told = huggingface_config(config, config.torch_dtype)
+    back = model_config(told, where="")
+    assert (back.kv_heads, back.head_width) == (config.kv_heads, config.head_width)
+    assert (back.qkv_bias, back.qk_norm) == (config.qkv_bias, config.qk_norm)
+    assert huggingface_config(back, config.torch_dtype) == told
+    # What describes the model is kept as it is, with keys of its own; what describes another one is corrected.
+    base = told | {"use_cache": False, "mine": 1}
+    computed = dataclasses.replace(config, fuse_projections=True, loss_chunk=7, recompute="full", attention="varlen")
+    for same in (config, computed):
+        assert huggingface_config(same, config.torch_dtype, base) == base
+    corrected = huggingface_config(other, other.torch_dtype, base)
+    assert corrected["mine"] == 1
+    assert not model_changes(model_config(corrected, where="", ignore=["mine"]), other, ["patch_size"])
+    assert corrected["rope_theta"] == other.rope_theta and corrected["vocab_size"] == other.vocab_size
+
+
+def test_a_model_that_they_have_not() -> None:
+    with pytest.raises(StateError, match="image_size=4"):
+        huggingface_config(ModelConfig(image_size=4), torch.float32)
+    with pytest.raises(StateError, match="qkv_bias=True, qk_norm=True together"):
+        huggingface_config(ModelConfig(qkv_bias=True, qk_norm=True), torch.float32)
+
+
+def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
+    def kind(former: dict[str, Any] | None = None, **settings: Any) -> Any:
+        return huggingface_config(ModelConfig(**settings), torch.float32, former)["architectures"][0]
+
+    assert kind() == "LlamaForCausalLM"
+    assert kind(MISTRAL_3) == "MistralForCausalLM"
+    assert kind(MISTRAL_3, qkv_bias=True) == "Qwen2ForCausalLM"
+    assert kind(QWEN_25, qk_norm=True) == "Qwen3ForCausalLM"
+    assert kind(QWEN_25) == "LlamaForCausalLM"
+    assert kind(sliding_window=9) == "MistralForCausalLM"
+    assert kind(sliding_window=9, qk_norm=True) == "Qwen3ForCausalLM"
+    # Transformers' Llama counts heads into the hidden size, whatever their width.
+    assert kind(hidden_size=100, num_heads=8, head_dim=32) == "MistralForCausalLM"
+    made = huggingface_config(ModelConfig(), torch.float32, QWEN_25)
+    assert not [key for key in made if "window" in key]

@@ -1,0 +1,36 @@
+"""The overlapped optimizer on modules that nobody here wrote makes the run of torch's AdamW in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+from foreign_nets import CONFIG, NETS, Found, make_net, serial, train, unlike
+from rank_processes import RunRanks
+
+from energon_lite.trainer.optimizer.config import ParameterGroup
+from energon_lite.trainer.parallel.mesh import build_mesh
+
+STEPS, MICRO_BATCHES = 4, 4
+GROUPS = (ParameterGroup("*1*", weight_decay=0.3, lr_scale=0.5), ParameterGroup("*w*", lr_scale=2.0))
+
+
+expected = functools.cache(lambda name, config: serial(make_net(name), STEPS, MICRO_BATCHES, config))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("name", NETS)
+def test_run_is_that_of_torchs_adamw(run_ranks: RunRanks, name: str, world: int) -> None:
+    last = dataclasses.replace(CONFIG, reduce="last", bucket_size=700)
+    every = dataclasses.replace(CONFIG, reduce="every", bucket_size=100, groups=GROUPS)
+
+    def job(rank: int) -> list[Found]:
+        mesh = build_mesh()
+        # Ranks begin with other weights, as a script without a seed does: the first rank's count.
+        return [train(make_net(name, seed=rank), mesh, STEPS, MICRO_BATCHES, config)[0] for config in (last, every)]
+
+    assert max(expected(name, last)[0]) > CONFIG.clip, "clipping was not tested"
+    for runs in run_ranks(world, job):
+        for found, config in zip(runs, (last, every), strict=True):
+            assert unlike(found, expected(name, dataclasses.replace(config, reduce="last", bucket_size=700))) <= 1e-9
