@@ -96,10 +96,10 @@ class Block(nn.Module):
         return x + self._feed(x)
 
     def _attend(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        return self.self_attn(self.input_layernorm(x), part)  # type: ignore[no-any-return]
+        return self.self_attn(self.input_layernorm(x), part)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        return self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaModel(nn.Module):

@@ -81,7 +81,7 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     """
     group = layers[0].group
     if group is not None and not torch.compiler.is_compiling():  # what waits in the midst is nothing to compile
-        parts = [layer.weight for layer in layers]
+        parts: list[torch.Tensor] = [layer.weight for layer in layers]
         outputs = overlapped_products(x, [torch.cat(parts)] if fused else parts, group, sequence=layers[0].sequence)
         made = outputs[0].split([len(part) for part in parts], dim=-1) if fused else outputs
         return [y if layer.bias is None else y + layer.bias for layer, y in zip(layers, made, strict=True)]
