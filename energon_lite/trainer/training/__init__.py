@@ -40,6 +40,7 @@ from energon_lite.trainer.models.registry import register_norm as register_norm
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
 from energon_lite.trainer.models.tensor_parallel import RowParallelLinear as RowParallelLinear
 from energon_lite.trainer.models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
+from energon_lite.trainer.models.vision_config import VisionConfig as VisionConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import (
     OverlappedDistributedOptimizer as OverlappedDistributedOptimizer,
 )
