@@ -2,7 +2,8 @@
 
 Each data set is cut into as many shares of neighbours as there are workers, over all ranks together. Which shares have
 a sample more than others: those that a bit reversal numbers first, so that ranks, and halves of them, have about as
-many; and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be short.
+many; and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be
+short.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from energon_lite.compat.ahead import AHEAD, AHEAD_MODULES
 from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
 from energon_lite.compat.names import meaning
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors import own_watchdog
+from energon_lite.loading.executors import own_watchdog, torch_worker_info
 from energon_lite.trust import trust_by_default
 
 __all__ = ["install", "is_installed", "uninstall"]
@@ -155,6 +155,7 @@ def install(*, trust_code: bool = True) -> None:
             fix="call energon_lite.compat.install() before anything imports it, or run python -m energon_lite.compat",
         )
     own_watchdog.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
+    torch_worker_info.is_told = True
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)
     _tell_children()
@@ -162,6 +163,7 @@ def install(*, trust_code: bool = True) -> None:
 
 def uninstall() -> None:
     """Imports from now on find Energon itself, if it is there."""
+    torch_worker_info.is_told = False
     for finder in (_finder, _parent):
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)

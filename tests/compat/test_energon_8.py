@@ -15,19 +15,34 @@ from energon_lite.compat.modules import INTERNAL, MODULES
 
 PROGRAM = """
 import sys
-from megatron.energon import Recipe, WorkerConfig, get_train_dataset, get_processing_dataset
+import torch
+from megatron.energon import DefaultTaskEncoder, Recipe, WorkerConfig, get_processing_dataset, get_savable_loader
+from megatron.energon import get_train_dataset
 from megatron.energon.dataloader import DataLoader, ForkDataLoaderWorker, ThreadDataLoaderWorker
 from megatron.energon.recipe.loader import traverse_recipe
 
-recipe = sys.argv[1] + ".yaml"
-text = "{__module__: megatron.energon, __class__: Recipe, splits: {train: {path: " + sys.argv[1] + "}}}"
-open(recipe, "w").write(text)
-print([one.path.name for one in traverse_recipe(recipe, split_part="train")], Recipe.__name__)
-config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-for kind in (ForkDataLoaderWorker, ThreadDataLoaderWorker):
-    dataset = get_train_dataset(recipe, batch_size=2, worker_config=config, repeat=False)
-    with DataLoader(dataset, worker_type=kind) as loader:
-        print(len(loader), len(list(loader)))
+
+class Asker(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        assert torch.utils.data.get_worker_info().num_workers == 2
+        return sample
+
+
+def main(path, recipe):
+    text = "{__module__: megatron.energon, __class__: Recipe, splits: {train: {path: " + path + "}}}"
+    open(recipe, "w").write(text)
+    print([one.path.name for one in traverse_recipe(recipe, split_part="train")], Recipe.__name__)
+    given = {"batch_size": 2, "worker_config": WorkerConfig(rank=0, world_size=1, num_workers=2), "repeat": False}
+    asked = get_train_dataset(recipe, task_encoder=Asker(), **given)
+    with get_savable_loader(asked, multiprocessing_context="forkserver") as loader:
+        print(len(list(loader)))
+    for kind in (ForkDataLoaderWorker, ThreadDataLoaderWorker):
+        with DataLoader(get_train_dataset(recipe, **given), worker_type=kind) as loader:
+            print(len(loader), len(list(loader)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
 """
 
 
@@ -41,14 +56,20 @@ def test_all_names_are_there() -> None:
 
 
 def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    leaf_of(5).rename(path := tmp_path / "five")
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "energon_lite.compat", str(tmp_path / "program.py"), str(path)],
+        [
+            sys.executable,
+            "-m",
+            "energon_lite.compat",
+            str(tmp_path / "program.py"),
+            str(leaf_of(5)),
+            str(tmp_path / "a.yaml"),
+        ],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "['five'] MetadatasetV2\n3 3\n3 3\n"
+    assert done.stdout == "['a-5'] MetadatasetV2\n3\n3 3\n3 3\n"

@@ -21,6 +21,7 @@ from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
 from energon_lite.hooks import LendingScope
+from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.forked_streams import renew_streams
 from energon_lite.loading.executors.observation import Notes
@@ -85,7 +86,7 @@ def serve(
     import torch
 
     torch.set_num_threads(1)
-    _tell_torch(own_number, peers)
+    torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
@@ -107,14 +108,6 @@ def serve(
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
     os._exit(code)
-
-
-def _tell_torch(number: int, peers: int) -> None:
-    """Have ``torch.utils.data.get_worker_info`` answer in hooks, as in workers of torch's loader. The seed is no more
-    than the worker's number: hooks have generators of their own for each sample."""
-    from torch.utils.data._utils import worker
-
-    worker._worker_info = worker.WorkerInfo(id=number, num_workers=peers, seed=number, dataset=None)  # type: ignore[arg-type]
 
 
 class _Orders:

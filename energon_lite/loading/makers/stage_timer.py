@@ -24,8 +24,8 @@ class StageTimer:
     """An observer in one thread that says where the time went, as plain data, seconds by the monotonic clock.
 
     ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by stage), ``samples``
-    (key and seconds of each sample that was made by itself) and ``sources`` (number of the data set and key of each sample that is in
-    the batch, whatever hooks made of it).
+    (key and seconds of each sample that was made by itself) and ``sources`` (number of the data set and key of each
+    sample that is in the batch, whatever hooks made of it).
 
     Args:
         leaves: the data sets, in the order's numbering.

@@ -63,15 +63,7 @@ class CheckpointSaver:
         >>> saver.finish()  # before the process ends
     """
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        mesh: ParallelMesh,
-        *,
-        keep: int = 2,
-        keep_every: int = 0,
-        timeout: float = 300.0,
-    ):
+    def __init__(self, root: Place, mesh: ParallelMesh, *, keep: int = 2, keep_every: int = 0, timeout: float = 300.0):
         self.files, self.mesh, self.timeout = CheckpointFiles(root), mesh, timeout
         self.keep, self.keep_every = keep, keep_every
         self.seconds_blocked = self.seconds_written = 0.0
@@ -87,7 +79,7 @@ class CheckpointSaver:
         """Begin to write a checkpoint, when the one before it is on disk. Arguments as :func:`save_checkpoint`.
 
         Args:
-            prune: remove all but the newest ``keep`` when it is there; otherwise, none.
+            prune: remove others, by ``keep`` and ``keep_every``, when it is there; otherwise, none.
 
         Returns:
             The path or URL that it will have.

@@ -68,6 +68,7 @@ from energon_lite.trainer.training.generate import generate_text as generate_tex
 from energon_lite.trainer.training.generate import load_model as load_model
 from energon_lite.trainer.training.generate import load_tokenizer as load_tokenizer
 from energon_lite.trainer.training.loop import Trainer as Trainer
+from energon_lite.trainer.training.metrics import MetricsSink as MetricsSink
 from energon_lite.trainer.training.pipeline import run_pipeline as run_pipeline
 from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule as pipeline_schedule
 from energon_lite.trainer.training.step import StepResult as StepResult

@@ -1,8 +1,8 @@
 """Running a step's micro-batches through the stages of a pipeline: who computes what when, and what is sent to whom.
 
-A stage goes through its :func:`pipeline_schedule`. Before an action it waits for what the action needs, and it never
-waits for what it sends, so no order of messages can block it. A micro-batch may have any shape: it travels with a
-header, and stages between the first and the last need no data of their own.
+With one stage, :func:`_one_stage` is all of it. Else a stage goes through its :func:`pipeline_schedule`. Before an
+action it waits for what the action needs, and it never waits for what it sends, so no order of messages can block it. A
+micro-batch may have any shape: it travels with a header, and stages between the first and the last need no data.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: 
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.training import Trainer, read_state
 
 
@@ -53,11 +54,14 @@ def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_sav
     blend: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Each with the time that it took, its data's included."""
+    """Each with the time that it took, its data's included, and the learning rate of each group."""
 
     def job(rank: int) -> list[tuple[str, int]]:
         done: list[tuple[str, int]] = []
-        with Trainer(make_config(blend, tmp_path / "run", steps=5, save_every=3)) as trainer:
+        config = make_config(blend, tmp_path / "run", steps=5, save_every=3)
+        groups = (ParameterGroup(match="*norm*", lr_scale=0.5),)
+        config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, groups=groups))
+        with Trainer(config) as trainer:
             launch, numbers, take = trainer.launch, trainer.numbers, trainer.data.take_step
 
             def noted_launch(step: int, batches: Any) -> Any:
@@ -85,6 +89,7 @@ def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_sav
     lines = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(0.1 <= entry["data_wait"] < entry["seconds"] for entry in lines)
     assert sum(entry["seconds"] for entry in lines) < took
+    assert all(entry["lr *norm*"] == 0.5 * entry["lr"] for entry in lines)
 
 
 @pytest.mark.parametrize("store", ["s3", CopyingStore.protocol])
