@@ -356,31 +356,24 @@ def _factory_of(
 ) -> BaseCoreDatasetFactory:
     if filter_name is not None:
         spec = replace(spec, filters=(*spec.filters, filter_name))
-    multiplier = spec.shuffle_over_epochs_multiplier
+    if epochs is not None and (times := spec.shuffle_over_epochs_multiplier) is not None:
+        epochs = -1 if -1 in (epochs, times) else epochs * times
+    else:
+        epochs = None
     common: dict[str, Any] = {
-        "split_part": spec.split_part,
-        "training": training,
-        "worker_config": worker_config,
-        "shuffle_over_epochs": None
-        if epochs is None or multiplier is None
-        else -1
-        if -1 in (epochs, multiplier)
-        else epochs * multiplier,
-        "subset": spec.subset,
-        "split_config": spec.split_config,
+        **{"split_part": spec.split_part, "split_config": spec.split_config, "subset": spec.subset},
+        **{"training": training, "worker_config": worker_config, "shuffle_over_epochs": epochs},
         **kwargs,
     }
     if getattr(spec, "join", None) is not None or source_opener(spec.path) is not None:
         kwargs.pop("decoder", None)
-        epochs = common["shuffle_over_epochs"]
         return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
     if is_jsonl(spec.path):
-        made: Any = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
+        made: BaseCoreDatasetFactory = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
     else:
         made = factory_of_config(dataset_config_of(spec, trusts(trust_code)), spec, common)
-    made.filters = spec.filters  # factories of users do not have it as an argument
-    found: BaseCoreDatasetFactory = made
-    return found
+    vars(made)["filters"] = spec.filters  # factories of users do not have it as an argument
+    return made
 
 
 def factory_of_config(config: DatasetConfig, spec: LeafSpec, common: dict[str, Any]) -> BaseCoreDatasetFactory:

@@ -8,6 +8,11 @@ memory is its own.
     python tools/bench/train_step.py --preset 1.1B --batch 8 --length 2048     # a GPU
     python tools/bench/train_step.py --tiny                                    # anywhere: that the script works
 
+``by-hand`` is what one would write for this model alone: one function, compiled whole, with one AdamW over all float32
+masters. ``packed`` is ours on rows of documents of many lengths. Behind the table: what our optimizer takes, beside
+torch's fused AdamW alone on as many float32 masters; and what a step launches (graphs, kernels, copies, host reads).
+``--trace FILE`` keeps that step for chrome://tracing.
+
 The share counts 6 N + 6 L H S operations a token (N weights of matrices; a causal row needs half of its attention), of
 the rate that the device reaches in one large product of bfloat16 matrices, measured here.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -25,8 +31,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from common import fresh_process, machine, table
+from step_counts import counted_graphs, step_counts
+from torch import nn
 
+from energon_lite.trainer.models.attention import rotate
+from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training import (
@@ -35,13 +46,14 @@ from energon_lite.trainer.training import (
     MultimodalBatch,
     make_optimizer,
     model_preset,
-    train_step,
 )
+from energon_lite.trainer.training.step import LaunchedStep, launch_step
 from energon_lite.trainer.training.throughput import flops_per_token
 
 #: The trainer's settings that make it fast.
 OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}
-VARIANTS = ("ours", "ours-plain", "hf", "hf-compiled")
+VARIANTS = ("ours", "packed", "ours-plain", "hf", "hf-compiled", "by-hand")
+OWN = VARIANTS[:3]
 
 
 def device() -> torch.device:
@@ -53,11 +65,12 @@ def shape(arguments: argparse.Namespace, **more: Any) -> ModelConfig:
     return model_preset(arguments.preset, dtype="bfloat16", **more, **given)
 
 
-def make_batch(config: ModelConfig, arguments: argparse.Namespace) -> MultimodalBatch:
-    """Random tokens: rows of one length, all of which count."""
+def make_batch(config: ModelConfig, arguments: argparse.Namespace, *, packed: bool = False) -> MultimodalBatch:
+    """Random tokens: rows of one length, all of which count; ``packed``: of documents, a quarter of that on average."""
     generator = torch.Generator().manual_seed(0)
     sizes = (arguments.batch, arguments.length + 1)
     tokens = torch.randint(0, config.vocab_size, sizes, generator=generator).to(device())
+    begins = torch.rand(arguments.batch, arguments.length, generator=generator) < 4 / arguments.length
     return MultimodalBatch(
         __key__=[""] * arguments.batch,
         __restore_key__=(),
@@ -67,17 +80,18 @@ def make_batch(config: ModelConfig, arguments: argparse.Namespace) -> Multimodal
         image=torch.zeros(0, 3, 0, 0, device=device()),
         image_rows=(none := torch.zeros(0, dtype=torch.int64, device=device())),
         image_starts=none,
+        documents=begins.long().cumsum(1).to(device()) if packed else None,
     )
 
 
-def ours(arguments: argparse.Namespace, *, fast: bool) -> Callable[[], float]:
+def ours(arguments: argparse.Namespace, *, fast: bool, packed: bool = False) -> Callable[[], LaunchedStep]:
     """The trainer's step."""
     config = shape(arguments, **(OURS if fast else {}))
     mesh = build_mesh()
     model = LlamaModel(config, mesh, seed=0)
     optimizer = make_optimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
-    batches = [make_batch(config, arguments)] * arguments.micro_batches
-    return lambda: train_step(model, optimizer, batches, mesh, lr=1e-4).loss
+    batches = [make_batch(config, arguments, packed=packed)] * arguments.micro_batches
+    return lambda: launch_step(model, optimizer, batches, mesh, lr=1e-4)
 
 
 def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[], float]:
@@ -99,18 +113,23 @@ def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[
             use_cache=False,
         )
     ).to(device(), torch.bfloat16)
-    parameters = list(model.parameters())
-    masters = [p.detach().float() for p in parameters]
-    optimizer = torch.optim.AdamW(masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     called: Any = torch.compile(model) if compiled else model
     batch = make_batch(config, arguments)
     tokens = torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
+    # Their loss moves labels by itself: one token fewer counts, of thousands.
+    return masters_step(model, lambda: called(input_ids=batch.tokens, labels=tokens[:, :-1]).loss, arguments)
+
+
+def masters_step(model: nn.Module, loss_of: Callable[[], torch.Tensor], arguments: argparse.Namespace) -> Any:
+    """A step with float32 masters, clipping and fused AdamW, as one writes it by hand."""
+    parameters = list(model.parameters())
+    masters = [p.detach().float() for p in parameters]
+    optimizer = torch.optim.AdamW(masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> float:
         total = 0.0
         for _ in range(arguments.micro_batches):
-            # Their loss moves labels by itself: one token fewer counts, of thousands.
-            loss = called(input_ids=batch.tokens, labels=tokens[:, :-1]).loss / arguments.micro_batches
+            loss = loss_of() / arguments.micro_batches
             loss.backward()
             total += loss.item()
         for master, p in zip(masters, parameters, strict=True):
@@ -128,6 +147,68 @@ def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[
     return step
 
 
+def by_hand(arguments: argparse.Namespace) -> Callable[[], float]:
+    """The same model in one function, compiled whole."""
+    config, batch = shape(arguments), make_batch(shape(arguments), arguments)
+    model = HandWritten(config).to(device(), torch.bfloat16)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.02) if p.dim() > 1 else nn.init.ones_(p)
+    cos, sin = rotation_table(torch.arange(arguments.length, device=device()), config)
+    return masters_step(model, torch.compile(lambda: model(batch.tokens, batch.labels, cos, sin)), arguments)
+
+
+class HandWritten(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config, hidden, kv = config, config.hidden_size, config.kv_heads * config.head_width
+        sizes = [(hidden + 2 * kv, hidden), (hidden, hidden), (2 * config.ffn_size, hidden), (hidden, config.ffn_size)]
+        self.table, self.head = (nn.Parameter(torch.empty(config.vocab_size, hidden)) for _ in range(2))
+        self.matrices = nn.ParameterList(torch.empty(size) for _ in range(config.num_layers) for size in sizes)
+        self.norms = nn.ParameterList(torch.empty(hidden) for _ in range(2 * config.num_layers + 1))
+
+    def forward(self, tokens: Any, labels: Any, cos: Any, sin: Any) -> torch.Tensor:
+        config, x = self.config, F.embedding(tokens, self.table)
+        heads = (config.num_heads, config.kv_heads, config.kv_heads)
+
+        def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return F.rms_norm(x, weight.shape, weight, config.norm_eps)
+
+        for i in range(config.num_layers):
+            qkv, out, gate_up, down = self.matrices[4 * i : 4 * i + 4]
+            made = F.linear(norm(x, self.norms[2 * i]), qkv).split([n * config.head_width for n in heads], dim=-1)
+            q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(made, heads, strict=True))
+            q, k = rotate(q, (cos, sin)), rotate(k, (cos, sin))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])
+            x = x + F.linear(mixed.transpose(1, 2).flatten(2), out)
+            gate, up = F.linear(norm(x, self.norms[2 * i + 1]), gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, down)
+        logits = F.linear(norm(x, self.norms[-1]), self.head)
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def optimizer_seconds(arguments: argparse.Namespace) -> dict[str, float]:
+    """One update by our optimizer, and by torch's fused AdamW alone on as many float32 masters: medians."""
+    config, mesh, found = shape(arguments), build_mesh(), {}
+    model = LlamaModel(config, mesh, seed=0)
+    optimizer = make_optimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
+    masters = [torch.zeros_like(p, dtype=torch.float32) for p in model.parameters()]
+    for master in masters:
+        master.grad = torch.ones_like(master)
+    plain = torch.optim.AdamW(masters, lr=1e-4, fused=True)
+    for name, step in (("ours", lambda: optimizer.launch_step(1e-4)), ("plain", plain.step)):
+        seconds = []
+        for _ in range(3 + arguments.steps):
+            for p in model.parameters() if name == "ours" else ():
+                p.backward(torch.ones_like(p))
+            synchronize()
+            began = time.perf_counter()
+            step()
+            synchronize()
+            seconds.append(time.perf_counter() - began)
+        found[name] = statistics.median(seconds[3:])
+    return found
+
+
 def synchronize() -> None:
     if device().type == "cuda":
         torch.cuda.synchronize()
@@ -137,10 +218,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """One variant, in this process."""
     if device().type == "cpu":
         torch.set_num_threads(1)
+        # Traced as for a GPU; making code for a processor takes minutes, and nobody wants to know how fast that is.
+        torch.compile = functools.partial(torch.compile, backend="aot_eager")
+        torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
     name = arguments.run
-    made = ours(arguments, fast=name == "ours") if name.startswith("ours") else None
-    step = made or hugging_face(arguments, compiled=name == "hf-compiled")
-    losses = [step() for _ in range(arguments.warm_up)]
+    launch = ours(arguments, fast=name != "ours-plain", packed=name == "packed") if name in OWN else None
+    if launch is not None:
+        step: Callable[[], float] = lambda: launch().result().loss  # noqa: E731
+    else:
+        step = by_hand(arguments) if name == "by-hand" else hugging_face(arguments, compiled=name == "hf-compiled")
+    with counted_graphs() as graphs:
+        losses = [step() for _ in range(arguments.warm_up)]
     seconds = []
     for _ in range(arguments.steps):
         synchronize()
@@ -149,7 +237,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         synchronize()
         seconds.append(time.perf_counter() - began)
     memory = torch.cuda.max_memory_allocated() / 2**30 if device().type == "cuda" else float("nan")
-    return {"seconds": seconds, "memory": memory, "first": losses[0], "last": losses[-1]}
+    counts = {"graphs": graphs[0], **step_counts(launch or step, arguments.trace if name == "ours" else None)}
+    return {"seconds": seconds, "memory": memory, "first": losses[0], "last": losses[-1], "counts": counts}
 
 
 def matrix_rate(tiny: bool) -> float:
@@ -180,12 +269,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="a key of the model section")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few steps, for a processor")
-    parser.add_argument("--run", choices=[*VARIANTS, "matrix"], help=argparse.SUPPRESS)
+    parser.add_argument("--run", choices=[*VARIANTS, "matrix", "optimizer"], help=argparse.SUPPRESS)
+    parser.add_argument("--trace", metavar="FILE", help="a Chrome trace of one of our steps")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.preset, arguments.batch, arguments.length, arguments.steps, arguments.warm_up = "tiny", 2, 64, 4, 2
     if arguments.run is not None:
-        print(json.dumps(matrix_rate(arguments.tiny) if arguments.run == "matrix" else measure(arguments)))
+        special = {"matrix": lambda: matrix_rate(arguments.tiny), "optimizer": lambda: optimizer_seconds(arguments)}
+        print(json.dumps(special.get(arguments.run, lambda: measure(arguments))()))
         return
     given = [text for text in sys.argv[1:] if not text.startswith("--variants")]
     rate = fresh_process(__file__, *given, "--run", "matrix")
@@ -195,7 +286,7 @@ def main() -> None:
     print(f"{machine()}; {torch.cuda.get_device_name() if device().type == 'cuda' else 'no GPU'}")
     print(f"{arguments.preset}: {dataclasses.asdict(config)}")
     print(f"{tokens:,} tokens a step, rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")
-    rows = []
+    rows, counts = [], {}
     for variant in arguments.variants.split(","):
         found = fresh_process(__file__, *given, "--run", variant)
         middle = statistics.median(found["seconds"])
@@ -209,7 +300,15 @@ def main() -> None:
                 f"{found['first']:.3f} -> {found['last']:.3f}",
             )
         )
+        counts[variant] = found["counts"]
     print(table(("step", "tokens/s", "ms", "of the rate", "GiB", "loss"), rows))
+    names = ("graphs", "operations", "kernels", "copies", "host_reads")
+    print("\nA step launches:\n")
+    print(
+        table(("step", *names), [(variant, *(str(found[name]) for name in names)) for variant, found in counts.items()])
+    )
+    update = fresh_process(__file__, *given, "--run", "optimizer")
+    print(f"\nAn update: ours {update['ours'] * 1e3:.2f} ms, torch's alone {update['plain'] * 1e3:.2f} ms")
 
 
 if __name__ == "__main__":

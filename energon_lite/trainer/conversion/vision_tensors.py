@@ -72,7 +72,7 @@ def belongs_to_encoder(theirs: str) -> bool:
 
 
 def _written(ours: str, *, llava: bool) -> str:
-    """Their name for a weight of ours, as on the Hugging Face Hub: transformers 4 and 5 both read it."""
+    """Their name for a weight of ours, as on the Hugging Face Hub, which transformers 4 wrote and 5 reads."""
     part, _, rest = ours.partition(".")
     if part == "vision":
         return f"vision_tower.vision_model.{rest}" if llava else f"vision_model.{rest}"

@@ -59,6 +59,8 @@ class RunData:
         sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
         sets = {} if eval_batches is None else sets
         self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
+        for loader in (self.train_loader, *self.val_loaders.values()):
+            loader.to(mesh.device)  # batches are copied ahead, beside the step before
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self._taken = 0  # how many these are, on all ranks together
 
@@ -74,7 +76,7 @@ class RunData:
             fetched = []
         self._taken = len(fetched) * self.mesh.dp
         self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
-        return [None if batch is None else batch.to(self.mesh.device) for batch in fetched]
+        return fetched
 
     def validation(self) -> Iterator[tuple[str, Iterator[MultimodalBatch | None]]]:
         """Each validation set: its name, and this rank's micro-batches of it."""

@@ -59,7 +59,21 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
         if largest >= self.rows_model.vocab_size or (shape[1] and shape[0] and int(batch.tokens.min()) < 0):
             fix = f"the model has {self.rows_model.vocab_size} tokens: is the tokenizer the model's?"
             self._refuse(f"made a token {min(int(batch.tokens.min()), 0) or largest}", fix)
+        self._check_places(batch, *shape)
         return batch
+
+    def _check_places(self, batch: MultimodalBatch, rows: int, length: int) -> None:
+        """Images end within their rows: behind them, a GPU would only say that it has failed."""
+        sizes = batch.image_sizes or [(batch.image.shape[2], batch.image.shape[3])] * len(batch.image)
+        places = zip(batch.image_rows.tolist(), batch.image_starts.tolist(), sizes, strict=True)
+        for number, (row, start, size) in enumerate(places):
+            end = start + self.rows_model.image_tokens(*size)
+            if not (0 <= row < rows and 0 <= start < end <= length):
+                what = (
+                    f"made image {number} of {size[0]} x {size[1]} pixels take positions {start} to {end} of row {row}"
+                )
+                fix = f"in {rows} rows of {length}, begin where as many tokens keep its place, one for each patch"
+                self._refuse(what, fix)
 
     def _refuse(self, what: str, fix: str) -> NoReturn:
         cls = type(self.task_encoder)

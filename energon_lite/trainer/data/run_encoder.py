@@ -52,31 +52,19 @@ def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskE
         example = "data.task_encoder=train:Encoder"
         made = find_named(text, option="data.task_encoder", form="module:Class", example=example, wanted=wanted)
     if callable(made) and not isinstance(made, TaskEncoder):
-        names, given = _parameters(made), dict(data.task_encoder_args or {})
-        given = {name: value() for name, value in offered.items() if name in names and name not in given} | given
+        names, given = inspect.signature(made).parameters, dict(data.task_encoder_args or {})
+        # One that is derived from the trainer's, and passes on what it does not name, has all of its arguments.
+        passes_on = inspect.isclass(made) and issubclass(made, MultimodalTaskEncoder)
+        passes_on &= any(one.kind is one.VAR_KEYWORD for one in names.values())
+        taken = {name for name in offered if (passes_on or name in names) and name not in given}
+        given = {name: value() for name, value in offered.items() if name in taken} | given
         try:
             inspect.signature(made).bind(**given)
         except TypeError as error:
-            what = (
-                f"{text or MultimodalTaskEncoder.__name__} cannot be made of {', '.join(given) or 'nothing'}: {error}"
-            )
+            what = f"{text or 'MultimodalTaskEncoder'} cannot be made of {', '.join(given) or 'nothing'}: {error}"
             raise ConfigError(what, at="data.task_encoder_args", fix="give its own arguments, by their names") from None
         made = made(**given)
     if not isinstance(made, TaskEncoder):
         what = f"it gives a {type(made).__name__}, and no task encoder"
         raise UsageError(what, where=f"data.task_encoder {text}", fix="derive it from energon_lite.TaskEncoder")
     return made
-
-
-def _parameters(made: Any) -> set[str]:
-    """The names of what a class or function takes; of a class that passes others on, those of its base too."""
-    functions = (
-        [vars(cls)["__init__"] for cls in made.__mro__ if "__init__" in vars(cls)] if inspect.isclass(made) else [made]
-    )
-    names: set[str] = set()
-    for function in functions:
-        parameters = inspect.signature(function).parameters.values()
-        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-            break
-    return names

@@ -66,7 +66,8 @@ class Attention(nn.Module):
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_width = width
         self.function = choose_attention(config, mesh.device).function
-        self.reads_children = config.fuse_projections
+        self.fused = config.fuse_projections
+        self.reads_children = self.fused or mesh.tp > 1
         queries, keys, bias = config.num_heads * width, config.kv_heads * width, config.qkv_bias
         self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
         self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
@@ -77,7 +78,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """``[rows, positions, hidden]`` -> the same shape."""
-        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.reads_children)
+        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.fused)
         q, k, v = (self._heads(features) for features in made)
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)

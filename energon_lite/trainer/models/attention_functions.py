@@ -94,7 +94,7 @@ def _row_bounds(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _varlen_attn() -> Callable[..., torch.Tensor] | None:
+def _varlen_attn() -> Callable[..., Any] | None:
     """torch's, if there is one that knows of windows and shared heads."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -119,7 +119,7 @@ def _by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Packed
     kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
     assert kernel is not None
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    made = kernel(*flat, *bounds, q.shape[2], k.shape[2], window_size=(-1, 0), enable_gqa=grouped)
+    made: torch.Tensor = kernel(*flat, *bounds, q.shape[2], k.shape[2], window_size=(-1, 0), enable_gqa=grouped)
     return made.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 

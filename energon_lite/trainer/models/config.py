@@ -156,7 +156,12 @@ class ModelConfig:
     @property
     def prefix_length(self) -> int:
         """Number of tokens that an image of ``image_size`` becomes."""
-        return 1 if self.vision is not None and self.vision.pooling != "none" else self.image_grid**2
+        return self.image_tokens(self.image_size, self.image_size)
+
+    def image_tokens(self, height: int, width: int) -> int:
+        """Number of tokens that an image of some size becomes."""
+        pooled = self.vision is not None and self.vision.pooling != "none"
+        return 1 if pooled else (height // self.patch_size) * (width // self.patch_size)
 
     @property
     def image_grid(self) -> int:

@@ -64,13 +64,14 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
         hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
-        self.reads_children = config.fuse_projections
+        self.fused = config.fuse_projections
+        self.reads_children = self.fused or mesh.tp > 1
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.reads_children)
+        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.fused)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -95,10 +96,10 @@ class Block(nn.Module):
         return x + self._feed(x)
 
     def _attend(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        return self.self_attn(self.input_layernorm(x), part)  # type: ignore[no-any-return]
+        return self.self_attn(self.input_layernorm(x), part)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        return self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaModel(nn.Module):
@@ -111,6 +112,7 @@ class LlamaModel(nn.Module):
         config: its shape.
         mesh: the ranks it is cut over.
         seed: of the initial weights.
+        drawn: patterns of names of the weights that have such values; the others are zeros, to be loaded.
 
     Raises:
         TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.
@@ -120,7 +122,7 @@ class LlamaModel(nn.Module):
         >>> model.loss_sum(batch).backward()
     """
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0):
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0, drawn: Sequence[str] = ("*",)):
         super().__init__()
         self.config, self.mesh = config, mesh
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
@@ -139,7 +141,7 @@ class LlamaModel(nn.Module):
         self.lm_head = OutputLayer(config, mesh) if last else None
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
-        initialize_parameters(self, seed=seed, mesh=mesh)
+        initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
     def starts(self, chunk: int) -> bool:

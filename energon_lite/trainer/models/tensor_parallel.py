@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from energon_lite.trainer.parallel.collectives import enter_parallel, gather_parallel, leave_parallel
+from energon_lite.trainer.parallel.collectives import (
+    enter_parallel,
+    gather_parallel,
+    leave_parallel,
+    overlapped_products,
+)
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parameter
 
@@ -74,6 +79,12 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     They stay parameters of their own, with names and checkpoints as ever. The calling module sets ``reads_children``,
     so that whoever replaces weights behind the computation has done so before it is called.
     """
+    group = layers[0].group
+    if group is not None and not torch.compiler.is_compiling():  # what waits in the midst is nothing to compile
+        parts: list[torch.Tensor] = [layer.weight for layer in layers]
+        outputs = overlapped_products(x, [torch.cat(parts)] if fused else parts, group, sequence=layers[0].sequence)
+        made = outputs[0].split([len(part) for part in parts], dim=-1) if fused else outputs
+        return [y if layer.bias is None else y + layer.bias for layer, y in zip(layers, made, strict=True)]
     x = layers[0].enter(x)
     if not fused:
         return [layer(x, entered=True) for layer in layers]

@@ -12,7 +12,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("gelu_pytorch_tanh", "gelu", "quick_gelu"),
     "pooling": ("none", "mean", "attention"),
     "projector": ("mlp", "linear"),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "selective", "full"),
 }
 #: Settings that are how it is computed or begun, not what its weights mean.
 _NO_MEANING = ("tp", "recompute", "image_token")
@@ -44,7 +44,7 @@ class VisionConfig:
             must have one of its own.
         tp: tensor-parallel ranks over which it is cut: None for those of the language model; 1: each of these has all
             of it and sees all images, which saves messages and costs memory.
-        recompute: ``none``, or ``full``: only the inputs of blocks are kept for the backward pass.
+        recompute: ``none``, ``selective`` or ``full``, as that of the language model.
 
     Example:
         >>> VisionConfig(hidden_size=1024, num_layers=24, num_heads=16, ffn_size=4096, kind="clip", feature_layer=-2)

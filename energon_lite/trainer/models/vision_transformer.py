@@ -15,9 +15,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.recompute import computed_again
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -183,16 +183,14 @@ class VisionBlocks(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.used, self.recompute = vision.used_layers, vision.recompute == "full"
+        self.used, self.recompute = vision.used_layers, vision.recompute
         self.layers = nn.ModuleList(VisionBlock(config, vision, mesh) for _ in range(vision.num_layers))
         self.layers[self.used :].requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in itertools.islice(self.layers, self.used):
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x)
+            again = self.recompute != "none"
+            x = computed_again(layer, x, selective=self.recompute == "selective") if again else layer(x)
         return x
 
 

@@ -156,5 +156,5 @@ class OptimizerConfig:
         return (group.algorithm if group else None) or ("adamw" if table else "muon")
 
     def learning_rates(self, lr: float) -> dict[str, float]:
-        """The learning rate of each group in a step that has this one, as metrics; nothing where there are no groups."""
+        """The learning rate of each group in a step that has this one, as metrics."""
         return {f"lr {group.match}": lr * group.lr_scale for group in self.groups}

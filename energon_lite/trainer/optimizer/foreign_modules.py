@@ -1,13 +1,13 @@
 """What is made sure of where a model knows nothing of the mesh: nothing that is assumed of it stays unchecked.
 
-A parameter without a layout is taken for a copy of what all ranks have. Along the data-parallel ranks it is made one, as
-``DistributedDataParallel`` does. Along the tensor-parallel ranks it must be one: if its values or gradients differ, it
+A parameter without a layout is taken for a copy of what all ranks have. Along the data-parallel ranks it is made one,
+as by ``DistributedDataParallel``. Along the tensor-parallel ranks it must be one: if its values or gradients differ, it
 is a part of something, and would be counted and saved wrongly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -64,12 +64,9 @@ def check_copies(tensors: Mapping[str, Tensor], mesh: ParallelMesh, what: str, t
     dist.all_reduce(most := torch.stack([norms, -norms]), op=dist.ReduceOp.MAX, group=group)
     unlike = (most[0] + most[1] > tolerance * most[0]).tolist()
     if any(unlike):
+        names = listed([name for name, bad in zip(tensors, unlike, strict=True) if bad], 4)
         raise UsageError(
-            f"{what} differ among tensor-parallel ranks: {_some(n for n, bad in zip(tensors, unlike, strict=True) if bad)}",
-            fix="say what each is a part of: parameter.parallel_layout = ParameterLayout(full_shape, sharded_dim), with "
+            f"{what} differ among tensor-parallel ranks: {names}",
+            fix="say what each is a part of: parameter.parallel_layout = ParameterLayout(full_shape, sharded_dim), and "
             "sum_over=('tp',) if each rank has a part of its gradient; or begin with the same weights on these ranks",
         )
-
-
-def _some(names: Iterable[str]) -> str:
-    return listed([*names], 4)

@@ -6,6 +6,7 @@ A matrix that tensor-parallel ranks have cut is put together again for that. So 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,8 +61,8 @@ class MuonPartition(Partition):
         super().__init__(values, grad, start, [], "muon", config, state)
         self._mesh, self._slots = mesh, [slot for slot in slots if start <= slot.start < self.stop]
 
-    def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
-        """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
+    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+        """One step; see :meth:`Partition.update`."""
         keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
         # In place: nobody needs the gradient after this.
         grad = self.grad.to(self.master.dtype).mul_(1.0 if scale is None else scale).masked_fill_(skip > 0, 0.0)

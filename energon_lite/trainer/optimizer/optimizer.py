@@ -129,10 +129,8 @@ def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: Par
 def sum_of_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Of all their elements. Norms are taken in at least float32, by few kernels and without copies, and added up in
     float64: squares above 3e38 are infinite."""
-    norms: list[torch.Tensor] = []
+    norms = [torch.zeros((), device=device)]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
-    if not norms:
-        return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack([norm.double() for norm in norms]).square().sum()

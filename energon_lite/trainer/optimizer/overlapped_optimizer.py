@@ -18,7 +18,7 @@ matrices: the slices of its buckets end where matrices do.
 ``reduce="every"`` (ZeRO-2) reduces behind each pass, so that a rank holds whole gradients of a few buckets only.
 
 ``rounds.py`` counts, and so decides when a bucket leaves: ``fired``, the gradients of each parameter that came in this
-step; ``passed``, its micro-batches that have ended; ``per_round``, the micro-batches between two reductions of a bucket.
+step; ``passed``, its micro-batches that have ended; ``per_round``, micro-batches between two reductions of a bucket.
 ``gradient_order.py`` reads order and counts off the first step; ``bucket_plan.py`` places parameters.
 
 The scheme is Megatron-LLaMA's OverlappedDistributedOptimizer, after ZeRO (Rajbhandari et al., arXiv:1910.02054), with
@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -179,8 +180,9 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._check_copies()
         norm = self._norm()
         scale, skip = self._judge(norm)
+        shared: dict[Any, Any] = {}
         for bucket in reversed(self._queue):
-            bucket.owned.update(lr, scale, skip)
+            bucket.owned.update(lr, scale, skip, shared)
             bucket.gather(self._group)
         self._start_step(None)
         if self._first_step:
@@ -293,7 +295,9 @@ class OverlappedDistributedOptimizer(Optimizer):
         size = self.config.bucket_size or max(40_000_000, 1_000_000 * ranks)
         number = {name: i for i, name in enumerate(self.order)}
         plans = [
-            (k, plan) for k, named in by_kind.items() for plan in plan_buckets(named, size, ranks, rank, self.config)
+            (kind, plan)
+            for kind, named in by_kind.items()
+            for plan in plan_buckets(named, size, ranks, rank, self.config)
         ]
         plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
         self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)

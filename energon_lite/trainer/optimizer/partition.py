@@ -55,17 +55,23 @@ class Partition:
 
     def _prepare(self, algorithm: str, moments: dict[str, Tensor]) -> None:
         config = self.config
-        compiled = on_gpu_with_triton(self.master) if config.compile is None else config.compile
-        self._compiled = _compiled_adamw() if compiled and algorithm == "adamw" else None
+        here = self.master.is_cuda and importlib.util.find_spec("triton") is not None
+        compiled = here if config.compile is None else config.compile
+        self._compiled = _compiled_adamw(*config.betas, config.eps) if compiled and algorithm == "adamw" else None
         groups = [{"params": [self.master[run]], "weight_decay": rule.weight_decay} for run, rule in self.runs]
+        self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
+        self._slices: list[tuple[Rule, list[Tensor]]] = []
+        self._inner: Any = None
+        if self._compiled:
+            whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
+            # As tensors of their own: views of others, of other sizes, would each get a graph.
+            self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
         if self._compiled or not groups:
-            self._inner: Any = None
-            self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
             return
-        constants = (
-            {"betas": config.betas, "eps": config.eps} if algorithm == "adamw" else {"momentum": config.momentum}
-        )
-        self._inner = (torch.optim.AdamW if algorithm == "adamw" else torch.optim.SGD)(groups, fused=True, **constants)
+        if algorithm == "adamw":
+            self._inner = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+        else:
+            self._inner = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
         for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
             self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
 
@@ -77,10 +83,17 @@ class Partition:
         for state in self._inner.state.values():
             state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
 
-    def update(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
-        """One step with ``scale`` times the gradient, or none where ``skip`` is 1; nothing waits to see which."""
+    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+        """One step; nothing waits for the device to see which.
+
+        Args:
+            lr: of the step.
+            scale: what the gradient is to be multiplied with.
+            skip: 1 where nothing is to change, 0 otherwise.
+            shared: numbers that all partitions need in this step; empty for the first of them.
+        """
         if self._inner is None:
-            self._update_at_once(lr, scale, skip)
+            self._update_at_once(lr, scale, skip, shared)
             return
         if scale is not None:
             self.grad.mul_(scale)
@@ -93,22 +106,17 @@ class Partition:
         if self.master is not self.values:
             self.values.copy_(self.master)
 
-    def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor) -> None:
+    def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
         """The same in one kernel for each run; numbers that change from step to step are tensors on the device."""
-        if self._compiled is None:
-            return
-        keep, (beta, beta_sq) = 1 - skip.double(), self.config.betas
-        self._updates += keep
-        size = (lr * keep) / (1 - beta**self._updates)
-        root = (1 - beta_sq**self._updates).sqrt()
-        scale = torch.ones_like(size) if scale is None else scale
-        values = None if self.master is self.values else self.values
-        for run, rule in self.runs:
-            decay = 1 - lr * rule.lr_scale * rule.weight_decay * keep
-            state = [self.tensors[kind][run] for kind in ("master", "exp_avg", "exp_avg_sq")]
-            constants = (beta, beta_sq, self.config.eps)
-            here = None if values is None else values[run]
-            self._compiled(self.grad[run], *state, here, scale, keep, size * rule.lr_scale, root, decay, *constants)
+        self._updates += 1 - skip
+        keep = shared.setdefault("keep", skip == 0)
+        for rule, tensors in self._slices:
+            if rule not in shared:
+                rate, (beta, beta_sq) = lr * rule.lr_scale, self.config.betas
+                size, root = rate / (1 - beta**self._updates), (1 - beta_sq**self._updates).sqrt()
+                shared[rule] = size, root, torch.full_like(size, 1 - rate * rule.weight_decay)
+            assert self._compiled is not None
+            self._compiled(scale, keep, *shared[rule], *tensors)
 
     def shard(self, slot: Slot) -> Shard | None:
         """What is here of one parameter, as views; None if nothing is."""
@@ -119,7 +127,7 @@ class Partition:
         if self.master is self.values:
             self.tensors["master"] = self.master.clone()
         self.values = self.grad = self.master = self.master.new_empty(0)
-        self._inner = None
+        self._inner, self._slices = None, []
 
 
 def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None:
@@ -129,39 +137,31 @@ def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None
     return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
 
 
-def on_gpu_with_triton(tensor: Tensor) -> bool:
-    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
-
-
 @cache
-def _compiled_adamw() -> Callable[..., None]:
-    """One graph for all sizes."""
-    return torch.compile(_adamw, dynamic=True, fullgraph=True)
+def _compiled_adamw(beta: float, beta_sq: float, eps: float) -> Callable[..., None]:
+    """Clip, AdamW and the rounded values in one kernel: each number is read once and written once."""
 
+    def update(
+        scale: Tensor | None,
+        keep: Tensor,
+        size: Tensor,
+        root: Tensor,
+        decay: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        average: Tensor,
+        average_sq: Tensor,
+        values: Tensor | None = None,
+    ) -> None:
+        grad = grad.to(master.dtype) if scale is None else grad.to(master.dtype) * scale
+        moved = average + (grad - average) * (1 - beta)
+        moved_sq = average_sq * beta_sq + grad * grad * (1 - beta_sq)
+        new = torch.where(keep, master * decay - size * moved / (moved_sq.sqrt() / root + eps), master)
+        average.copy_(torch.where(keep, moved, average))
+        average_sq.copy_(torch.where(keep, moved_sq, average_sq))
+        master.copy_(new)
+        if values is not None:
+            values.copy_(new)
 
-def _adamw(
-    grad: Tensor,
-    master: Tensor,
-    average: Tensor,
-    average_sq: Tensor,
-    values: Tensor | None,
-    scale: Tensor,
-    keep: Tensor,
-    size: Tensor,
-    root: Tensor,
-    decay: Tensor,
-    beta: float,
-    beta_sq: float,
-    eps: float,
-) -> None:
-    """Clip, AdamW and the rounded values: each number is read once and written once. ``keep`` is 0 or 1."""
-    grad = torch.where(keep > 0, grad.to(master.dtype) * scale, 0)
-    moved = torch.where(keep > 0, average.lerp(grad, 1 - beta), average)
-    moved_sq = torch.where(keep > 0, average_sq * beta_sq + grad * grad * (1 - beta_sq), average_sq)
-    new = master * decay - size * moved / (moved_sq.sqrt() / root + eps)
-    new = torch.where(keep > 0, new, master)
-    average.copy_(moved)
-    average_sq.copy_(moved_sq)
-    master.copy_(new)
-    if values is not None:
-        values.copy_(new)
+    # One graph for slices of all sizes.
+    return torch.compile(update, dynamic=True, fullgraph=True)

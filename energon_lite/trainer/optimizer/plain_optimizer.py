@@ -7,6 +7,7 @@ Each rank has all of the state, and nothing overlaps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,8 +90,9 @@ class AdamW(Optimizer):
         sum_partial([(owned.grad, layout_of(p).sum_over) for p, (owned, _) in self._at.items()], self.mesh)
         norm = self._gradient_norm()
         scale, skip = self._judge(norm)
+        shared: dict[Any, Any] = {}
         for owned, _ in self._at.values():
-            owned.update(lr, scale, skip)
+            owned.update(lr, scale, skip, shared)
         for buffer in self._buffers:
             buffer.zero_()
         return norm
@@ -99,7 +101,7 @@ class AdamW(Optimizer):
         return ((owned, [slot]) for owned, slot in self._at.values())
 
     def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
-        self._at[p][0].grad.add_(grad.view(-1))
+        self._at[p][0].grad.add_(grad.reshape(-1))
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""

@@ -7,20 +7,12 @@ and always in the order of the queue, on all ranks: whatever order their gradien
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from energon_lite.trainer.optimizer.bucket_plan import Slot
-
-
-class Counted(Protocol):
-    """What is known here of a bucket."""
-
-    slots: list[Slot]
-    in_place: bool
-    arrived: int
-    reduced: int
+if TYPE_CHECKING:
+    from energon_lite.trainer.optimizer.overlapped_optimizer import Bucket
 
 
 class Rounds:
@@ -44,7 +36,7 @@ class Rounds:
         self.uses = dict.fromkeys(parameters, 1)
         self.learning = True
 
-    def start(self, micro_batches: int | None, queue: Sequence[Counted], *, every: bool) -> None:
+    def start(self, micro_batches: int | None, queue: Sequence[Bucket], *, every: bool) -> None:
         """A step begins, with so many micro-batches; with ``every``, each is a round."""
         self.promised, self._queue, self._launched = micro_batches, queue, 0
         self.count, self.per_round = (micro_batches, 1) if every and micro_batches else (1, micro_batches or 2**63)
@@ -77,7 +69,7 @@ class Rounds:
         bucket.arrived, bucket.reduced = 0, bucket.reduced + 1
         return number
 
-    def _is_ready(self, bucket: Counted, micro_batches: int) -> bool:
+    def _is_ready(self, bucket: Bucket, micro_batches: int) -> bool:
         while bucket.arrived < len(bucket.slots):
             p = bucket.slots[bucket.arrived].parameter
             if self.fired[p] < micro_batches * self.uses[p]:

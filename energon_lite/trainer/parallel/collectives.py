@@ -20,12 +20,13 @@ The sequence is the dimension before the last, as in ``[rows, length, features]`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from energon_lite.trainer.parallel import single_tensor
 
@@ -105,6 +106,59 @@ def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> 
         sequence: the input is cut along the sequence.
     """
     return _collective("gather_sequence" if sequence else "enter", x, group)
+
+
+class _OverlappedProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, sequence: bool, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        whole = _joined(x, group) if sequence else x
+        ctx.group, ctx.sequence = group, sequence
+        ctx.save_for_backward(whole, *weights)
+        return tuple(F.linear(whole, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        grad, work = None, None
+        if ctx.needs_input_grad[0]:
+            grad = grads[0] @ weights[0]
+            for of_output, weight in zip(grads[1:], weights[1:], strict=True):
+                grad += of_output @ weight
+            if ctx.sequence:
+                shares, grad = (
+                    torch.cat(grad.chunk(ctx.group.size(), dim=-2)),
+                    torch.empty_like(_own_part(grad, ctx.group)),
+                )
+                work = single_tensor.reduce_scatter(grad, shares, group=ctx.group, async_op=True)
+            else:
+                work = dist.all_reduce(grad, group=ctx.group, async_op=True)
+        rows = x.flatten(0, -2)
+        of_weights = [
+            of_output.flatten(0, -2).t() @ rows if needed else None
+            for of_output, needed in zip(grads, ctx.needs_input_grad[3:], strict=True)
+        ]
+        if work is not None:
+            work.wait()
+        return (grad, None, None, *of_weights)
+
+
+def overlapped_products(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], group: dist.ProcessGroup, *, sequence: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """:func:`enter_parallel`, and products with weights that are cut by columns. On the way back, the input's gradient
+    is summed over ranks while those of the weights are computed.
+
+    Args:
+        x, group, sequence: as for :func:`enter_parallel`.
+        weights: ``[features, in]`` each.
+
+    Returns:
+        ``[..., features]`` of each.
+    """
+    made: tuple[torch.Tensor, ...] = _OverlappedProducts.apply(x, group, sequence, *weights)
+    return made
 
 
 def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:

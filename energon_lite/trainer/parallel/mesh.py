@@ -218,10 +218,10 @@ def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
     if not names or set(names) - set(AXES) or ranks != list(range(dist.get_world_size())):
         what = f"a device mesh with axes {names} over ranks {ranks} of {dist.get_world_size()}"
         raise TopologyError(what, fix=f"name its axes {', '.join(AXES)} and give it all ranks, or use build_mesh()")
-    here = torch.cuda.current_device() if mesh.device_type == "cuda" else None
-    sizes = dict(zip(names, mesh.mesh.shape, strict=True))
-    grid = ParallelMesh(**sizes, order="-".join(reversed(names)), device=torch.device(mesh.device_type, here))
-    return _with_groups(grid, mesh)
+    on_gpu = mesh.device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device(mesh.device_type)
+    sizes: dict[str, Any] = dict(zip(names, mesh.mesh.shape, strict=True))
+    return _with_groups(ParallelMesh(**sizes, order="-".join(reversed(names)), device=device), mesh)
 
 
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:

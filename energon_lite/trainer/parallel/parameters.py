@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -132,7 +134,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> Non
             raise UsageError(f"no parameter is named like {pattern!r}", fix=fix)
 
 
-def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) -> None:
+def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, drawn: Sequence[str] = ("*",)) -> None:
     """Fill all parameters with their initial values, the same in every layout of ranks.
 
     Each parameter is drawn whole, from a generator of its own that is seeded by (seed, name), and then sliced. So the
@@ -142,17 +144,28 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh) ->
         model: a model whose parameters have layouts.
         seed: the run's seed.
         mesh: the mesh the model was made for.
+        drawn: patterns of names, as those of :func:`freeze`; other parameters are zeros, which something will replace.
     """
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            layout = layout_of(parameter)
-            if layout.assumed:
-                raise UsageError(
-                    f"{name} of shape {tuple(parameter.shape)} does not say what it is a part of, nor how it begins",
-                    fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
-                )
+
+    def fill(named: tuple[str, nn.Parameter]) -> None:
+        name, parameter = named
+        layout = layout_of(parameter)
+        if layout.assumed:
+            raise UsageError(
+                f"{name} of shape {tuple(parameter.shape)} does not say what it is a part of, nor how it begins",
+                fix="make it with new_parameter, or set parameter.parallel_layout = ParameterLayout(full_shape)",
+            )
+        with torch.no_grad():
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in drawn):
+                parameter.zero_()
+                return
             digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             # Always in float32 on the CPU: a model in another precision or on a GPU starts from the same numbers.
             full = torch.empty(layout.full_shape).normal_(layout.mean, layout.std, generator=generator)
             parameter.copy_(layout.local_part(full, mesh))
+
+    # A generator is one thread's work; ranks of this machine share its cores, and large tensors its memory.
+    threads = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with ThreadPoolExecutor(max(1, min(threads, 8))) as pool:
+        list(pool.map(fill, model.named_parameters()))

@@ -78,7 +78,11 @@ class TrainConfig:
         wandb: also send metrics to Weights & Biases: what ``wandb.init`` takes, as ``{project: captions}``; None: not.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
         profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
-        deterministic: only deterministic kernels, and one thread per process: two runs give the same bits.
+        memory_snapshot: in that window, also record who has what memory of the GPU, for pytorch.org/memory_viz.
+        gc_every: steps between two searches for Python's garbage, at the same steps on all ranks; 0: whenever it likes.
+        flight_recorder: how many of the last collectives NCCL remembers, and writes into ``output`` when one hangs.
+        deterministic: only deterministic kernels, and one thread per process: two runs give the same bits. On a GPU it
+            rules out the fastest attention, and fills all new memory. None: true without a GPU, false with one.
     """
 
     steps: int = 100
@@ -103,7 +107,10 @@ class TrainConfig:
     wandb: Mapping[str, Any] | None = None
     peak_tflops: float | None = None
     profile: tuple[int, int] | None = None
-    deterministic: bool = True
+    memory_snapshot: bool = False
+    gc_every: int = 0
+    flight_recorder: int = 0
+    deterministic: bool | None = None
 
     def __post_init__(self) -> None:
         window = self.profile is None or 1 <= self.profile[0] <= self.profile[1]
@@ -118,6 +125,9 @@ class TrainConfig:
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
         require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
         require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, eval_batches=0, save_timeout=0)
+        require_at_least(self, "train", gc_every=0, flight_recorder=0)
+        inside = not self.memory_snapshot or self.profile is not None
+        require(inside, "memory_snapshot has no window", "train.memory_snapshot", "give train.profile, e.g. [5, 6]")
         limit = self.time_limit is None or self.time_limit > 0
         require(limit, "time_limit is not positive", "train.time_limit", "leave it out, or give e.g. 3h30m")
 

@@ -34,7 +34,7 @@ def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = N
         StateError: not a checkpoint of this trainer.
     """
     mesh = build_mesh() if mesh is None else mesh
-    model = LlamaModel(model_config_of(read_state(checkpoint)["config"]), mesh)
+    model = LlamaModel(model_config_of(read_state(checkpoint)["config"]), mesh, drawn=())
     load_checkpoint(checkpoint, model, mesh)
     return model
 

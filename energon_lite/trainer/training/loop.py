@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
-
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
@@ -27,10 +25,11 @@ from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
+from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.spikes import SpikeGuard
-from energon_lite.trainer.training.starting_weights import load_starting_weights
+from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.step_metrics import RunningStep, StepMetrics
 
@@ -59,22 +58,24 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig, *, sinks: Sequence[SinkMaker] = ()):
         self.config, self.sinks, data, train = config, sinks, config.data, config.train
-        if train.deterministic:
-            make_deterministic()
+        prepare_process(config)
         self.mesh = build_mesh(**vars(config.mesh))
-        self.model = LlamaModel(config.model, self.mesh, seed=config.seed)
+        prepare_attention(config, self.mesh.device, visible=self.mesh.is_main)
+        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
+        self._newest = find_checkpoint(self.checkpoints, self.mesh)
+        drawn: Sequence[str] = () if self._newest else NEW_PARTS if train.init_from else ("*",)
+        self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
         limit = train.eval_batches if train.eval_every or train.eval_at_start else None
         self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
-        self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         keep = {"keep": train.keep, "keep_every": train.keep_every}
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
         self.requests = Requests(train.time_limit, self.mesh)
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh)
+        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
         self.numbers = StepMetrics(config, self.mesh)
 
     def run(self) -> int:
@@ -91,6 +92,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
+            garbage = stack.enter_context(GarbageCollection(train.gc_every))
             sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
             for sink in sinks:
                 stack.callback(sink.close)
@@ -105,6 +107,7 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
+                garbage.ended(done)
                 save = save or _due(done, train.save_every)
                 # A step's numbers are read when the next one is under way, so that the device need not wait for us.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
@@ -195,7 +198,7 @@ class Trainer:
         Returns:
             The number of steps that are done.
         """
-        path = find_checkpoint(self.checkpoints, self.mesh)
+        path, self._newest = self._newest or find_checkpoint(self.checkpoints, self.mesh), None
         if path is None:
             train = self.config.train
             if train.init_from is not None:
@@ -245,14 +248,6 @@ class Trainer:
             if error is None:
                 raise
             logger.error("%s", lost)
-
-
-def make_deterministic() -> None:
-    """Only kernels that give the same bits each time, and one thread per process."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    torch.set_num_threads(1)
 
 
 def _due(step: int, every: int) -> bool:

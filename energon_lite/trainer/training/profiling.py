@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record
 from energon_lite.trainer.training.pipeline_schedule import Action
@@ -28,6 +29,10 @@ class ProfileWindow:
         window: first and last step, counted from 1; None for none.
         folder: where the traces go.
         mesh: the ranks.
+        memory: also write ``memory-rank000.pickle``: what was allocated and freed in the window, by whom.
+
+    Raises:
+        UsageError: ``memory``, and there is no GPU.
 
     Example:
         >>> window = ProfileWindow((5, 6), "output/profile", mesh)
@@ -35,8 +40,10 @@ class ProfileWindow:
         ...     train_step(..., record=record)
     """
 
-    def __init__(self, window: tuple[int, int] | None, folder: str | Path, mesh: ParallelMesh):
-        self.window, self.folder, self.mesh = window, Path(folder), mesh
+    def __init__(self, window: tuple[int, int] | None, folder: str | Path, mesh: ParallelMesh, *, memory: bool = False):
+        self.window, self.folder, self.mesh, self.memory = window, Path(folder), mesh, memory
+        if memory and mesh.device.type != "cuda":
+            raise UsageError("only the memory of a GPU can be recorded", fix="set train.memory_snapshot: false")
         self._events: list[dict[str, Any]] = []
         self._profiler: torch.profiler.profile | None = None
 
@@ -52,6 +59,8 @@ class ProfileWindow:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(activities=kinds)
             self._profiler.start()
+            if self.memory:
+                torch.cuda.memory._record_memory_history()
         # Passes are timed by a clock that only this machine has; traces of several want one that all share.
         offset = time.time() - time.perf_counter()
         with torch.profiler.record_function(f"step {number}"):
@@ -68,6 +77,9 @@ class ProfileWindow:
         rank = f"rank{self.mesh.global_rank:03d}"
         self._profiler.export_chrome_trace(str(self.folder / f"kernels-{rank}.json"))
         self._profiler = None
+        if self.memory:
+            torch.cuda.memory._dump_snapshot(str(self.folder / f"memory-{rank}.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
         place = {axis: self.mesh.rank(axis) for axis in ("dp", "cp", "tp", "pp")}
         name = {"name": "process_name", "ph": "M", "pid": self.mesh.global_rank, "args": {"name": f"{rank} {place}"}}
         document = {"traceEvents": [name, *self._events], "place": place}

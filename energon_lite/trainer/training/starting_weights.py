@@ -15,7 +15,7 @@ from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: An image prefix is nothing that a language model has: then it begins as new.
-_NEW = ("vision.*", "projector.*")
+NEW_PARTS = ("vision.*", "projector.*")
 
 
 def load_starting_weights(
@@ -41,13 +41,13 @@ def load_starting_weights(
     if is_huggingface(place):
         there = huggingface_model_config(place, dtype=here.dtype, vocab_multiple=here.vocab_multiple)
         _check_same(there, here, ignore, place)
-        load_huggingface(place, model, there, mesh, optimizer, may_lack=_NEW)
+        load_huggingface(place, model, there, mesh, optimizer, may_lack=NEW_PARTS)
         return place
     found = find_weights(place, mesh, whole=False)
     saved = read_state(found).get("config")
     if saved is not None:
         _check_same(model_config_of(saved), here, ignore, found)
-    return load_weights(found, model, mesh, optimizer, may_lack=_NEW)
+    return load_weights(found, model, mesh, optimizer, may_lack=NEW_PARTS)
 
 
 def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], found: Place) -> None:

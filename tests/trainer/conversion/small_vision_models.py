@@ -35,12 +35,7 @@ def make_llava(kind: str, language: str = "llama", seed: int = 0, **changes: Any
 
     classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "mistral": "MistralConfig"}
     text = {
-        **{
-            "vocab_size": changes.pop("vocab_size", 101),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-        },
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
         "vocab_size": changes.pop("vocab_size", 101),
         "tie_word_embeddings": changes.pop("tie_word_embeddings", False),

@@ -58,6 +58,7 @@ def run(tmp_path: Path, write_dataset: Callable[..., Path]) -> Callable[..., tup
     return go
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_a_llava_and_leaves_one(run: Callable[..., Any], run_ranks: RunRanks, tmp_path: Path) -> None:
     """Its encoder frozen; the same on any layout; with a tokenizer of bytes, in which one byte is the image's token."""
     from transformers import LlavaForConditionalGeneration

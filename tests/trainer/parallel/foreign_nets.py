@@ -1,4 +1,7 @@
-"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them."""
+"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them.
+
+Muon's part of it is written here once more, by singular values.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ class LanguageModel(nn.Module):
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": VOCAB}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    shape: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
     return LanguageModel(LlamaForCausalLM(LlamaConfig(**shape, **heads)))
 
 
@@ -44,7 +47,7 @@ def gpt2() -> nn.Module:
     """Tied embeddings, biases, and matrices that stand the other way round."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    none: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return LanguageModel(GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, **none)))
 
 
@@ -71,7 +74,8 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(4)
         self.layer1, self.layer2 = Residual(4, 6), Residual(6, 8)
         self.fc = nn.Linear(8, 5)
-        self.to(memory_format=torch.channels_last)
+        for p in self.parameters():
+            p.data = p.data.contiguous(memory_format=torch.channels_last) if p.dim() == 4 else p.data
 
     def forward(self, seed: int) -> torch.Tensor:
         images = noise(seed, 4, 3, 8, 8, like=self.fc.weight)
@@ -112,6 +116,7 @@ class Autoencoder(nn.Module):
             hidden = torch.tanh(layer(hidden))
         hidden = hidden @ self.holder.weight
         for layer, bias in zip(reversed(self.encoder), self.biases, strict=True):
+            assert isinstance(layer, nn.Linear)
             hidden = torch.tanh(F.linear(hidden, layer.weight.T, bias))
         return F.mse_loss(hidden, x)
 
@@ -149,6 +154,7 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
         {"params": [p], "name": name, **dict(zip(("weight_decay", "scale"), config.rule(name, p.dim()), strict=True))}
         for name, p in named.items()
     ]
+    by_muon = {name: torch.zeros_like(p) for name, p in named.items() if config.algorithm_of(name, p.dim()) == "muon"}
     optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
     norms = []
     for step in range(steps):
@@ -156,14 +162,27 @@ def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConf
             p.grad = torch.zeros_like(p)
         for seed in seeds_of(step, micro_batches):
             (net(seed) / micro_batches).backward()
-        norms.append(
-            math.sqrt(sum(float(p.grad.double().square().sum()) for p in named.values() if p.grad is not None))
-        )
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in named.values() if p.grad is not None)))
         for group in optimizer.param_groups:
             group["lr"] = LR * group["scale"]
-            group["params"][0].grad.mul_(min(1.0, config.clip / norms[-1]))
+            p = group["params"][0]
+            p.grad.mul_(min(1.0, config.clip / norms[-1]))
+            if group["name"] in by_muon:
+                _muon(p.data, p.grad, by_muon[group["name"]], group["lr"], group["weight_decay"], config)
+                p.grad = None
         optimizer.step()
     return norms, {name: p.detach().clone() for name, p in named.items()}
+
+
+def _muon(p: Any, grad: Any, momentum: Any, lr: float, decay: float, config: OptimizerConfig) -> None:
+    beta, (rows, columns) = config.momentum, p.shape
+    momentum.mul_(beta).add_(grad * (1 - beta))
+    u, values, v = torch.linalg.svd((1 - beta) * grad + beta * momentum, full_matrices=False)
+    values = values / values.square().sum().sqrt().clamp(min=1e-7)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    size = 0.2 * max(rows, columns) ** 0.5 if config.muon_scale == "rms" else max(1.0, rows / columns) ** 0.5
+    p.mul_(1 - lr * decay).sub_(lr * size * (u * values) @ v)
 
 
 def train(

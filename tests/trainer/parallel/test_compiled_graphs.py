@@ -51,7 +51,7 @@ class Counted:
         return self.graphs - before
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("recompute", ["none", pytest.param("selective", marks=pytest.mark.slow)])
 def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) -> None:
     """One for the first shape, and one for each kind of all other shapes."""
 

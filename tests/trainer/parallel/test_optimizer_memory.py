@@ -1,4 +1,4 @@
-"""The bytes that are allocated, one by one: the first step needs no more than the others, and a formula says how many."""
+"""The bytes that are allocated, one by one: a formula says how many, and the first step needs no more than others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 
-LAYERS, WIDTH = 48, 64
+WIDTH = 64
 
 
 class Shuffled(nn.Module):
     """Layers that are used in another order than they are made in."""
 
-    def __init__(self, order: str, dtype: torch.dtype):
+    def __init__(self, order: str, dtype: torch.dtype, layers: int):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS)])
-        self.order = list(range(LAYERS))
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(layers)])
+        self.order = list(range(layers))
         if order == "reversed":
             self.order.reverse()
         elif order == "swapped":
@@ -73,13 +73,13 @@ class Allocated(TorchDispatchMode):
 
 
 def run(
-    order: str, dtype: torch.dtype, config: OptimizerConfig
-) -> tuple[list[int], int, OverlappedDistributedOptimizer]:
-    """Peaks of making the optimizer and of each step, and the number of parameters."""
+    order: str, dtype: torch.dtype, config: OptimizerConfig, layers: int = 32
+) -> tuple[list[int], OverlappedDistributedOptimizer]:
+    """Peaks of making the optimizer and of each step."""
     mesh = build_mesh()
     x = torch.ones(2, WIDTH, dtype=dtype)
     with Allocated() as allocated:
-        net = Shuffled(order, dtype)
+        net = Shuffled(order, dtype, layers)
         optimizer = OverlappedDistributedOptimizer(net, mesh, config)
         peaks = [allocated.part()]
         for _ in range(4):
@@ -89,33 +89,32 @@ def run(
             optimizer.step(0.01)
             optimizer.wait_parameters()
             peaks.append(allocated.part())
-    return peaks, sum(p.numel() for p in net.parameters()), optimizer
+    return peaks, optimizer
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, dtype: torch.dtype) -> None:
     # Under "every", gradients that come in a wholly other order are held until it is known.
     cases = [("reversed", "last"), ("shuffled", "last"), ("swapped", "last"), ("swapped", "every")]
 
-    def job(rank: int) -> list[tuple[list[int], int]]:
-        return [run(order, dtype, OptimizerConfig(reduce=reduce, bucket_size=9000))[:2] for order, reduce in cases]
+    def job(rank: int) -> list[list[int]]:
+        return [run(order, dtype, OptimizerConfig(reduce=reduce, bucket_size=6000))[0] for order, reduce in cases]
 
     for results in run_ranks(world, job):
-        for (peaks, parameters), case in zip(results, cases, strict=True):
-            print(world, dtype, case, [round(peak / parameters, 2) for peak in peaks])
-            assert max(peaks[:2]) <= 1.1 * peaks[-1]
+        for peaks, case in zip(results, cases, strict=True):
+            assert max(peaks[:2]) <= 1.1 * peaks[-1], case
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: int) -> None:
     """For each parameter in bfloat16, padding included; and the activations and gradients of a layer."""
 
     def job(rank: int) -> list[tuple[int, float]]:
-        measured = []
+        measured: list[tuple[int, float]] = []
         for algorithm, state, reduce in (("adamw", 12, "last"), ("adamw", 12, "every"), ("muon", 8, "last")):
-            config = OptimizerConfig(algorithm=algorithm, bucket_size=9000, reduce=reduce)
-            peaks, _, optimizer = run("forward", torch.bfloat16, config)
+            config = OptimizerConfig(algorithm=algorithm, bucket_size=6000, reduce=reduce)
+            peaks, optimizer = run("forward", torch.bfloat16, config, layers=80)
             padded = sum(bucket.values.numel() for bucket in optimizer._queue)
             pool = sum(memory.numel() for free in optimizer._free.values() for memory in free)
             grads = 4 * padded if world == 1 or reduce == "last" else 4 * padded / world + 4 * pool
@@ -124,5 +123,4 @@ def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: in
 
     for measured in run_ranks(world, job):
         for most, formula in measured:
-            print(world, most, formula, most / formula)
             assert most == pytest.approx(formula, rel=0.05)

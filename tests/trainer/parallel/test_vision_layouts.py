@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows
 from rank_processes import RunRanks
-from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, layouts, make_rows, train_on
+from test_any_combination import layouts
+from test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, make_rows, train_on
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig
@@ -81,16 +82,17 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("siglip", {"recompute": "full"}, Layout(tp=2, cp=2), EVERY),
     ("siglip", {"tp": 1}, Layout(tp=2, dp=2), EVERY),
     ("siglip", {"tp": 1, "recompute": "full"}, Layout(tp=2, pp=2, virtual=2, sp=True), LAST),
-    ("clip", {}, Layout(tp=4), LAST),
+    ("clip", {"recompute": "selective"}, Layout(tp=4), LAST),
     ("clip", {"tp": 1}, Layout(tp=2, cp=2, sp=True), PLAIN),
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
 ]
+SLOW = {1, 3, 5, 7}
 
 
 @pytest.mark.parametrize(
     ("name", "told", "layout", "optimizer"),
-    CASES,
+    [pytest.param(*case, marks=[pytest.mark.slow] * (number in SLOW)) for number, case in enumerate(CASES)],
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
 def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
@@ -161,7 +163,7 @@ def test_a_pattern_freezes_the_encoder_and_what_is_behind_the_features_does_not_
     assert learning == {"embed_tokens", "projector", "layers", "norm", "lm_head"}
 
 
-@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("full", 2)])
+@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("selective", 2), ("full", 2)])
 def test_the_encoder_has_its_own_recomputation(run_ranks: RunRanks, recompute: str, times: int) -> None:
     config = dataclasses.replace(BASE, vision=dataclasses.replace(SIGLIP, recompute=recompute))
 

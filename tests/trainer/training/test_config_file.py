@@ -9,6 +9,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.data.config import DataConfig
+from energon_lite.trainer.data.run_encoder import make_task_encoder
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.presets import model_preset
 from energon_lite.trainer.training.config import OptimizerConfig, TrainerConfig
@@ -86,6 +87,15 @@ def test_sections_in_sections_and_lists(good: Path) -> None:
 def test_mistakes_in_newer_settings(good: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(good, [override])
+
+
+def test_reading_a_configuration_imports_nothing(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (good.parent / "unread.py").write_text("raise RuntimeError('it was imported')\n")
+    monkeypatch.syspath_prepend(str(good.parent))
+    config = load_config(good, ["data.task_encoder=unread:Encoder", "data.task_encoder_args={stars: 4}"])
+    assert config.data.task_encoder == "unread:Encoder" and config.data.task_encoder_args == {"stars": 4}
+    with pytest.raises(RuntimeError, match="it was imported"):
+        make_task_encoder(config.data, config.model)
 
 
 def test_a_variant_is_taken_when_asked_for(tmp_path: Path) -> None:

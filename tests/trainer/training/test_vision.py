@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from energon_lite import FatalSampleError, TokenSequence
 from energon_lite.errors import UsageError
+from energon_lite.trainer.data.rows import RowsTaskEncoder
+from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
+from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision import place_images
@@ -73,3 +79,28 @@ def test_images_need_a_model_that_takes_them(alone: ParallelMesh) -> None:
     model = LlamaModel(ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8), alone)
     with pytest.raises(UsageError, match="takes none"):
         model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    ("row", "start", "size", "words"),
+    [
+        (0, 3, (4, 4), "positions 3 to 7 of row 0"),
+        (2, 0, (4, 4), "row 2"),
+        (0, 0, (1, 4), "1 x 4 pixels take positions"),
+    ],
+)
+def test_an_image_that_does_not_fit_into_its_row_is_refused(
+    row: int, start: int, size: tuple[int, int], words: str
+) -> None:
+    class Places(MultimodalTaskEncoder):
+        def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:
+            made = super().batch(samples)
+            rows, starts = torch.tensor([0, row]), torch.tensor([1, start])
+            images = {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), size]}
+            return dataclasses.replace(made, image_rows=rows, image_starts=starts, **images)
+
+    encoder = RowsTaskEncoder(Places(max_length=6, image_size=4, patch_size=2), SHAPE)
+    tokens = torch.arange(6)
+    sample = TokenSequence(__key__="k", __restore_key__=(), tokens=tokens, labels=tokens)
+    with pytest.raises(FatalSampleError, match=words):
+        encoder.encode_batch(encoder.batch([sample, sample]))

@@ -1,0 +1,62 @@
+"""What only a GPU can show of the step: its kernels for packed rows, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from energon_lite.trainer.models.attention_functions import (
+    choose_attention,
+    dense_mask,
+    describe_attention,
+    has_varlen_kernel,
+    packed_bounds,
+    sdpa,
+    varlen_kernel,
+)
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.sequence import Run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("start", [0, 512])
+def test_one_kernel_for_all_documents_is_the_dense_mask(start: int) -> None:
+    if not has_varlen_kernel(GPU, torch.bfloat16):
+        pytest.skip("torch has no varlen_attn here")
+    length = 1024
+    documents = (torch.rand(2, start + length, device=GPU) < 0.01).long().cumsum(1)
+    given = [
+        torch.randn(2, heads, n, 64, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+        for heads, n in ((8, length), (2, start + length), (2, start + length))
+    ]
+    made = []
+    for function, mask in ((sdpa, dense_mask), (varlen_kernel, packed_bounds)):
+        out = function(*given, Run(start, length, mask(documents, start, length)))
+        made.append([out, *torch.autograd.grad(out.float().sin().sum(), given)])
+    for mine, other in zip(made[1], made[0], strict=True):
+        torch.testing.assert_close(mine, other, rtol=0.03, atol=0.03)
+
+
+def test_auto_takes_that_kernel_and_says_so() -> None:
+    config = ModelConfig(dtype="bfloat16", hidden_size=512, num_heads=8, num_kv_heads=2)
+    if has_varlen_kernel(GPU, torch.bfloat16):
+        assert choose_attention(config, GPU).function is varlen_kernel
+        assert describe_attention(config, GPU, 1024).endswith("packed rows: varlen_kernel")
+
+
+def test_a_step_is_launched_before_it_is_done() -> None:
+    from energon_lite.trainer.training.step import LaunchedStep
+
+    a = torch.randn(8192, 8192, device=GPU)
+    (a @ a).sum().item()
+    began = time.perf_counter()
+    for _ in range(20):
+        a = (a @ a).clamp(-1, 1)
+    launched = LaunchedStep(torch.cat([a.sum(dtype=torch.float64).view(1), torch.ones(6, device=GPU).double()]), 1e-3)
+    until_launched = time.perf_counter() - began
+    launched.result()
+    assert until_launched < 0.2 * (time.perf_counter() - began)

@@ -1,0 +1,36 @@
+"""The values that parameters begin with: by name and seed alone; and those that nobody needs to draw."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.parameters import layout_of
+
+CONFIG = ModelConfig(hidden_size=48, num_layers=3, num_heads=4, ffn_size=80, vocab_size=259, image_size=4)
+
+
+@pytest.mark.parametrize("cores", [1, 6])
+def test_values_are_those_of_one_generator_for_each_name(
+    alone: ParallelMesh, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    for name, parameter in LlamaModel(CONFIG, alone, seed=7).named_parameters():
+        digest = hashlib.blake2b(f"7/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        layout = layout_of(parameter)
+        drawn = torch.empty(layout.full_shape).normal_(layout.mean, layout.std, generator=generator)
+        assert torch.equal(parameter, drawn), name
+
+
+def test_what_will_be_loaded_is_not_drawn(alone: ParallelMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dict(LlamaModel(CONFIG, alone, seed=7).named_parameters())
+    for name, parameter in LlamaModel(CONFIG, alone, seed=7, drawn=("vision.*",)).named_parameters():
+        assert torch.equal(parameter, whole[name] if name.startswith("vision.") else torch.zeros_like(parameter))
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda *args, **settings: pytest.fail("drawn"))
+    LlamaModel(CONFIG, alone, drawn=())
