@@ -103,7 +103,8 @@ def test_the_answer_alone_is_learned() -> None:
     assert row.loss_mask is not None
     learned = row.labels[row.loss_mask > 0].tolist()
     assert learned == [*b"red", ByteTokenizer.eos]
-    assert row.media["image"].shape == (1, 3, 8, 8)
+    assert row.media is not None
+    assert torch.as_tensor(row.media["image"]).shape == (1, 3, 8, 8)
 
 
 def answer(key: str, said: str) -> Answer:

@@ -32,7 +32,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_configuration_has_a_toy() -> None:
-    names = {path.stem for path in CONFIGS.glob("*.yaml")} - {"digits"}
+    names = {path.stem for path in CONFIGS.glob("*.yaml")} - {"digits", "charts"}  # these make data of their own
     assert names == RUNS.keys()
 
 
