@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ class QuestionEncoder(MultimodalTaskEncoder):
             return super().encode_sample(sample)
         assert sample.answers
         asked = prompt(self.tokenizer, self.image_length, sample.context)
-        answer = [*self.tokenizer.encode_plain(sample.answers[0]), self.tokenizer.eos]
+        end = [] if self.tokenizer.eos is None else [self.tokenizer.eos]
+        answer = [*self.tokenizer.encode_plain(sample.answers[0]), *end]
         learned = torch.tensor([False] * len(asked) + [True] * len(answer))
         tokens, labels, mask = next_token_pairs(torch.tensor([*asked, *answer], dtype=torch.int64), learned)
         media = {
@@ -37,6 +37,5 @@ class QuestionEncoder(MultimodalTaskEncoder):
 
 def prompt(tokenizer: Tokenizer, image_length: int, question: str) -> list[int]:
     """The tokens before an answer: places for the image, then the question."""
-    first: Sequence[int | None] = [tokenizer.bos]
-    begin = [token for token in first if token is not None]
+    begin = [] if tokenizer.bos is None else [tokenizer.bos]
     return [tokenizer.pad] * image_length + begin + tokenizer.encode_plain(f"{question} ")

@@ -39,6 +39,13 @@ def test_losses_are_drawn_whatever_the_difference(tmp_path: Path, off: float) ->
     assert has_colour(tmp_path / "losses.png", ORANGE)
 
 
+def test_a_run_without_another_layout_is_drawn_without(tmp_path: Path) -> None:
+    curves = Curves(run_of(1, 40), run_of(1, 23), run_of(21, 40), None, 23, 20, ("TP 2", ""), 1e-16)
+    assert len(curves.resumed) == 2
+    draw_losses(tmp_path / "losses.png", curves)
+    assert has_colour(tmp_path / "losses.png", ORANGE)
+
+
 def test_wrong_digits_are_red_and_only_they(tmp_path: Path) -> None:
     right = [reading("a handwritten one", "a handwritten one"), reading("a handwritten two", "a handwritten two")]
     wrong = reading("a handwritten two", "a handwritten nonsense without end")
