@@ -130,7 +130,8 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
         _RED,
         "left",
     )
-    _note(axes, curves.resume, f"both later runs start\nfrom the checkpoint\nof step {curves.resume}", _GREY, "right")
+    who = "it starts again" if curves.other_layout is None else "both later runs start"
+    _note(axes, curves.resume, f"{who}\nfrom the checkpoint\nof step {curves.resume}", _GREY, "right")
 
 
 def _note(axes: Axes, step: int, text: str, colour: str, side: str) -> None:
