@@ -181,7 +181,7 @@ class ChunkPipeline:
         if self._likeness is None:
             return []
         like, rows, origin = self._likeness.batch, self._likeness.rows, (_BUNDLE, job.pass_number, job.number)
-        with HookContext(cache=self.samples.cache_pool) as context:
+        with self.samples.context() as context:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
