@@ -25,7 +25,7 @@ def iter_tar_contents(
 
     Raises:
         DatasetError: there is no such file, or it cannot be read.
-        ShardFormatError: it is no tar, or ends too early.
+        ShardFormatError: it is no tar, or ends within a part.
 
     Example:
         >>> next(iter_tar_contents("s000.tar", ("json",)))
@@ -47,7 +47,8 @@ def iter_tar_contents(
                 data = tar.extractfile(member) if part in extract_keys else None
                 sample[part] = None if data is None else data.read()
     except (tarfile.TarError, EOFError) as error:
-        raise ShardFormatError(f"it is no tar, or not a whole one: {error}", where=where, fix="write it anew") from error
+        what = f"it is no tar, or not a whole one: {error}"
+        raise ShardFormatError(what, where=where, fix="write it anew") from error
     except FileNotFoundError as error:
         raise DatasetError("there is no such file", where=where, fix="check the path") from error
     if sample:
@@ -71,4 +72,5 @@ def iter_jsonl_contents(path: str | os.PathLike[str]) -> Iterator[dict[str, byte
                 if text:
                     yield {PART: text}
     except FileNotFoundError as error:
-        raise NotPreparedError("there is no such JSONL file", where=os.fspath(EPath(path)), fix="check the path") from error
+        where = os.fspath(EPath(path))
+        raise NotPreparedError("there is no such JSONL file", where=where, fix="check the path") from error

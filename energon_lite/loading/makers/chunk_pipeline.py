@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
+from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Place, Tail

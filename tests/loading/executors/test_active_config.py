@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import MapDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import MapDataset, NoCachePool, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.worker_config import Replica
 
@@ -95,6 +95,23 @@ def test_functions_of_wrappers(leaf_of: Callable[..., Path]) -> None:
     dataset = MapDataset(inner, lambda batch: [*batch, seen()], worker_config=config)
     with get_savable_loader(dataset) as loader:
         assert set(next(iter(loader))) == {(0, 1, 0)}
+
+
+class Cached(TaskEncoder):
+    """Batches of the caches that hooks find."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self.cache
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
+    config, pool = WorkerConfig(rank=0, world_size=1), NoCachePool()
+    inner = get_train_dataset(leaf_of(50), batch_size=2, task_encoder=Cached(), worker_config=config)
+    with get_savable_loader(MapDataset(inner, list, worker_config=config), cache_pool=pool) as loader:
+        assert all(found is pool for found in next(iter(loader)))
 
 
 def test_hooks_that_are_called_in_tests() -> None:
