@@ -3,12 +3,8 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-To read it: ``models`` (``config``, ``batch``, ``sequence``, ``attention``, ``vision``, ``llama``, ``cross_entropy``),
-``data`` (``task_encoder``, ``loaders``), ``training.pipeline`` (with one stage, one micro-batch after the other), the
-optimizer's ``partition`` and ``plain_optimizer``, ``training.step`` and ``training.loop`` are the trainer of one GPU.
-What makes it parallel follows: ``parallel`` (who is who among the ranks, and what is cut), ``models.tensor_parallel``,
-``pipeline_schedule``, ``overlapped_optimizer`` and ``checkpointing``. "An evening" in ``docs/trainer.md`` says a
-sentence about each.
+To read it, take the tour in ``docs/trainer.md``, from one GPU to four axes: it stops at each file of ``data``,
+``models``, ``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once, and says how long it is.
 
 That a name is given twice below says to type checkers that it is meant to be seen.
 """
