@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from energon_lite.errors import TopologyError, UsageError
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Replica", "WorkerConfig", "set_worker_number"]
+__all__ = ["ACTIVE_CONFIG", "Replica", "WorkerConfig", "set_worker_number"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +27,13 @@ ErrorHandler = Callable[[Exception, Any, Any], None]
 
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
 
-#: Of this process among the workers of its rank.
-_worker_number, _is_worker = 0, False
+#: The config of the loader whose hook runs here; each thread has its own.
+ACTIVE_CONFIG: ContextVar[WorkerConfig | None] = ContextVar("energon_lite_config", default=None)
+
+#: Of this process among the workers of its rank; None: it is none of them.
+_process_number: int | None = None
+#: The same of a thread that is a worker.
+_thread_number: ContextVar[int | None] = ContextVar("energon_lite_worker", default=None)
 
 Share = Literal["load", "broadcast"]
 Stages = Literal["first", "ends", "all"]
@@ -78,6 +85,13 @@ class Replica:
         return self.stages > 1 and self.coordinates.get("pp", 0) == self.stages - 1
 
 
+class _ActiveConfig:
+    """``WorkerConfig.active_worker_config``, on the class and on its objects."""
+
+    def __get__(self, _: Any, owner: Any) -> WorkerConfig | None:
+        return ACTIVE_CONFIG.get() or owner._activated or owner._asked
+
+
 @dataclass(kw_only=True, slots=True)
 class WorkerConfig:
     """The place of this process among those that load data.
@@ -126,10 +140,12 @@ class WorkerConfig:
 
     #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
     worker_id_offset: ClassVar[int] = 0
-    #: The one of the loader that hooks run for (where workers are not spawned, and not threads of two loaders that are
-    #: iterated in turns: these see the one that was asked last); or the one between
-    #: :meth:`worker_activate` and :meth:`worker_deactivate`.
-    active_worker_config: ClassVar[WorkerConfig | None] = None
+    #: In a hook: the config of the loader that it runs for, in worker processes and threads, too; processes that were
+    #: not forked have it without process groups. Else: the one between :meth:`worker_activate` and
+    #: :meth:`worker_deactivate`, or that of the loader that was asked for a batch last. None: there was no loader yet.
+    active_worker_config: ClassVar[_ActiveConfig] = _ActiveConfig()
+    _activated: ClassVar[WorkerConfig | None] = None
+    _asked: ClassVar[WorkerConfig | None] = None
     _sample_indices: ClassVar[list[int]] = []
 
     def __post_init__(self) -> None:
@@ -175,6 +191,14 @@ class WorkerConfig:
         """Whether this rank makes batches itself; else it gets a peer's, or none."""
         return self.loads_data and (self.replica is None or self.replica.reads)
 
+    def for_workers(self) -> WorkerConfig:
+        """A copy that can be sent to a worker: without process groups, and what only the trainer calls."""
+        sent = copy.copy(self)
+        sent.data_parallel_group = sent.restore_error_handler = None
+        if self.replica is not None:
+            sent.replica = replace(self.replica, groups={})
+        return sent
+
     # -- by Energon's names -------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -194,7 +218,7 @@ class WorkerConfig:
     def rank_worker_id(self) -> int:
         """The number of this worker among those of its rank; 0 in the trainer. Which worker makes which batch is
         nobody's business, and differs from run to run: seed by the sample (``TaskEncoder.rng``) instead."""
-        return _worker_number
+        return _own_number() or 0
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
         """The number of this worker, or of another one of its rank, among those of all ranks."""
@@ -218,7 +242,7 @@ class WorkerConfig:
         """A line of JSON to the file that ``worker_debug_path`` names, the worker's own one in a worker, with ``.log``
         behind it (the file itself is the loader's trace); to the standard output, if it names none."""
         line = json.dumps(dict(data), default=str)
-        path = self.debug_file(_worker_number if _is_worker else None)
+        path = self.debug_file(_own_number())
         if path is None:
             print(line, flush=True)
             return
@@ -232,8 +256,7 @@ class WorkerConfig:
         """Say that this worker is at a sample from now on: for loops of your own, outside of a loader."""
         if WorkerConfig._sample_indices:
             raise UsageError("a worker config is active already", fix="call worker_deactivate() first")
-        WorkerConfig.active_worker_config = self
-        WorkerConfig._sample_indices = [sample_index]
+        WorkerConfig._activated, WorkerConfig._sample_indices = self, [sample_index]
 
     def worker_push_sample_index(self, sample_index: int) -> None:
         """Be at a sample inside of another one."""
@@ -245,7 +268,8 @@ class WorkerConfig:
 
     def worker_deactivate(self) -> None:
         """Be at no sample."""
-        WorkerConfig.active_worker_config, WorkerConfig._sample_indices = None, []
+        WorkerConfig._activated = WorkerConfig._asked = None
+        WorkerConfig._sample_indices = []
 
     @property
     def active_worker_sample_index(self) -> int:
@@ -352,7 +376,15 @@ class WorkerConfig:
         )
 
 
-def set_worker_number(number: int) -> None:
-    """Say which worker of its rank this process is."""
-    global _worker_number, _is_worker
-    _worker_number, _is_worker = number, True
+def set_worker_number(number: int, *, thread: bool = False) -> None:
+    """Say which worker of its rank this process is, or this thread."""
+    global _process_number
+    if thread:
+        _thread_number.set(number)
+    else:
+        _process_number = number
+
+
+def _own_number() -> int | None:
+    number = _thread_number.get()
+    return _process_number if number is None else number

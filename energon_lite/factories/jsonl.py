@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from energon_lite.factories.base import DatasetFactory
+from energon_lite.factories.contents import iter_jsonl_contents
 from energon_lite.samples import CrudeSample
 from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource
@@ -27,6 +28,15 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
 
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
         super().__init__(path, **kwargs)
+
+    @staticmethod
+    def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
+        """The lines of a file, prepared or not, as bytes under ``json``; blank ones are no samples.
+
+        Raises:
+            NotPreparedError: there is no such file.
+        """
+        return iter_jsonl_contents(path)
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:

@@ -6,13 +6,14 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.factories.base import DatasetFactory, SampleT
+from energon_lite.factories.contents import iter_tar_contents
 from energon_lite.media import MediaFilterConfig
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
@@ -54,6 +55,21 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
             decoder=None,
             load_sample=self.load_sample,
         )
+
+    @staticmethod
+    def iter_dataset_content(
+        path: str | os.PathLike[str], extract_keys: Container[str] = ()
+    ) -> Iterator[dict[str, bytes | None]]:
+        """The samples of one tar, prepared or not: of each its parts by name, with None for those not asked for.
+
+        Args:
+            path: of the tar, or its URL. The tar may be compressed.
+            extract_keys: the parts whose bytes are wanted.
+
+        Raises:
+            ShardFormatError: it is no tar.
+        """
+        return iter_tar_contents(path, extract_keys)
 
     @classmethod
     def prepare_dataset(

@@ -14,6 +14,7 @@ from energon_lite.hooks.global_generators import LendingScope, borrow
 from energon_lite.hooks.randomness import HookGenerator
 from energon_lite.order.hashing import hash_ints, hash_next
 from energon_lite.storage.stores.cache_pool import CachePool, NoCachePool
+from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
 
@@ -35,9 +36,13 @@ class HookContext:
         sample_index: number of the sample in its leaf's stream (epoch * length + index), in sample hooks.
         batch_index: number of the micro-batch in its pass, counted over all ranks.
         cache: the loader's cache pool; None: one that keeps nothing.
+        worker_config: the loader's; what ``WorkerConfig.active_worker_config`` is.
     """
 
-    __slots__ = ("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "batch_index", "cache", "sample_index")
+    __slots__ = (
+        *("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
+        *("batch_index", "cache", "sample_index", "worker_config"),
+    )
 
     def __init__(
         self,
@@ -45,7 +50,9 @@ class HookContext:
         sample_index: int | None = None,
         batch_index: int | None = None,
         cache: CachePool | None = None,
+        worker_config: WorkerConfig | None = None,
     ):
+        self.worker_config = worker_config
         self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
@@ -62,10 +69,12 @@ class HookContext:
 
     def __enter__(self) -> Self:
         self._token: Token[HookContext | None] = _context.set(self)
+        self._token_of_config = ACTIVE_CONFIG.set(self.worker_config or ACTIVE_CONFIG.get())
         return self
 
     def __exit__(self, *_: object) -> None:
         _context.reset(self._token)
+        ACTIVE_CONFIG.reset(self._token_of_config)
         if self._lent is not None:
             self._take_back()
 

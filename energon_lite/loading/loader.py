@@ -121,6 +121,7 @@ class DataLoader:
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
+        self._pipeline.samples.worker_config = config
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -142,7 +143,7 @@ class DataLoader:
         take = self._load if self.worker_config.replica is None else self._take
         while True:
             self._in_step = True
-            WorkerConfig.active_worker_config = self.worker_config
+            WorkerConfig._asked = self.worker_config
             asked = time.monotonic()
             result = take() if self._ahead is None else self._ahead.take()
             if result is None:

@@ -8,8 +8,14 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+#: What ``msc://`` calls this machine; newer versions of its client have another name for it.
+LOCAL = "default"
+with suppress(ImportError):
+    from multistorageclient.config import RESERVED_POSIX_PROFILE_NAME as LOCAL
 
 #: Samples of a data set, and shards.
 SAMPLES, SHARDS = 24, 6
@@ -134,7 +140,7 @@ _CRUDE = ("crude", "bound", "lines.jsonl", "chats.jsonl")
 #: By cooker: what it takes, as a document names it. ``ROOT`` stands for the folder of everything.
 COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
     "notes": {"notes": ("filesystem://notes", "filesystem://./notes", "filesystem://ROOT/notes")},
-    "pictures": {"pictures": ("image", "./image", "ROOT/label", "msc://defaultROOT/image")},
+    "pictures": {"pictures": ("image", "./image", "ROOT/label", f"msc://{LOCAL}ROOT/image")},
     "own": {},
     "all": {"notes": ("filesystem://notes",), "pictures": ("image", "label")},
 }
@@ -254,7 +260,7 @@ class _Writer:
         if path.endswith("jsonl"):  # Energon cannot choose a cooker for one without any
             entry.setdefault("subflavors", {"cook": "plain"})
         if self.chance(0.15):
-            entry["path"] = f"msc://defaultROOT/{path}"
+            entry["path"] = f"msc://{LOCAL}ROOT/{path}"
         return entry
 
     def join(self) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""A training step of a Llama, ours and Hugging Face's: tokens per second, share of the matrix rate, and memory.
+"""A training step of a preset, ours and Hugging Face's: tokens per second, share of the matrix rate, and memory.
 
 Ours is what the trainer runs: ``train_step`` with the model, the overlapped optimizer and the settings of a run's
-configuration (``--set model.loss_chunk=4096`` and the like). Hugging Face's is its Llama with the same work around it:
-bfloat16 with float32 masters, fused AdamW, clipping, the loss of all tokens. Each is a process of its own, so that
-memory is its own.
+configuration (``--set loss_chunk=4096`` and the like). Hugging Face's is its model of that shape with the same work
+around it: bfloat16 with float32 masters, fused AdamW, clipping, the loss of all tokens. Each is a process of its own,
+so that memory is its own.
 
     python tools/bench/train_step.py --preset 1.1B --batch 8 --length 2048     # a GPU
     python tools/bench/train_step.py --tiny                                    # anywhere: that the script works
 
 ``by-hand`` is what one would write for this model alone: one function, compiled whole, with one AdamW over all float32
-masters. ``packed`` is ours on rows of documents of many lengths. Behind the table: what our optimizer takes, beside
-torch's fused AdamW alone on as many float32 masters; and what a step launches (graphs, kernels, copies, host reads).
+masters; a Llama, so it is left out where the preset is none. ``packed`` is ours on rows of documents of many lengths.
+Behind the table: what our optimizer takes, beside torch's fused AdamW alone on as many float32 masters; and what a step
+launches (graphs, kernels, copies, host reads).
 ``--trace FILE`` keeps that step for chrome://tracing.
 
 The share counts 6 N + 6 L H S operations a token (N weights of matrices; a causal row needs half of its attention), of
@@ -36,6 +37,7 @@ from common import fresh_process, machine, table
 from step_counts import counted_graphs, step_counts
 from torch import nn
 
+from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.models.attention import rotate
 from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
@@ -96,23 +98,12 @@ def ours(arguments: argparse.Namespace, *, fast: bool, packed: bool = False) -> 
 
 def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[], float]:
     """Their model; masters, clipping and AdamW by hand, as mixed precision means it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     config = shape(arguments)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.ffn_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.kv_heads,
-            max_position_embeddings=arguments.length,
-            tie_word_embeddings=False,
-            attn_implementation="sdpa",
-            use_cache=False,
-        )
-    ).to(device(), torch.bfloat16)
+    told = huggingface_config(config, torch.bfloat16, max_length=arguments.length) | {"use_cache": False}
+    theirs = AutoConfig.for_model(told.pop("model_type"), **told)
+    model = AutoModelForCausalLM.from_config(theirs, attn_implementation="sdpa").to(device(), torch.bfloat16)
     called: Any = torch.compile(model) if compiled else model
     batch = make_batch(config, arguments)
     tokens = torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
@@ -287,7 +278,10 @@ def main() -> None:
     print(f"{arguments.preset}: {dataclasses.asdict(config)}")
     print(f"{tokens:,} tokens a step, rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")
     rows, counts = [], {}
+    llama = not (config.qkv_bias or config.qk_norm or config.tie_embeddings or config.head_dim or config.sliding_window)
     for variant in arguments.variants.split(","):
+        if variant == "by-hand" and not llama:
+            continue
         found = fresh_process(__file__, *given, "--run", variant)
         middle = statistics.median(found["seconds"])
         rows.append(

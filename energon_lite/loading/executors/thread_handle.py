@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.transport import Channel
@@ -30,6 +31,7 @@ from energon_lite.loading.executors.worker_process import Answer, answer
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
 from energon_lite.tensors import map_tensors
+from energon_lite.worker_config import set_worker_number
 
 __all__ = ["ThreadHandle", "check_threads"]
 
@@ -57,9 +59,9 @@ def check_threads(pipeline: JobRunner) -> None:
 class ThreadHandle(WorkerHandle):
     """A worker that is a thread; the hooks are shared by all of them."""
 
-    def __init__(self, number: int, pipeline: JobRunner, *, trace: bool):
+    def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
         channel = _ThreadChannel()
-        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace)
+        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadNotes(), thread)
 
@@ -121,8 +123,10 @@ class _ThreadNotes(Notes):
         pass
 
 
-def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool) -> None:
+def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool, peers: int) -> None:
     """The body of a thread."""
+    set_worker_number(number, thread=True)
+    torch_worker_info.tell(number, peers, thread=True)
     if trace:
         pipeline.samples.observers = (StageTimer(pipeline.samples.leaves, number),)
     while (jobs := channel.jobs.get()) is not None:
@@ -137,6 +141,7 @@ def _own(pipeline: JobRunner) -> JobRunner:
     """A pipeline for one thread: open files, and what is planned per leaf, are not shared."""
     own = copy.copy(pipeline)
     own.samples = copy.copy(pipeline.samples)
+    own.samples.worker_config = pipeline.samples.worker_config  # as it is: a copy would have no process groups
     own.samples.leaves = tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in pipeline.samples.leaves)
     return own
 

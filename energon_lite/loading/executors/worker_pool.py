@@ -172,7 +172,7 @@ class WorkerPool(Executor):
         pipeline, trace, segments = self._pipeline, self._options.trace, self._base_depth + _WITH_USER
         worker: WorkerHandle
         if self._context is None:
-            worker = ThreadHandle(number, pipeline, trace=trace)
+            worker = ThreadHandle(number, pipeline, trace=trace, peers=self._num_workers)
         else:
             worker = ProcessHandle(
                 self._context, number, pipeline, segments=segments, trace=trace, peers=self._num_workers

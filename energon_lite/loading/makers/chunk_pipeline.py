@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
+from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Place, Tail
@@ -181,7 +181,7 @@ class ChunkPipeline:
         if self._likeness is None:
             return []
         like, rows, origin = self._likeness.batch, self._likeness.rows, (_BUNDLE, job.pass_number, job.number)
-        with HookContext(cache=self.samples.cache_pool) as context:
+        with self.samples.context() as context:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]

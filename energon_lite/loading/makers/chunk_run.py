@@ -39,7 +39,7 @@ class ChunkRun:
 
     def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
         self.job, self.samples, self.keep_remainder = job, samples, keep_remainder
-        self.context = HookContext(cache=samples.cache_pool)
+        self.context = samples.context()
         self.at: Reading = (0, 0, 0, 0)
         self.buffer: tuple[int, int] | None = None
         self.packs = 0

@@ -98,7 +98,7 @@ class Pipeline:
         result = Result(None)
         for observer in self.samples.observers:
             observer.begin()
-        with HookContext(cache=self.samples.cache_pool) as context:
+        with self.samples.context() as context:
             addresses = list(iter(job.addresses))
             places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
         if self.samples.observers:
@@ -107,7 +107,7 @@ class Pipeline:
 
     def restore(self, address: Address, attempt: int) -> Any:
         """The sample at an address, for the user: what is wrong with it is raised as a SampleError."""
-        with HookContext(cache=self.samples.cache_pool) as context:
+        with self.samples.context() as context:
             made = self.samples.one(address, context, attempt)
         if type(made) is not Rejected:
             return made

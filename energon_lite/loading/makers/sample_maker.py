@@ -43,7 +43,7 @@ from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.storage.stores.cache_pool import CachePool
-from energon_lite.worker_config import ErrorHandler
+from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
 
@@ -66,6 +66,7 @@ class SampleMaker:
     Attributes:
         observers: told of each step. Without any, nothing is told, and costs nothing.
         cache_pool: what hooks find as ``self.cache``; None: one that keeps nothing.
+        worker_config: that of the loader; None: there is none.
         reads_ahead: some of the leaves are on slow storage; see :meth:`foresee`.
     """
 
@@ -82,6 +83,7 @@ class SampleMaker:
         self.error_handler = error_handler
         self.observers: tuple[Observer, ...] = ()
         self.cache_pool: CachePool | None = None
+        self.worker_config: WorkerConfig | None = None
         self._cook = cook_function(encoder)
         self._own, self.seeded_hooks = own_hooks(encoder), seeded_hooks(encoder)
         self._sample_hooks = [
@@ -89,6 +91,14 @@ class SampleMaker:
         ]
         self.reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
         self._largest = max((leaf.mean_bytes for leaf in leaves), default=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        config = self.worker_config
+        return self.__dict__ | {"worker_config": None if config is None else config.for_workers()}
+
+    def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
+        """A context for hooks that run for the loader."""
+        return HookContext(*origin, batch_index=batch_index, cache=self.cache_pool, worker_config=self.worker_config)
 
     # -- samples --------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from energon_lite.loading.makers.outcomes import Address, Failure, InARow, Resul
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
 from energon_lite.order.hashing import hash_ints
-from energon_lite.worker_config import ErrorHandler
+from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsPipeline"]
 
@@ -87,6 +88,33 @@ class _Samples:
     def foresee(self, addresses: Sequence[Address]) -> None:
         """Tell slow storage what comes; each sample maker knows the leaves of all."""
         self._all[0].foresee(addresses)
+
+    @property
+    def cache_pool(self) -> CachePool | None:
+        """What hooks find as ``self.cache``."""
+        found: CachePool | None = self._all[0].cache_pool
+        return found
+
+    @cache_pool.setter
+    def cache_pool(self, pool: CachePool | None) -> None:
+        for one in self._all:
+            one.cache_pool = pool
+
+    @property
+    def worker_config(self) -> WorkerConfig | None:
+        """The loader's."""
+        found: WorkerConfig | None = self._all[0].worker_config
+        return found
+
+    @worker_config.setter
+    def worker_config(self, config: WorkerConfig | None) -> None:
+        for one in self._all:
+            one.worker_config = config
+
+    def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
+        """A context for functions of the user's."""
+        made: HookContext = self._all[0].context(*origin, batch_index=batch_index)
+        return made
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -197,7 +225,7 @@ class ItemsPipeline:
     def _apply(self, function: ItemFunction, item: Any, job: Job, place: int, attempt: int = 0) -> Any:
         """What a function makes of an item, or the failure that says why nothing."""
         origin = (self._seed, _FUNCTION, job.pass_number, job.number, place, attempt)
-        with HookContext(*origin, batch_index=job.number) as context:
+        with self.samples.context(*origin, batch_index=job.number) as context:
             context.seed_globals()
             try:
                 made = function(item)

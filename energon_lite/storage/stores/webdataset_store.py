@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from energon_lite.errors import DatasetError, MissingEntryError
 from energon_lite.samples import SourceInfo
@@ -18,6 +21,9 @@ from energon_lite.storage.stores.media_table import MediaTable
 from energon_lite.storage.tar.sample_columns import split_member_name
 
 __all__ = ["JsonlFileStore", "WebdatasetFileStore"]
+
+#: Samples whose rows of the index are in memory at a time while they are listed.
+_LISTED = 1 << 16
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -50,8 +56,7 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         sample, part = self._located(key)
-        index = self._source.index
-        shard = int(index.shards[:, 3].searchsorted(sample, "right")) - 1
+        index, shard = self._source.index, self._shard_of(sample)
         _, rows = index.key_and_part_rows(sample)
         found = [at for at in range(0, len(rows), 3) if index.part_names[rows[at + 2]] == part]
         if not found:
@@ -71,6 +76,52 @@ class WebdatasetFileStore(FileStore[bytes]):
         """Samples."""
         return len(self._source.index)
 
+    def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
+        """Each sample: its key, the bytes that it takes in its shard (headers and padding included), and the number of
+        the shard. From the index alone, in the order of the shards.
+
+        Example:
+            >>> next(WebdatasetFileStore("data/coco").list_all_samples())
+            ('000000', 154112, 0)
+        """
+        index = self._source.index
+        for shard, first, sizes in self._stretches():
+            for sample, size in enumerate(sizes, first):
+                yield index.key(sample), size, shard
+
+    def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
+        """Each part of each sample: its whole name, which is a key of this store; its bytes; the number of its shard.
+
+        Example:
+            >>> next(WebdatasetFileStore("data/coco").list_all_sample_parts())
+            ('000000.jpg', 152310, 0)
+        """
+        for shard, first, sizes in self._stretches():
+            for sample in range(first, first + len(sizes)):
+                key, parts = self._parts_of(sample)
+                yield from ((f"{key}.{name}", size, shard) for name, size in parts)
+
+    def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
+        """The parts of one sample: name without the key, bytes, and number of the shard.
+
+        Args:
+            sample_key: its key.
+            slow_mode: as in Energon, where it reads the shard for want of an index; the index knows parts here.
+
+        Raises:
+            MissingEntryError: there is no such sample; at the first one that is asked for.
+        """
+        sample = self._sample(str(sample_key))
+        shard = self._shard_of(sample)
+        yield from ((name, size, shard) for name, size in self._parts_of(sample)[1])
+
+    def get_total_size(self) -> int:
+        """Bytes of all samples, headers and padding included."""
+        return sum(sum(sizes) for _, _, sizes in self._stretches())
+
+    def close(self) -> None:
+        """As in Energon; there is nothing to be closed: files belong to the process, and are shared."""
+
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.get_path()})"
 
@@ -81,19 +132,44 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise MissingEntryError(
                 f"{key!r} is no name of a part", where=self.get_path(), fix="write the sample's key, a dot, the part"
             )
+        return self._sample(split[0]), split[1]
+
+    def _sample(self, key: str) -> int:
+        """The number of the sample with a key."""
         if self._keys is None:
             with self._lock:
                 self._keys = self._keys or KeyIndex(self._source.index)
-        samples = self._keys.find(split[0])
+        samples = self._keys.find(key)
         if not samples:
-            raise MissingEntryError(f"there is no sample {split[0]!r}", where=self.get_path())
+            raise MissingEntryError(f"there is no sample {key!r}", where=self.get_path())
         if len(samples) > 1:
             raise DatasetError(
-                f"{len(samples)} samples have the key {split[0]!r}",
+                f"{len(samples)} samples have the key {key!r}",
                 where=self.get_path(),
                 fix="give each of them a key of its own, or put them into data sets of their own",
             )
-        return samples[0], split[1]
+        return samples[0]
+
+    def _shard_of(self, sample: int) -> int:
+        return int(self._source.index.shards[:, 3].searchsorted(sample, "right")) - 1
+
+    def _parts_of(self, sample: int) -> tuple[str, list[tuple[str, int]]]:
+        """The key of a sample; name and size of its parts."""
+        index = self._source.index
+        key, rows = index.key_and_part_rows(sample)
+        return key, [(index.part_names[rows[at + 2]], rows[at + 1]) for at in range(0, len(rows), 3)]
+
+    def _stretches(self) -> Iterator[tuple[int, int, list[int]]]:
+        """All samples in stretches: number of the shard, of the first sample, and the bytes of each."""
+        index = self._source.index
+        for shard, (_, _, end, first, _) in enumerate(index.shards[:-1].tolist()):
+            stop = int(index.shards[shard + 1, 3])
+            for begin in range(first, stop, _LISTED):
+                last = min(begin + _LISTED, stop)
+                headers = index.samples[begin : last + 1][:, 2].copy()
+                if last == stop:
+                    headers[-1] = end  # there the next shard begins
+                yield shard, begin, np.diff(headers).tolist()
 
     def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
         return SourceInfo(dataset_path=self.get_path(), index=key, shard_name=shard, file_names=(key,))
@@ -113,13 +189,27 @@ class JsonlFileStore(WebdatasetFileStore):
     def __init__(self, jsonl_path: str | os.PathLike[str]):
         super().__init__(jsonl_path)
 
+    def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
+        """The line with a number: its whole name, its bytes with the end of the line, and 0; as in Energon."""
+        sample = self._sample(str(sample_key))
+        for _, first, sizes in self._stretches():
+            if sample < first + len(sizes):
+                yield f"{sample}.{PART}", sizes[sample - first], 0
+                return
+
+    def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
+        """Each line: its key in this store, its bytes with the end of the line, and 0."""
+        return ((f"{key}.{PART}", size, shard) for key, size, shard in self.list_all_samples())
+
     def _located(self, key: str) -> tuple[int, str]:
-        number = str(key).removesuffix(f".{PART}")
-        if not number.isdecimal() or int(number) >= len(self):
+        return self._sample(str(key).removesuffix(f".{PART}")), PART
+
+    def _sample(self, key: str) -> int:
+        if not key.isdecimal() or int(key) >= len(self):
             raise MissingEntryError(
                 f"there is no line {key!r} in {len(self)}", where=self.get_path(), fix="give <number>.json, from 0"
             )
-        return int(number), PART
+        return int(key)
 
     def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
         names = (f"{sample}.{PART}",)

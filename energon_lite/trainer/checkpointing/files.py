@@ -106,7 +106,7 @@ class CheckpointFiles:
         names = self.names()[::-1]
         try:
             latest = self.fs.cat_file(f"{self.base}/{_LATEST}").decode().strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             latest = ""
         # Without it: a crash just before it was written.
         return sorted(names, key=lambda name: name != latest)

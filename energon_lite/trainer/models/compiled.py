@@ -39,13 +39,13 @@ class CompiledBlocks:
         self._first: torch.Size | None = None
         self._vary = False
 
-    def expect(self, x: torch.Tensor, part: SequencePart) -> None:
-        """Call it with what the first block is about to be called with."""
+    def expect(self, x: torch.Tensor, part: SequencePart | None = None) -> None:
+        """Call it with what the first block is about to be called with; images have no part."""
         self._first = self._first or x.shape
         self._vary = self._vary or x.shape != self._first
         if self._vary:
-            open_sizes = [(x, (0, 1)), *((table, (0,)) for table in part.rotation)]
-            for run in part.runs:
+            open_sizes = [(x, (0, 1)), *((table, (0,)) for table in ([] if part is None else part.rotation))]
+            for run in () if part is None else part.runs:
                 if isinstance(run.mask, torch.Tensor):
                     open_sizes.append((run.mask, (0, 2, 3)))
                 elif isinstance(run.mask, PackedBounds):

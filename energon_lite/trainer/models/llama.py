@@ -20,7 +20,7 @@ from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
-from energon_lite.trainer.models.recompute import computed_again
+from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.models.tensor_parallel import (
@@ -89,14 +89,10 @@ class Block(nn.Module):
         self.selective = config.recompute == "selective"
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        if self.selective:  # each half by itself, so that it ends before what is summed over ranks
-            x = x + computed_again(self._attend, x, part, selective=True)
-            return x + computed_again(self._feed, x, selective=True)
-        x = x + self._attend(x, part)
-        return x + self._feed(x)
+        def attend(x: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(self.input_layernorm(x), part)
 
-    def _attend(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        return self.self_attn(self.input_layernorm(x), part)
+        return residual(x, attend, self._feed, selective=self.selective)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
         return self.mlp(self.post_attention_layernorm(x))

@@ -27,6 +27,13 @@ def computed_again(function: Callable[..., torch.Tensor], *args: Any, selective:
     return made
 
 
+def residual(x: torch.Tensor, *halves: Callable[[torch.Tensor], torch.Tensor], selective: bool) -> torch.Tensor:
+    """Each half of a block added to the stream; :func:`computed_again` by itself, before its sum over ranks ends it."""
+    for half in halves:
+        x = x + (computed_again(half, x, selective=True) if selective else half(x))
+    return x
+
+
 def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     # Attention goes by many names, of torch and of others. What batched products make grows with the square of a
     # row's length, where attention is made of them; all else in a block is a product of two matrices.

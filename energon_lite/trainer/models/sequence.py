@@ -99,6 +99,12 @@ def whole_length(local: int, mesh: ParallelMesh) -> int:
     return local * mesh.cp * (mesh.tp if mesh.sequence_cut else 1)
 
 
+def local_length(length: int, mesh: ParallelMesh) -> int:
+    """How many positions of a row of this length a rank holds between blocks, with those that :func:`pad_rows` adds."""
+    even, ranks = (2 if mesh.cp > 1 else 1), whole_length(1, mesh)
+    return -(-length // (even * ranks)) * even
+
+
 def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
     """Start and length of the runs of positions of this rank."""
     if mesh.cp == 1:
@@ -109,8 +115,7 @@ def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
 
 def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.Tensor:
     """Rows ``[rows, length, ...]`` made longer at their end, to the next length that can be cut over the ranks."""
-    parts = (2 * mesh.cp if mesh.cp > 1 else 1) * (mesh.tp if mesh.sequence_cut else 1)
-    more = -x.shape[1] % parts
+    more = whole_length(local_length(x.shape[1], mesh), mesh) - x.shape[1]
     return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
 
 

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.recompute import computed_again
+from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -172,10 +173,16 @@ class VisionBlock(nn.Module):
         self.self_attn = VisionAttention(config, vision, mesh, output_std=output_std)
         self.layer_norm2 = layer_norm(config, vision, mesh)
         self.mlp = VisionFeedForward(config, vision, mesh, output_std=output_std)
+        self.selective = vision.recompute == "selective"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+        return residual(x, self._attend, self._feed, selective=self.selective)
+
+    def _attend(self, x: torch.Tensor) -> torch.Tensor:
+        return self.self_attn(self.layer_norm1(x))
+
+    def _feed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.layer_norm2(x))
 
 
 class VisionBlocks(nn.Module):
@@ -183,14 +190,16 @@ class VisionBlocks(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.used, self.recompute = vision.used_layers, vision.recompute
+        self.used, self.again = vision.used_layers, vision.recompute == "full"
         self.layers = nn.ModuleList(VisionBlock(config, vision, mesh) for _ in range(vision.num_layers))
         self.layers[self.used :].requires_grad_(False)
+        self.compiled = CompiledBlocks(self.layers, budget=config.recompute_budget) if config.compile else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.compiled is not None:
+            self.compiled.expect(x)
         for layer in itertools.islice(self.layers, self.used):
-            again = self.recompute != "none"
-            x = computed_again(layer, x, selective=self.recompute == "selective") if again else layer(x)
+            x = computed_again(layer, x) if self.again else layer(x)
         return x
 
 
@@ -247,9 +256,6 @@ class VisionTransformer(nn.Module):
             self.post_layernorm.requires_grad_(False)
         if self.head is not None and vision.pooling != "attention":
             self.head.requires_grad_(False)
-        if config.compile:
-            for layer in self.encoder.layers:
-                layer.compile()
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Images ``[n, 3, height, width]`` in [0, 1] of any size -> ``[n, patches, hidden]``, or ``[n, 1, hidden]``."""

@@ -231,6 +231,8 @@ def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
         wanted["ends"] = mesh.end_groups()
         wanted |= {street: mesh.groups("pp") for street in STREETS[: 4 if mesh.virtual > 1 else 2]}
     found = {name: dist.new_subgroups_by_enumeration(ranks)[0] for name, ranks in wanted.items()}
+    if mesh.pp > 1 and mesh.device.type == "cuda":  # what stages say to each other's hosts, with no device to wait for
+        found["pp_host"] = dist.new_subgroups_by_enumeration(mesh.groups("pp"), backend="gloo")[0]
     return {name: mine for name, mine in found.items() if mine is not None}
 
 

@@ -16,7 +16,7 @@ from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, read_
 from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.models.llama import LlamaModel, Stream
-from energon_lite.trainer.models.sequence import pad_rows
+from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.collectives import gather_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.config_file import model_config_of
@@ -152,7 +152,7 @@ class _Decoder:
     def __init__(self, model: LlamaModel, cache: KeyValueCache, before: torch.Tensor):
         self.model, self.cache, self.before = model, cache, before
         self.padded = bool(before.any())
-        self.wire = Wire(model.mesh, model.config)
+        self.wire = Wire(model.mesh)
 
     def next_token(
         self, tokens: torch.Tensor, images: tuple[Any, ...], choice: Callable[[torch.Tensor], torch.Tensor]
@@ -177,16 +177,14 @@ class _Decoder:
     def _stream(self, chunk: int, tokens: torch.Tensor, images: tuple[Any, ...]) -> Stream:
         """What a chunk of layers begins with: the embedding, or what the stage before has made."""
         model, mesh = self.model, self.model.mesh
-        (rows, new), start = tokens.shape, self.cache.length
-        padded = pad_rows(tokens, mesh).shape[1]
+        (rows, new), start, part = tokens.shape, self.cache.length, local_length(tokens.shape[1], mesh)
         if model.starts(chunk):
             hidden = model.embed(tokens, *images).hidden
         else:
-            part = padded // mesh.tp if mesh.sequence_cut else padded
             hidden = self.wire.receive((rows, part, model.config.hidden_size), model.config.torch_dtype, -1)
         if not self.padded:
             return Stream(hidden)
-        positions = torch.arange(start + padded, device=tokens.device)
+        positions = torch.arange(start + whole_length(part, mesh), device=tokens.device)
         # 0: before the row; 1: the row; 2: behind the tokens that there are yet.
         own = (positions >= self.before[:, None]).to(torch.int64)
         return Stream(hidden, own + (positions >= start + new))

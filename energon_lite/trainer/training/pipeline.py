@@ -2,7 +2,7 @@
 
 With one stage, :func:`_one_stage` is all of it. Else a stage goes through its :func:`pipeline_schedule`. Before an
 action it waits for what the action needs, and it never waits for what it sends, so no order of messages can block it. A
-micro-batch may have any shape: it travels with a header, and stages between the first and the last need no data.
+micro-batch may have any shape: the first stage tells them before the step, and stages between need no data.
 """
 
 from __future__ import annotations
@@ -18,46 +18,38 @@ import torch.distributed as dist
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel, Stream
-from energon_lite.trainer.models.sequence import whole_length
+from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
 
 #: Told of each pass: what it was, and the seconds at which it began and ended.
 Record = Callable[[Action, float, float], None]
-#: Rows, positions, width, whether documents follow, and the fingerprint of the tokens.
-_HEADER = 5
+
+
+class ToHost:
+    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values, self._there = values.to("cpu", non_blocking=True), None
+        if values.is_cuda:
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def read(self) -> list[float]:
+        """The numbers, ``[n]``."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._values.tolist()
+        return found
 
 
 class Wire:
-    """Messages to and from the neighbouring stages.
+    """Messages to and from the neighbouring stages of a mesh; with ``virtual`` chunks, the last's next is the first."""
 
-    Args:
-        mesh: the ranks; with ``virtual`` chunks, the last stage's next is the first.
-        config: the model's shape.
-    """
-
-    def __init__(self, mesh: ParallelMesh, config: ModelConfig):
-        self.mesh, self.dtype = mesh, config.torch_dtype
+    def __init__(self, mesh: ParallelMesh):
+        self.mesh = mesh
         self._sending: list[tuple[Any, torch.Tensor]] = []  # works, and what they send
-
-    def send_stream(self, stream: Stream, fingerprint: torch.Tensor) -> None:
-        """To the next stage. A stream without elements is a header only."""
-        hidden, documents = stream.hidden.detach(), stream.documents
-        header = torch.tensor([*hidden.shape, int(documents is not None), 0], device=hidden.device)
-        header[-1] = fingerprint
-        for tensor in (header, hidden, documents):
-            if tensor is not None:
-                self.send(tensor, 1)
-
-    def receive_stream(self) -> tuple[Stream, torch.Tensor]:
-        """From the stage before: what it has made, and the fingerprint of the tokens it began with."""
-        header = self.receive((_HEADER,), torch.int64, -1)
-        rows, positions, width, has_documents, _ = header.tolist()
-        hidden = self.receive((rows, positions, width), self.dtype, -1)
-        shape = (rows, whole_length(positions, self.mesh))
-        return Stream(hidden, self.receive(shape, torch.int64, -1) if has_documents else None), header[-1]
 
     def send(self, tensor: torch.Tensor, step: int) -> None:
         """To the next stage (1) or the one before (-1); what has no elements is not sent."""
@@ -131,8 +123,7 @@ def run_pipeline(
             continue
         stage.backward(action)
         after_backward(action.chunk)
-    stage.wire.finish()
-    return stage.loss
+    return stage.finish()
 
 
 def _one_stage(
@@ -170,28 +161,21 @@ class _Stage:
     record: Record | None
 
     def __post_init__(self) -> None:
-        self.wire = Wire(self.model.mesh, self.model.config)
+        self.wire = Wire(self.model.mesh)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
         #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
+        self._sizes = self._agree_on_sizes()
+        self._differences = self._compare_tokens()
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive, compute, send; ``keep`` what the backward pass will need."""
         model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
-        received = None
-        if model.starts(chunk):
-            assert batch is not None, "the first stage needs its micro-batches"
-            fingerprint = _fingerprint(batch.tokens)
-            empty = batch.tokens.numel() == 0
-        else:
-            received, fingerprint = self.wire.receive_stream()
-            empty = received.hidden.numel() == 0
-            if model.ends(chunk):
-                self._check(action, fingerprint)
-        if empty:
-            if not model.ends(chunk):
-                self.wire.send_stream(Stream(self.loss.new_empty(0, 0, 0)), fingerprint)
+        (rows, length, documents), received = self._sizes[action.micro_batch], None
+        if rows * length == 0:
             return
+        if not model.starts(chunk):
+            received = self._receive(rows, local_length(length, model.mesh), with_documents=bool(documents))
         if received is not None:
             received.hidden.requires_grad_(keep)
         with _recorded(self.record, action, self.loss.device):
@@ -200,7 +184,9 @@ class _Stage:
                 made = made / self.divisor.to(made.dtype)
                 self.loss += made.detach()
         if isinstance(made, Stream):
-            self.wire.send_stream(made, fingerprint)
+            self.wire.send(made.hidden.detach(), 1)
+            if made.documents is not None:
+                self.wire.send(made.documents, 1)
             made = made.hidden
         if keep:
             self._held[chunk, action.micro_batch] = received, made
@@ -220,15 +206,54 @@ class _Stage:
             grad = received.hidden.grad
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
-    def _check(self, action: Action, fingerprint: torch.Tensor) -> None:
-        """The first and the last stage read their data each for itself, and must have read the same."""
-        batch = self.micro_batches[action.micro_batch]
-        assert batch is not None, "the last stage needs its micro-batches"
-        if int(fingerprint) != int(_fingerprint(batch.tokens)):
-            raise UsageError(
-                f"micro-batch {action.micro_batch} of the step is not the same on the first and the last stage",
-                fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
-            )
+    def finish(self) -> torch.Tensor:
+        """Wait until all is sent, and return the loss.
+
+        Raises:
+            UsageError: the first and the last stage have different micro-batches.
+        """
+        for number, difference in enumerate(self._differences.read()):
+            if difference:
+                raise _different(number)
+        self.wire.finish()
+        return self.loss
+
+    def _receive(self, rows: int, positions: int, *, with_documents: bool) -> Stream:
+        config, mesh = self.model.config, self.model.mesh
+        hidden = self.wire.receive((rows, positions, config.hidden_size), config.torch_dtype, -1)
+        whole = rows, whole_length(positions, mesh)
+        return Stream(hidden, self.wire.receive(whole, torch.int64, -1) if with_documents else None)
+
+    def _agree_on_sizes(self) -> list[list[int]]:
+        """Of each micro-batch: rows, their length, whether it has documents. Over the CPU: no device is waited for."""
+        mesh, batches = self.model.mesh, self.micro_batches
+        found = [
+            [0] * 3 if batch is None else [*batch.tokens.shape, int(batch.documents is not None)] for batch in batches
+        ]
+        told = torch.tensor(found, dtype=torch.int64).view(-1, 3)
+        dist.broadcast(told, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
+        sizes: list[list[int]] = told.tolist()
+        if mesh.is_last_stage and found != sizes:
+            raise _different([own == first for own, first in zip(found, sizes, strict=True)].index(False))
+        return sizes
+
+    def _compare_tokens(self) -> ToHost:
+        """The first and the last stage read their data each for itself; zeros for micro-batches that are the same."""
+        mesh, batches = self.model.mesh, self.micro_batches
+        marks = torch.zeros(len(batches), dtype=torch.int64, device=self.loss.device)
+        if sign := mesh.is_first_stage - mesh.is_last_stage:
+            for number, batch in enumerate(batches):
+                assert batch is not None, "the first and the last stage need their micro-batches"
+                marks[number] = sign * _fingerprint(batch.tokens)
+        dist.all_reduce(marks, group=mesh.group("pp"))
+        return ToHost(marks)
+
+
+def _different(number: int) -> UsageError:
+    return UsageError(
+        f"micro-batch {number} of the step is not the same on the first and the last stage",
+        fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
+    )
 
 
 @contextmanager

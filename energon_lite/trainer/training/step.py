@@ -19,9 +19,9 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.pipeline import Record, run_pipeline
+from energon_lite.trainer.training.pipeline import Record, ToHost, run_pipeline
 from energon_lite.trainer.training.spikes import SpikeGuard
-from energon_lite.trainer.training.throughput import visible_positions
+from energon_lite.trainer.training.throughput import image_flops, visible_positions
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,11 @@ class StepResult:
     lr: float
 
 
-class _ToHost:
-    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
-
-    def __init__(self, values: torch.Tensor):
-        self._values, self._there = values.to("cpu", non_blocking=True), None
-        if values.is_cuda:
-            self._there = torch.cuda.Event()
-            self._there.record()
-
-    def read(self) -> list[float]:
-        """The numbers, ``[n]``."""
-        if self._there is not None:
-            self._there.synchronize()
-        found: list[float] = self._values.tolist()
-        return found
-
-
 class LaunchedStep:
     """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
 
     Args:
-        values: float64 ``[7]`` on the device: loss, tokens, positions and pairs of them (see :meth:`work`), gradient
+        values: float64 ``[8]`` on the device: loss, tokens, three counts of :meth:`work`, gradient
             norm, updates of the optimizer until now, and how many were left out for their losses.
         lr: the learning rate.
 
@@ -71,29 +54,29 @@ class LaunchedStep:
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
-        self._values, self._lr = _ToHost(values), lr
+        self._values, self._lr = ToHost(values), lr
         self.ended = 0.0 if values.is_cuda else time.perf_counter()
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, _, _, norm, _, _ = self._values.read()
+        loss, tokens, _, _, _, norm, _, _ = self._values.read()
         self.ended = self.ended or time.perf_counter()
         return StepResult(loss, norm, int(tokens), self._lr)
 
     def updates(self) -> int:
         """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
-        return int(self._values.read()[5])
+        return int(self._values.read()[6])
 
     def spikes(self) -> int:
         """How many of these were left out by the :class:`SpikeGuard`."""
-        return int(self._values.read()[6])
+        return int(self._values.read()[7])
 
-    def work(self) -> tuple[int, int]:
-        """What was computed, whether the loss counts it or not: positions of all rows, and pairs of one with itself or
-        an earlier one that it sees.
+    def work(self) -> tuple[float, float, float]:
+        """What was computed, whether the loss counts it or not: positions of all rows, pairs of one with itself or an
+        earlier one that it sees, and operations for images.
         """
-        _, _, positions, pairs, *_ = self._values.read()
-        return int(positions), int(pairs)
+        _, _, positions, pairs, images, *_ = self._values.read()
+        return positions, pairs, images
 
 
 def train_step(
@@ -134,8 +117,8 @@ def launch_step(
         record: see :func:`run_pipeline`.
         spikes: may leave out the update for the step's loss.
     """
-    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, mesh)), mesh)
-    counted, tokens = _ToHost(counts), counts[0]
+    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model)), mesh)
+    counted, tokens = ToHost(counts), counts[0]
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -169,7 +152,7 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     while some := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in some]
         sums[0] += run_pipeline(model, here, backward=False)
-        sums[1] += _count(here, mesh)[0]
+        sums[1] += _count(here, model)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
     return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
 
@@ -189,17 +172,19 @@ def evaluate_each(
     return values
 
 
-def _count(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
-    """Tokens that count, positions, and pairs of these that see each other, in this rank's micro-batches.
+def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel) -> torch.Tensor:
+    """Tokens that count, and the :meth:`LaunchedStep.work`, in this rank's micro-batches.
 
     Each on one rank of a model replica: of the last stage's.
     """
-    counts = torch.zeros(3, dtype=torch.float64, device=mesh.device)
+    mesh = model.mesh
+    counts = torch.zeros(4, dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"
             counts[0] += batch.loss_mask.sum(dtype=torch.float64)
-            counts[1:] += visible_positions(batch.tokens, batch.documents)
+            counts[1:3] += visible_positions(batch.tokens, batch.documents)
+            counts[3] += image_flops(model.config, batch.image, batch.image_sizes)
     return counts
 
 

@@ -68,6 +68,7 @@ class StepMetrics:
         if (spikes := launched.spikes()) > 0:
             values["spikes"] = spikes
         if self.peak_flops is not None:
-            needed = training_flops(self.config.model, *launched.work())
+            positions, pairs, images = launched.work()
+            needed = training_flops(self.config.model, positions, pairs) + images
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
         return values | running.evaluation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -42,6 +43,28 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
     attention = hidden * width * (2 * config.num_heads + 2 * config.kv_heads)
     weights = config.num_layers * (attention + 3 * hidden * config.ffn_size) + hidden * config.vocab_size
     return 6.0 * weights * positions + 12.0 * config.num_layers * config.num_heads * width * pairs
+
+
+def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> float:
+    """Useful operations of a training step for images: encoder and projector, as :func:`training_flops` has text's.
+
+    Args:
+        config: the model's shape.
+        image, sizes: of a :class:`MultimodalBatch`; their shapes only. A class token counts for nothing.
+    """
+    vision, total = config.vision, 0.0
+    for height, width in [tuple(image.shape[-2:])] * len(image) if sizes is None else sizes:
+        patches = (height // config.patch_size) * (width // config.patch_size)
+        pixels = 3 * config.patch_size**2
+        if vision is None:
+            total += 6.0 * patches * pixels * config.hidden_size
+            continue
+        layer = 4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.ffn_size
+        total += 6.0 * patches * (pixels * vision.hidden_size + vision.used_layers * layer)
+        total += 12.0 * vision.used_layers * vision.hidden_size * patches**2
+        projector = vision.hidden_size + (config.hidden_size if vision.projector == "mlp" else 0)
+        total += 6.0 * (patches if vision.pooling == "none" else 1) * projector * config.hidden_size
+    return total
 
 
 def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:

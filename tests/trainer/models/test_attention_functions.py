@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("kernel")
 def test_one_kernel_sees_what_a_mask_shows() -> None:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         rows, length, start = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 9), (0, 5)))

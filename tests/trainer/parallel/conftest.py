@@ -10,6 +10,7 @@ import pytest
 import torch
 
 # Test folders are no packages; the helpers beside this file are imported by their plain names.
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_processes import RunRanks

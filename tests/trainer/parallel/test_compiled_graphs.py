@@ -12,6 +12,7 @@ from rank_processes import RunRanks
 from test_parity import BASE, Layout
 
 from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 
@@ -43,6 +44,17 @@ class Counted:
         assert self.model.lm_head is not None
         self.model.lm_head.compiled = False  # it is counted elsewhere
 
+    def encode(self, number: int, side: int) -> int:
+        """How many more graphs these images make in the encoder, which gives what it gave before it was compiled."""
+        before, encoder = self.graphs, self.model.vision
+        images = torch.rand(number, 3, side, side, generator=torch.Generator().manual_seed(side))
+        assert encoder is not None
+        made = encoder(images)
+        with torch.compiler.set_stance("force_eager"):
+            torch.testing.assert_close(made, encoder(images))
+        made.sum().backward()
+        return self.graphs - before
+
     def run(self, number: int, length: int, *, packed: bool = False, learning: bool = True) -> int:
         """How many more graphs this batch makes."""
         before = self.graphs
@@ -69,6 +81,7 @@ def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) 
     run_ranks(1, check)
 
 
+@pytest.mark.slow
 def test_rows_that_are_cut_over_ranks_make_one_graph(run_ranks: RunRanks) -> None:
     """The keys that a rank's queries see end in the middle of the row."""
 
@@ -78,3 +91,17 @@ def test_rows_that_are_cut_over_ranks_make_one_graph(run_ranks: RunRanks) -> Non
 
     for found in run_ranks(2, check):
         assert found[:3] == [1, 0, 1] and sum(found) <= 3
+
+
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "selective"])
+def test_images_of_all_sizes_make_few_graphs(run_ranks: RunRanks, recompute: str) -> None:
+    """One for the first shape, one for all others; a single image is another matter."""
+    vision = VisionConfig(hidden_size=8, num_layers=2, num_heads=2, ffn_size=12, recompute=recompute)
+
+    def check(rank: int) -> None:
+        counted = Counted(build_mesh(), image_size=4, vision=vision)
+        assert [counted.encode(*shape) for shape in ((2, 4), (2, 4), (3, 6), (4, 8), (5, 10))] == [1, 0, 1, 0, 0]
+        assert [counted.encode(1, side) for side in (4, 6, 8)] == [1, 0, 0]
+        assert not torch._dynamo.utils.counters["graph_break"]
+
+    run_ranks(1, check)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from host_reads import host_reads
 from rank_processes import RankFailure, RunRanks
 from test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
@@ -149,6 +150,38 @@ def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int,
 
     losses = run_ranks(pp, check)
     assert (losses[-1] > 0) == (count > 0) and losses[:-1] == [0.0] * (pp - 1)
+
+
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_what_the_host_reads_does_not_grow_with_micro_batches(run_ranks: RunRanks, virtual: int) -> None:
+    """Sizes before the step, and at its end whether the first and the last stage had the same tokens."""
+    config = dataclasses.replace(TEXT, num_layers=6, attention="sdpa")
+
+    def check(rank: int) -> list[int]:
+        mesh = build_mesh(pp=3, virtual=virtual)
+        model = LlamaModel(config, mesh)
+        counts = []
+        for kind in ("text", "packed"):
+            for count in (1, 5):
+                batches = [make_rows(torch.Generator().manual_seed(n), kind) for n in range(count)]
+                with host_reads() as found:
+                    run_pipeline(model, own(batches, mesh))
+                counts.append(len(found))
+        return counts
+
+    assert run_ranks(3, check) == [[2] * 4] * 3
+
+
+def test_ends_with_rows_of_different_lengths_are_told_apart(run_ranks: RunRanks) -> None:
+    def check(rank: int) -> None:
+        mesh = build_mesh(pp=2)
+        batches = [make_rows(torch.Generator().manual_seed(7), "text") for _ in range(2)]
+        if rank == 1:
+            batches[1].tokens = batches[1].tokens[:, 1:]
+        run_pipeline(LlamaModel(BASE, mesh), batches)
+
+    with pytest.raises(RankFailure, match="micro-batch 1 of the step is not the same on the first and the last stage"):
+        run_ranks(2, check, 20.0)
 
 
 def test_ends_with_different_data_are_told_apart(run_ranks: RunRanks) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
     flops_per_token,
+    image_flops,
     memory_in_use,
     peak_flops,
     training_flops,
@@ -51,3 +55,20 @@ def test_all_positions_are_work_and_documents_see_less() -> None:
     assert visible_positions(tokens[:0], None).tolist() == [0, 0]
     # What a long row has for each of its tokens, but for the half of a pair with itself.
     assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))
+
+
+@pytest.mark.parametrize("projector", ["mlp", "linear"])
+def test_images_go_through_the_encoders_matrices(alone: ParallelMesh, projector: str) -> None:
+    vision = VisionConfig(hidden_size=12, num_layers=3, num_heads=2, ffn_size=20, feature_layer=-2, projector=projector)
+    config = dataclasses.replace(SHAPE, image_size=8, patch_size=2, vision=vision)
+    model = LlamaModel(config, alone)
+    used = [
+        p for name, p in model.named_parameters() if name.startswith(("vision.", "projector.")) and ".2." not in name
+    ]
+    matrices = sum(p.numel() for p in used if p.dim() > 1) - model.vision.embeddings.position_embedding.weight.numel()
+    image = torch.zeros(3, 3, 8, 8)
+    assert image_flops(config, image, None) == 3 * (6 * 16 * matrices + 12 * 2 * 12 * 16**2)
+    assert image_flops(config, image[:2], [(8, 4), (5, 4)]) == 6 * 12 * matrices + 12 * 2 * 12 * (8**2 + 4**2)
+    plain = dataclasses.replace(config, vision=None)
+    assert image_flops(plain, image, None) == 3 * 6 * 16 * 12 * SHAPE.hidden_size
+    assert image_flops(SHAPE, image[:0, :, :0, :0], None) == 0

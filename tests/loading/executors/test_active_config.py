@@ -1,0 +1,123 @@
+"""Hooks find the config of the loader that they run for, in whichever worker, and whoever else is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import MapDataset, NoCachePool, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.hooks import HookContext, hook_context
+from energon_lite.worker_config import Replica
+
+
+def seen() -> tuple[int, int, int]:
+    config = WorkerConfig.active_worker_config
+    assert isinstance(config, WorkerConfig) and config.active_worker_config is config
+    return config.rank, config.num_workers, config.rank_worker_id()
+
+
+class Seer(TaskEncoder):
+    """Batches of what hooks see."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return seen()
+
+    def batch(self, samples: list[Any]) -> Any:
+        return [*samples, seen()]
+
+
+class Packer(Seer):
+    """The same, in chunks."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[:2], samples[2:]]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return [*samples, seen()]
+
+    def batch(self, samples: list[Any]) -> Any:
+        return [one for pack in samples for one in pack] + [seen()]
+
+
+def _loader(path: Path, config: WorkerConfig, method: str, encoder: TaskEncoder, **kwargs: Any) -> Any:
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config, **kwargs)
+    return get_savable_loader(dataset, start_method=method)
+
+
+@pytest.fixture(autouse=True)
+def nobody_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerConfig, "_asked", None)
+
+
+@pytest.mark.parametrize(
+    ("method", "encoder"),
+    [
+        *(("main", Seer()), ("fork", Seer()), ("thread", Seer()), ("spawn", Seer())),
+        *(("main", Packer()), ("fork", Packer()), ("thread", Packer())),
+    ],
+)
+def test_two_loaders_take_turns(leaf_of: Callable[..., Path], method: str, encoder: TaskEncoder) -> None:
+    assert WorkerConfig.active_worker_config is None
+    # Ranks that are not this process's, with what cannot be sent anywhere.
+    groups = {"tp": threading.Lock()}
+    configs = [
+        WorkerConfig(
+            rank=rank,
+            world_size=3,
+            num_workers=workers,
+            restore_error_handler=lambda *_: None,
+            replica=Replica(coordinates={"tp": 0}, groups=groups),  # type: ignore[arg-type]
+        )
+        for rank, workers in ((1, 1), (2, 2))
+    ]
+    packing = {"packing_buffer_size": 4} if isinstance(encoder, Packer) else {}
+    with (
+        _loader(leaf_of(50), configs[0], method, encoder, **packing) as one,
+        _loader(leaf_of(50), configs[1], method, encoder, **packing) as other,
+    ):
+        for (first, second), _ in zip(zip(one, other, strict=False), range(4), strict=False):
+            assert set(first) == {(1, 1, 0)}
+            assert {(rank, workers) for rank, workers, _ in second} == {(2, 2)}
+            assert {number for *_, number in second} <= ({0} if method == "main" else {0, 1})
+            assert WorkerConfig.active_worker_config is configs[1]  # it was asked last
+            assert one.restore_sample(("sample", 0, 3, 0, 0)) == (1, 1, 0)
+            assert WorkerConfig.active_worker_config is configs[1]
+    assert configs[0].replica is not None and configs[0].replica.groups is groups
+
+
+def test_functions_of_wrappers(leaf_of: Callable[..., Path]) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    inner = get_train_dataset(leaf_of(50), batch_size=2, task_encoder=Seer(), worker_config=config)
+    dataset = MapDataset(inner, lambda batch: [*batch, seen()], worker_config=config)
+    with get_savable_loader(dataset) as loader:
+        assert set(next(iter(loader))) == {(0, 1, 0)}
+
+
+class Cached(TaskEncoder):
+    """Batches of the caches that hooks find."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self.cache
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
+    config, pool = WorkerConfig(rank=0, world_size=1), NoCachePool()
+    inner = get_train_dataset(leaf_of(50), batch_size=2, task_encoder=Cached(), worker_config=config)
+    with get_savable_loader(MapDataset(inner, list, worker_config=config), cache_pool=pool) as loader:
+        assert all(found is pool for found in next(iter(loader)))
+
+
+def test_hooks_that_are_called_in_tests() -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    with hook_context(HookContext(1, worker_config=config)):
+        assert WorkerConfig.active_worker_config is config
+        with hook_context(HookContext(2)):
+            assert WorkerConfig.active_worker_config is config
+    assert WorkerConfig.active_worker_config is None
