@@ -95,10 +95,11 @@ class Pipeline:
         Raises:
             FatalSampleError: a hook asked for the end, or one place failed ``failure_tolerance`` times in a row.
         """
-        result = Result(None)
-        for observer in self.samples.observers:
+        result, samples = Result(None), self.samples
+        for observer in samples.observers:
             observer.begin()
-        with self.samples.context() as context:
+        # Not ``samples.context()``: each call counts here.
+        with HookContext(cache=samples.cache_pool, worker_config=samples.worker_config) as context:
             addresses = list(iter(job.addresses))
             places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
         if self.samples.observers:

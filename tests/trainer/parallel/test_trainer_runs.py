@@ -30,7 +30,7 @@ from energon_lite.trainer.training import (
     load_model,
     load_tokenizer,
 )
-from energon_lite.trainer.training.throughput import training_flops
+from energon_lite.trainer.training.throughput import image_flops, training_flops
 
 WriteDataset = Callable[..., Path]
 WORDS = ["black", "grey", "white"]
@@ -243,6 +243,8 @@ def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend:
     lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
     # Each of the 12 rows of a step has a prefix of four, and at most twelve positions.
     low, high = (training_flops(config.model, 12 * n, 12 * n * (n + 1) / 2) for n in (5, 12))
+    images = image_flops(config.model, torch.zeros(12, 3, 4, 4), None)
+    low, high = low + images, high + images
     for entry in lines:
         assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["seconds"])
         assert low < entry["mfu"] * entry["seconds"] * 2 * 1e9 <= high * (1 + 1e-9)
