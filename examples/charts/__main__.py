@@ -11,8 +11,6 @@ Everything is made anew in ``charts-output``. The exit code is 1 if something is
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from examples.charts import answering, figure
 from examples.charts.recipes import BLEND, recipes
 from examples.demo import pictures
 from examples.demo.errors import DemoError
-from examples.demo.parts import build, check_equal, start_again, train, train_until_kill
+from examples.demo.parts import build, check_equal, make_room, start_again, train, train_until_kill
 from examples.demo.report import Report
 from examples.demo.run import Run
 from examples.demo.steps import Steps
@@ -43,14 +41,8 @@ def main() -> int:
     Raises:
         DemoError: it cannot go on.
     """
-    if not CONFIG.is_file():
-        raise DemoError("Start it in the root of the repository: there is no examples/ folder here.")
-    # Four processes on the processor, also where there is a GPU: the run is the same everywhere.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    data, runs = make_room(CONFIG, OUTPUT)
     steps, report = Steps.of(CONFIG), Report()
-    data, runs = OUTPUT / "data", OUTPUT / "runs"
-    for old in (data, runs):
-        shutil.rmtree(old, ignore_errors=True)
     first = Run(CONFIG, runs / "uninterrupted", tp=2, overrides=[PIPELINE])
     killed = Run(CONFIG, runs / "killed", tp=2, overrides=[PIPELINE])
     print(f"Questions about charts. All that is made is in {OUTPUT}; what training prints, in {runs}/*/log.txt.")

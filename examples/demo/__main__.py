@@ -13,7 +13,6 @@ Everything is made anew in ``demo-output``. The exit code is 1 if something is n
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from energon_lite.trainer.training import latest_checkpoint
 from examples.demo import blend, layout_picture, layouts, pictures, reading
 from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, compare, table
-from examples.demo.parts import build, check_equal, start_again, train, train_until_kill
+from examples.demo.parts import build, check_equal, make_room, start_again, train, train_until_kill
 from examples.demo.report import Report
 from examples.demo.run import Run
 from examples.demo.steps import Steps
@@ -46,14 +45,8 @@ def main() -> int:
     Raises:
         DemoError: it cannot go on.
     """
-    if not CONFIG.is_file():
-        raise DemoError("Start it in the root of the repository: there is no examples/ folder here.")
-    # Four processes on the processor, also where there is a GPU: the demo is the same everywhere.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    data, runs = make_room(CONFIG, OUTPUT)
     steps, report = Steps.of(CONFIG), Report()
-    data, runs = OUTPUT / "data", OUTPUT / "runs"
-    for old in (data, runs):
-        shutil.rmtree(old, ignore_errors=True)
     first = Run(CONFIG, runs / "uninterrupted", tp=2)
     killed = Run(CONFIG, runs / "killed", tp=2)
     moved = Run(CONFIG, runs / "other-layout", tp=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +20,22 @@ from examples.demo.steps import Steps
 
 #: The rank that is killed. Not the first one, which writes the metrics: the others have to notice by themselves.
 VICTIM = RANKS - 1
+
+
+def make_room(config: Path, output: Path) -> tuple[Path, Path]:
+    """The folders for data and for runs, without what an earlier call left there.
+
+    Raises:
+        DemoError: it was not started in the root of the repository.
+    """
+    if not config.is_file():
+        raise DemoError("Start it in the root of the repository: there is no examples/ folder here.")
+    # Four processes on the processor, also where there is a GPU: the run is the same everywhere.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    data, runs = output / "data", output / "runs"
+    for old in (data, runs):
+        shutil.rmtree(old, ignore_errors=True)
+    return data, runs
 
 
 def build(folder: Path, recipes: Iterable[DatasetRecipe], blended: str) -> None:
