@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps, damage and eff
 from effort import load_profile
 
 load_profile()
+# Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
@@ -109,7 +109,8 @@ def build_blend_index(
     worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
     workers = max(1, min(workers or os.cpu_count() or 1, worth))
     if workers == 1:
-        _fill(paths, recipe, first, stop)
+        with _opened(paths) as files:
+            _fill(files, recipe, first, stop)
     else:
         _fill_in_children(paths, recipe, first, stop, workers)
     wait()
@@ -205,20 +206,30 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def _fill(paths: Sequence[str], recipe: Recipe, first: int, stop: int, parent: int | None = None) -> None:
+@contextmanager
+def _opened(paths: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
+    """Of each array file the descriptor and where its elements begin."""
+    with ExitStack() as ends:
+        # Not written through the mapping: its pages would count as this process's memory.
+        yield [
+            (ends.enter_context(open(path, "r+b", buffering=0)).fileno(), np.load(path, mmap_mode="r").offset)
+            for path in paths
+        ]
+
+
+def _fill(files: Sequence[tuple[int, int]], recipe: Recipe, first: int, stop: int, parent: int | None = None) -> None:
     """Write blocks ``first .. stop`` into array files, one for each column.
 
-    A child whose ``parent`` was killed must not go on writing to files that another build may be about to replace.
+    A child knows files, not paths: if its ``parent`` was killed, another build may have put its own files there.
     """
     for start, columns in _chunks(recipe, first, stop):
         if parent is not None and os.getppid() != parent:
             raise SystemExit("the process that asked for this is gone")
-        for path, values in zip(paths, columns, strict=True):
-            # Not through the mapping: its pages would count as this process's memory.
-            place = np.load(path, mmap_mode="r").offset + start * values.itemsize
-            with open(path, "r+b") as file:
-                file.seek(place)
-                file.write(values.tobytes())
+        for (file, offset), values in zip(files, columns, strict=True):
+            rest, place = values.tobytes(), offset + start * values.itemsize
+            while rest:
+                written = os.pwrite(file, rest, place)
+                rest, place = rest[written:], place + written
 
 
 def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: int) -> Ints:
@@ -248,15 +259,16 @@ def serve() -> None:
 def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: int, workers: int) -> None:
     """:func:`_fill`, by so many processes."""
     bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
-    # The parent is told, not asked for: it may be gone by then.
-    job = {"paths": list(paths), "recipe": recipe, "parent": os.getpid()}
-    with ExitStack() as ends:
+    with _opened(paths) as files, ExitStack() as ends:
+        # The parent is told, not asked for: it may be gone by then.
+        job = {"files": files, "recipe": recipe, "parent": os.getpid()}
         children: list[subprocess.Popen[str]] = []
         for start, end in pairwise(bounds):
             child = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *sys.path],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                pass_fds=[file for file, _ in files],
                 text=True,
                 errors="replace",
             )

@@ -144,21 +144,26 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     paths = [str(tmp_path / "x" / name) for name in (arrays.DATASET_INDEX, arrays.SAMPLE_INDEX)]
-    job = {"paths": paths, "recipe": {"counts": [N, N], "key": 0}, "first": 0, "stop": 1}
+    files = [(os.open(path, os.O_RDWR), 128) for path in paths]
+    job = {"files": files, "recipe": {"counts": [N, N], "key": 0}, "first": 0, "stop": 1}
     child = subprocess.run(
         [sys.executable, "-c", "from energon_lite.extras.order_arrays import serve; serve()"],
         input=json.dumps({"parent": gone.pid, **job}).encode(),
         cwd=Path(arrays.__file__).parents[2],
+        pass_fds=[file for file, _ in files],
         capture_output=True,
         check=False,
     )
+    for file, _ in files:
+        os.close(file)
     assert child.returncode and b"the process that asked for this is gone" in child.stderr
     assert _bytes(tmp_path / "x") == before
 
 
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="FileNotFoundError"):
-        arrays._fill_in_children([str(tmp_path / "a"), str(tmp_path / "b")], {"counts": [1], "key": 0}, 0, 1, 1)
+    build_blend_index([1], 1, tmp_path / "x")
+    with pytest.raises(RuntimeError, match="KeyError"):
+        arrays._fill_in_children([str(tmp_path / "x" / arrays.SAMPLE_INDEX)], {"counts": [1]}, 0, 1, 1)
 
 
 def test_impossible_indexes_are_refused(tmp_path: Path) -> None:
