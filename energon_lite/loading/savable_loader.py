@@ -142,6 +142,12 @@ class SavableDataLoader(DataLoader):
         """:meth:`restore_state_rank`, by torch's name for it."""
         self.restore_state_rank(state_dict)
 
+    def is_last(self) -> bool | None:
+        """Whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows before the
+        next one is asked for, because hooks decide how many a pass has."""
+        iterator = self._dataset_iterator
+        return iterator.is_over() if iterator.knows_end else None
+
 
 def _one_state(state: Any) -> State:
     """The one state that is meant by a state, or by a list of the states of all ranks."""
