@@ -67,9 +67,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
 
     def __init__(self, loader: SavableDataLoader | SavableDataset, *, convert: Callable[[Any], Any] | None = None):
         state = PartialState()
-        self.batches = TrainerLoader(
-            loader, rank=state.process_index, world_size=state.num_processes, convert=convert
-        )
+        self.batches = TrainerLoader(loader, rank=state.process_index, world_size=state.num_processes, convert=convert)
         self.batches.loader.to(state.device)
         self.device = state.device
         self.use_stateful_dataloader = not self.batches.starts_over

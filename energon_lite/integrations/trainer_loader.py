@@ -1,4 +1,4 @@
-"""A loader as the trainers of others want it: its state for all ranks, its end, and batches of one size for each rank."""
+"""A loader as the trainers of others want it: one state for all ranks, an end, and batches of one size."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TrainerLoader:
     """The batches of a savable loader, for the loop of a trainer.
 
     * A loop over validation data always begins at the first batch, also after a loop that was left early.
-    * Where a pass ends and micro-batches have a fixed size, ranks that have fewer samples in the last step get it filled
-      with copies, because trainers gather results of one size from each rank; ``remainder`` says how many samples of the
-      step, over all ranks in their order, are none.
+    * Where a pass ends and micro-batches have a fixed size, ranks that have fewer samples in the last step get theirs
+      filled with copies, because trainers gather results of one size from each rank; ``remainder`` says how many
+      samples of the step, over all ranks in their order, are none.
     * The state is one for all ranks.
 
     Args:
@@ -41,6 +41,7 @@ class TrainerLoader:
 
     Attributes:
         at_end: the batch that was handed out last is the last of the loop.
+        taken_ahead: says how many batches the trainer has taken and not trained on.
 
     Raises:
         UsageError: neither a loader nor a data set.
@@ -70,15 +71,17 @@ class TrainerLoader:
                 f"{world_size}",
                 fix="make it when the trainer's process group is there, with WorkerConfig.default_worker_config()",
             )
-        settings = given.config()["settings"]
+        settings, state = given.config()["settings"], given.state_dict()
+        is_fixed = state["kind"] == "planned" and "place" not in state
         #: Samples in a micro-batch; None: their number varies.
-        self.rows: int | None = settings.get("batch_size") or None
+        self.rows: int | None = (settings.get("batch_size") or None) if is_fixed else None
         self.starts_over = settings["kind"] == "val"
         self._convert = convert
         self._states: deque[State] = deque(maxlen=_MOST_AHEAD + 1)
         self._full: Any = None
         self._is_ahead = False
         self.at_end = False
+        self.taken_ahead: Callable[[], int] = int
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -88,10 +91,11 @@ class TrainerLoader:
             self.loader.restore_state_rank(None)
         elif self._is_ahead:
             self.loader.restore_state_rank(self._states[-1])  # what was taken ahead in a loop that was left
-        self.at_end = self._is_ahead = False
+        self._is_ahead = False
         self._states.append(self.loader.state_dict())
-        for batch, state, self.at_end in self._marked():
+        for batch, state, is_last in self._marked():
             self._states.append(state)
+            self.at_end = is_last
             batch = self._filled(batch)
             yield batch if self._convert is None else self._convert(batch)
         self._is_ahead = False
@@ -113,14 +117,17 @@ class TrainerLoader:
 
     # -- the state ------------------------------------------------------------------------------------------------
 
-    def state_dict(self, taken_ahead: int = 0) -> State:
+    def own_state(self) -> State:
+        """The state of this rank."""
+        return self._states[-1 - self.taken_ahead()] if self._states else self.loader.state_dict()
+
+    def state_dict(self, state: State | None = None) -> State:
         """The state for all ranks, on each of them. Where hooks make the batches, a collective of all ranks.
 
         Args:
-            taken_ahead: batches that the trainer has taken and not yet trained on.
+            state: what :meth:`own_state` was; None: what it is.
         """
-        state = self._states[-1 - taken_ahead] if self._states else self.loader.state_dict()
-        config = self.loader.worker_config
+        state, config = self.own_state() if state is None else state, self.loader.worker_config
         if state["kind"] != "lanes" or config.world_size == 1 or not is_running():
             return state
         states = gather_plain(state, group=config.data_parallel_group)
