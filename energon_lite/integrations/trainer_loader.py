@@ -30,7 +30,7 @@ class TrainerLoader:
     * A loop over validation data always begins at the first batch, also after a loop that was left early.
     * Where a pass ends and micro-batches have a fixed size, ranks that have fewer samples in the last step get theirs
       filled with copies, because trainers gather results of one size from each rank; ``remainder`` says how many
-      samples of the step, over all ranks in their order, are none.
+      samples of that step, over all ranks in their order, are none.
     * The state is one for all ranks.
 
     Args:
@@ -148,20 +148,22 @@ class TrainerLoader:
         Raises:
             UnknownLengthError: nobody knows.
         """
-        if self.rows is None or self.loader.dataset.is_endless:
-            return int(self.loader.config()["samples"])
-        ranks = self.loader.worker_config.world_size
-        return (len(self) - 1) * ranks * self.rows + self._last_step() if len(self) else 0
+        loader = self.loader
+        if self.rows is None or loader.dataset.is_endless or not len(self):
+            return int(loader.config()["samples"])
+        # Of a pass that has not begun: steps of one that was restored may begin elsewhere.
+        later = loader.state_dict()["pass_number"] + 1
+        last = loader.samples_at(len(self) - 1, all_ranks=True, pass_number=later)
+        return (len(self) - 1) * loader.worker_config.world_size * self.rows + len(last)
 
     @property
     def remainder(self) -> int:
-        """Samples in the last step of a pass, over all ranks; 0: every rank has all of its own; -1: nobody knows."""
+        """Samples in the last step of the pass that is begun or gone on with next, over all ranks; 0: every rank has all
+        of its own; -1: nobody knows."""
         if self.rows is None or self.loader.dataset.is_endless:
             return -1
-        return self._last_step() % (self.loader.worker_config.world_size * self.rows)
-
-    def _last_step(self) -> int:
-        return len(self.loader.samples_at(len(self) - 1, all_ranks=True))
+        begun = 0 if self.starts_over else self.own_state()["position"] * self.rows
+        return (self.samples - begun) % (self.loader.worker_config.world_size * self.rows)
 
     def _filled(self, batch: Any) -> Any:
         """A batch of a pass that ends, with as many rows as every other one has."""
