@@ -71,7 +71,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
         self.batches.loader.to(state.device)
         self.device = state.device
         self.use_stateful_dataloader = not self.batches.starts_over
-        super().__init__(_Batches(self.batches), batch_size=self.batches.rows, collate_fn=_same)
+        super().__init__(_Batches(self.batches), batch_size=None, collate_fn=_same)  # what it yields is batches
 
     def __len__(self) -> int:
         return len(self.batches)

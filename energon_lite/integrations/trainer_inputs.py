@@ -45,9 +45,10 @@ class TrainerInputs:
         self._loaders = {} if self._loaders is None else self._loaders
         if id(data) not in self._loaders:
             self._loaders[id(data)] = loader = AccelerateLoader(data, convert=self._inputs)
-            if loader.batch_size not in (None, batch_size):
+            rows = loader.batches.rows
+            if rows not in (None, batch_size):
                 raise UsageError(
-                    f"batches have {loader.batch_size} samples, and the trainer believes that they have {batch_size}",
+                    f"batches have {rows} samples, and the trainer believes that they have {batch_size}",
                     fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
                 )
         return self._loaders[id(data)]
