@@ -47,7 +47,9 @@ class EnergonDataModule(LightningDataModule):
         self, train: Make, val: Make | Mapping[str, Make] | None = None, *, num_workers: int = 4, seed_offset: int = 0
     ):
         super().__init__()
-        self._make_train, self._make_val = train, val
+        if val is None:  # Lightning looks whether it is overridden, and would warn of models that cannot validate
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+        self._make_train, self._make_val = train, val or {}
         self._workers, self._seed = num_workers, seed_offset
         self._train: TrainerLoader | None = None
         self._loaders: list[TrainerLoader] = []
@@ -65,7 +67,7 @@ class EnergonDataModule(LightningDataModule):
         return self._train
 
     def val_dataloader(self) -> Any:
-        """The validation data; none without ``val``."""
+        """The validation data."""
         made = self._make_val
         if made is None:
             return []
@@ -114,6 +116,8 @@ class EnergonDataModule(LightningDataModule):
         if devices == now:
             return
         counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
-        for name in ("ready", "started", "processed", "completed"):
-            batches = getattr(counted, name) * devices // now
-            setattr(counted, name, batches // accumulated * accumulated)
+        done = counted.processed * devices // now // accumulated * accumulated
+        counted.ready, counted.started, counted.processed, counted.completed = (
+            done + count - counted.processed
+            for count in (counted.ready, counted.started, counted.processed, counted.completed)
+        )

@@ -158,8 +158,8 @@ class TrainerLoader:
 
     @property
     def remainder(self) -> int:
-        """Samples in the last step of the pass that is begun or gone on with next, over all ranks; 0: every rank has all
-        of its own; -1: nobody knows."""
+        """Samples in the last step of the pass that is begun, or gone on with, next: over all ranks; 0: as many as in
+        every other step; -1: nobody knows."""
         if self.rows is None or self.loader.dataset.is_endless:
             return -1
         begun = 0 if self.starts_over else self.own_state()["position"] * self.rows
