@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ class TrainerInputs:
     others. To be put before ``Trainer`` among the base classes."""
 
     _loaders: dict[int, AccelerateLoader] | None = None
+    _taken: set[str] | None = None  # what the model's `forward` takes of a batch
 
     def get_train_dataloader(self: Any) -> Any:
         own = self._train_loader()
@@ -59,5 +61,10 @@ class TrainerInputs:
             batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         if not self.args.remove_unused_columns or not isinstance(batch, Mapping):
             return batch
-        self._set_signature_columns_if_needed()
-        return {name: value for name, value in batch.items() if name in self._signature_columns}
+        if self._taken is None:
+            # Trainer's own list is of columns before they are collated, of which some classes take less.
+            self._set_signature_columns_if_needed()
+            model = self.accelerator.unwrap_model(self.model)
+            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter, as LoRA's
+            self._taken = {*self._signature_columns, *inspect.signature(model.forward).parameters}
+        return {name: value for name, value in batch.items() if name in self._taken}

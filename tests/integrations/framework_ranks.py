@@ -39,7 +39,7 @@ def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[],
         while any(process.is_alive() for process in processes):
             if kill_when is not None and kill_when():
                 for process in processes:
-                    os.kill(process.pid, signal.SIGKILL)
+                    process.kill()
                 break
             failed = next((process.exitcode for process in processes if process.exitcode), None)
             assert failed is None and time.monotonic() < deadline, [

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest.importorskip("accelerate")
 
 from accelerate import Accelerator
 from accelerate.data_loader import skip_first_batches
+from accelerate.utils import DataLoaderConfiguration
 from framework_ranks import log_line, logged, run_processes
 from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 
@@ -25,7 +27,7 @@ Leaf = Callable[[int, str], Path]
 
 def train(leaf: Path, folder: Path, tag: str, steps: int, *, packed: bool = False, every: int = 3) -> int:
     """Save every few steps, begin at the newest checkpoint that is whole; how many batches were read."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     config = WorkerConfig.default_worker_config(num_workers=0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest.importorskip("lightning")
+pytest.importorskip("accelerate")
 
 from framework_ranks import log_line, logged, run_processes
 from lightning.pytorch import LightningModule, Trainer

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
 
 from framework_ranks import log_line, logged, run_processes
 from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
@@ -48,16 +50,14 @@ def arguments_in(folder: Path, **given: Any) -> TrainingArguments:
 
 
 def train(
-    leaf: Path, folder: Path, tag: str, *, resume: Any = None, callbacks: Any = None, data: Any = None, **given: Any
+    leaf: Path, folder: Path, tag: str, *, resume: Any = None, workers: int = 0, data: Any = None, **given: Any
 ) -> tuple[Any, ...]:
     """A run; what it saw is in ``tag-RANK``."""
     arguments = arguments_in(folder, **given)
-    config = WorkerConfig.default_worker_config(num_workers=0)
+    config = WorkerConfig.default_worker_config(num_workers=workers)
     loader = get_savable_loader(train_data(leaf, config, **(data or {})))
     val = val_data(leaf, config) if arguments.eval_strategy != "no" else None
-    trainer = Seen(
-        Model(), arguments, train_dataset=loader, eval_dataset=val, compute_metrics=metrics, callbacks=callbacks
-    )
+    trainer = Seen(Model(), arguments, train_dataset=loader, eval_dataset=val, compute_metrics=metrics)
     trainer.seen_file = folder / f"{tag}-{arguments.process_index}"
     trainer.train(resume_from_checkpoint=resume)
     state = trainer.state
@@ -67,7 +67,7 @@ def train(
 def test_killed_on_two_processes_and_resumed_on_three(tmp_path: Path, leaf_of: Leaf) -> None:
     """With gradient accumulation: each step of the optimizer is two of the loader on each rank."""
     leaf, steps = leaf_of(SAMPLES, "hf"), {"gradient_accumulation_steps": 2}
-    slow = partial(train, leaf, tmp_path, "killed", max_steps=10_000, **steps)
+    slow = partial(train, leaf, tmp_path, "killed", max_steps=10_000, workers=1, **steps)
 
     def is_far() -> bool:
         return any(line["step"] >= 9 for line in logged(tmp_path, "killed-0"))
