@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -113,6 +114,23 @@ def without_copies(seen: list[list[int]], passes: list[list[int]]) -> list[list[
         if len(kept) % 13 or batch in passes[len(kept) :][:1]:
             kept.append(batch)
     return kept
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("draw", range(12))
+def test_any_layout_goes_on_where_any_other_was(draw: int, tmp_path: Path, leaf_of: Leaf) -> None:
+    """Four runs, one after the other, with other processes, workers and accumulation each; packed or not."""
+    drawn, leaf = random.Random(draw), leaf_of(SAMPLES, "hf")
+    data, steps, resume, before = {"packed": draw % 3 == 2}, 0, None, 0
+    for part in range(4):
+        ranks, steps = drawn.choice([1, 2, 3]), steps + drawn.randint(1, 6)
+        given = {"gradient_accumulation_steps": drawn.randint(1, 3), "workers": drawn.randint(0, 1), "data": data}
+        run = partial(train, leaf, tmp_path, f"part{part}", max_steps=steps, resume=resume, **given)
+        found = run_processes(ranks, run, tmp_path)
+        seen = micro_batches(tmp_path, f"part{part}")
+        assert len(seen) >= ranks and seen == expected(leaf, before + len(seen), **data)[before:]
+        assert [(done, batches) for done, _, batches, *_ in found] == [(steps, len(seen) // ranks)] * ranks
+        before, resume = before + len(seen), True
 
 
 def test_evaluation_sees_each_sample_once_and_leaves_the_training_alone(tmp_path: Path, leaf_of: Leaf) -> None:
