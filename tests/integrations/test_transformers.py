@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from energon_lite import StateError, TopologyError, UsageError, WorkerConfig, get_savable_loader
+from energon_lite.integrations.checkpoint_folder import newest_checkpoint
 from energon_lite.integrations.transformers import EnergonTrainerMixin, use_loaders
 
 Leaf = Callable[[int, str], Path]
@@ -131,6 +133,29 @@ def test_any_layout_goes_on_where_any_other_was(draw: int, tmp_path: Path, leaf_
         assert len(seen) >= ranks and seen == expected(leaf, before + len(seen), **data)[before:]
         assert [(done, batches) for done, _, batches, *_ in found] == [(steps, len(seen) // ranks)] * ranks
         before, resume = before + len(seen), True
+
+
+@pytest.mark.nightly
+def test_killed_at_any_moment_again_and_again(tmp_path: Path, leaf_of: Leaf) -> None:
+    """Also in the middle of a save, which is at every step: what is left half written is passed over."""
+    leaf, drawn, kills, resumed = leaf_of(SAMPLES, "hf"), random.Random(0), 0, 0
+    while kills < 25:
+        resume = newest_checkpoint(tmp_path / "out") is not None
+        run = partial(train, leaf, tmp_path, f"part{kills}", max_steps=100_000, save_steps=1, resume=resume or None)
+        begun, wait = None, drawn.uniform(0.0, 0.4)
+
+        def is_time() -> bool:
+            nonlocal begun
+            begun = begun or (time.monotonic() if list(tmp_path.glob(f"part{kills}-0")) else None)  # noqa: B023
+            return begun is not None and time.monotonic() > begun + wait  # noqa: B023
+
+        run_processes(2, run, tmp_path, kill_when=is_time)
+        kills, resumed = kills + 1, resumed + resume
+    lines = logged(tmp_path, "part*")
+    last = max(line["step"] for line in lines)
+    everything = expected(leaf, 2 * last + 2)
+    assert all(line["numbers"] == everything[2 * line["step"] + line["rank"]] for line in lines)
+    assert {line["step"] for line in lines} == set(range(last + 1)) and resumed > 20
 
 
 def test_evaluation_sees_each_sample_once_and_leaves_the_training_alone(tmp_path: Path, leaf_of: Leaf) -> None:
