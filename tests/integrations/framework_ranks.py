@@ -17,6 +17,9 @@ import torch
 
 Job = Callable[[], Any]
 
+# A forked child cannot use threads that its parent has started; with one thread, none are.
+torch.set_num_threads(1)
+
 
 def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[], bool] | None = None) -> list[Any]:
     """What ``job()`` returns on each of ``world`` processes, as JSON knows it.
@@ -60,7 +63,6 @@ def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[],
 def _main(rank: int, world: int, port: int, job: Job, result: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

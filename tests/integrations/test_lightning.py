@@ -172,6 +172,18 @@ def test_validations_begin_at_the_first_sample_and_leave_the_training_alone(tmp_
     assert micro_batches(tmp_path, "again") == expected(leaf, len(micro_batches(tmp_path, "again")) + 6)[6:]
 
 
+def test_several_validations(tmp_path: Path, leaf_of: Leaf) -> None:
+    module, several = Module(tmp_path / "one"), {"a": 5, "b": 3}
+    data = EnergonDataModule(
+        lambda config: train_data(leaf_of(SAMPLES, "hf"), config),
+        {name: lambda config, count=count: val_data(leaf_of(count, "hf"), config) for name, count in several.items()},
+        num_workers=0,
+    )
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    Trainer(accelerator="cpu", **options).validate(module, data)
+    assert module.validated == [*range(5), *range(3)]
+
+
 def test_a_data_module_needs_a_trainer(leaf_of: Leaf) -> None:
     data = EnergonDataModule(lambda config: train_data(leaf_of(SAMPLES, "hf"), config))
     assert data.state_dict() == {}
