@@ -19,6 +19,8 @@ __all__ = ["STATE_FILE", "TRAINER_FILE", "newest_checkpoint", "read_json", "writ
 STATE_FILE = "energon_lite_loader.json"
 #: What Trainer writes last.
 TRAINER_FILE = "trainer_state.json"
+#: Trainer's own mark of a checkpoint that is being written because the machine is about to go.
+_MARK = "checkpoint-is-incomplete.txt"
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
@@ -27,7 +29,8 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     for _, path in sorted(found.items(), reverse=True):
         with suppress(StateError):
             read_json(path / TRAINER_FILE)
-            if all(zipfile.is_zipfile(file) for file in path.glob("*.pt*")):
+            is_whole = all(zipfile.is_zipfile(file) for file in path.glob("*.pt*"))
+            if is_whole and not (path / _MARK).exists():
                 return str(path)
     return None
 

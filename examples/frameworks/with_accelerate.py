@@ -2,7 +2,7 @@
 
 ``save_state`` stores its place in the data beside model and optimizer, for any number of processes:
 
-    accelerate launch --num_processes 2 -m examples.frameworks.with_accelerate DATASET OUTPUT --steps 20
+    torchrun --nproc-per-node 2 -m examples.frameworks.with_accelerate DATASET OUTPUT --steps 20
 """
 
 from __future__ import annotations

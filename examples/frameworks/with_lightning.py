@@ -3,7 +3,7 @@
 Batches are dealt to devices by the loader. An epoch is as many batches as the data sets hold samples for; with
 ``virtual_epoch_length`` it is as long as you say.
 
-    python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20
+    python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20 --devices 2
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reconstruct(LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[str]:
+def train(path: Path, output: Path, steps: int, *, save_every: int = 5, devices: int = 1) -> list[str]:
     """Train up to step ``steps``, from the newest checkpoint in ``output`` if there is one.
 
     Returns:
@@ -46,7 +46,7 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
     module = Reconstruct()
     trainer = Trainer(
         accelerator="auto",
-        devices=1,
+        devices=devices,
         max_steps=steps,
         default_root_dir=output,
         callbacks=[ModelCheckpoint(output, filename="{step}", every_n_train_steps=save_every, save_top_k=-1)],
@@ -74,8 +74,9 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
-    print("\n".join(train(arguments.dataset, arguments.output, arguments.steps)))
+    print("\n".join(train(arguments.dataset, arguments.output, arguments.steps, devices=arguments.devices)))
 
 
 if __name__ == "__main__":

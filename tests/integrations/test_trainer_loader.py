@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +15,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numbered_samples import expected, numbers_of, train_data, val_data
 
 from energon_lite import TopologyError, WorkerConfig, get_val_dataset
@@ -78,6 +83,35 @@ def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> 
     assert {rank.remainder for rank in ranks} == {4}
     seen = [numbers_of(batch) for step in zip(*ranks, strict=True) for batch in step]
     assert seen[:8] == expected(leaf, 13, repeat=False)[5:] and len(seen) == 9
+
+
+@settings(max_examples=examples(40))
+@given(
+    kind=st.sampled_from(["endless", "ends", "packed", "packed, ends"]),
+    parts=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.booleans()), min_size=1, max_size=4),
+    ahead=st.integers(0, 2),
+)
+def test_the_resume_law_holds(leaf_of: Callable[..., Path], kind: str, parts: Any, ahead: int) -> None:
+    """Cut anywhere, by a state or by a loop that is left, on any ranks, with batches that were taken and not used."""
+    data = {"packed": "packed" in kind, "repeat": "ends" not in kind}
+    leaf, seen, state = leaf_of(26, "hf"), list[list[int]](), None
+    ranks: list[TrainerLoader] = []
+    for number, steps, again in parts:
+        world = 1 if data["packed"] or not data["repeat"] else number  # lanes are put together by a process group
+        if again or len(ranks) != world:
+            ranks = loaders(leaf, world, partial(train_data, **data))
+            for rank in ranks if state is not None else []:
+                rank.load_state_dict(state)
+        found = [[numbers_of(batch) for batch in step] for step in islice(zip(*ranks, strict=True), steps)]
+        used = max(0, len(found) - ahead) if again else len(found)
+        seen += [numbers for step in found[:used] for numbers in step]
+        unused = len(found) - used
+        ranks[0].taken_ahead = partial(int, unused)
+        state = ranks[0].state_dict()
+        ranks[0].taken_ahead = int
+        if unused:
+            ranks = []  # a trainer that died with them
+    assert seen == expected(leaf, len(seen), **data)
 
 
 def test_what_belongs_to_rows_is_repeated_at_any_depth() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,9 @@ from energon_lite.integrations.checkpoint_folder import newest_checkpoint
 from energon_lite.integrations.transformers import EnergonTrainerMixin, use_loaders
 
 Leaf = Callable[[int, str], Path]
+
+#: As Trainer's own callback calls it.
+MARK = "checkpoint-is-incomplete.txt"
 
 
 class Seen(EnergonTrainerMixin, Trainer):
@@ -77,9 +81,10 @@ def test_killed_on_two_processes_and_resumed_on_three(tmp_path: Path, leaf_of: L
 
     run_processes(2, slow, tmp_path, kill_when=is_far)
     whole = tmp_path / "out" / "checkpoint-6"
-    half = tmp_path / "out" / "checkpoint-999"  # what a kill leaves of a checkpoint
-    half.mkdir()
-    (half / "trainer_state.json").write_text('{"epo')
+    for number, (name, text) in enumerate([("trainer_state.json", '{"epo'), ("optimizer.pt", "PK"), (MARK, "")]):
+        half = tmp_path / "out" / f"checkpoint-{990 + number}"  # what a kill leaves of a checkpoint
+        shutil.copytree(whole, half)
+        (half / name).write_text(text)
     again = partial(train, leaf, tmp_path, "resumed", max_steps=16, resume=str(whole), **steps)
     found = run_processes(3, again, tmp_path)
     before, after = micro_batches(tmp_path, "killed", before=6), micro_batches(tmp_path, "resumed")
