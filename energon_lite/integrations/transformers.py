@@ -30,7 +30,7 @@ __all__ = ["EnergonTrainerMixin", "use_loaders"]
 #: What the mixin stands on: a Trainer without one of these would skip batches a second time, and say nothing.
 _NEEDED = ("set_initial_training_values", "_init_training_state", "_run_epoch", "get_batch_samples", "_save_checkpoint")
 if not all(hasattr(trainer_module.Trainer, name) for name in _NEEDED):
-    raise UsageError("the Trainer of this version of transformers is another one", fix="install transformers 5")
+    raise UsageError("this version of transformers has another Trainer", fix="pip install 'transformers>=5.3'")
 
 
 class EnergonTrainerMixin(TrainerInputs):

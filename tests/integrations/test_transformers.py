@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import shutil
 import sys
 import time
@@ -259,3 +260,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path, leaf_of: Leaf) -> None:
     trainer = one_run(leaf, tmp_path, ignore_data_skip=True, max_steps=3)
     trainer.train(resume_from_checkpoint=True)
     assert logged(tmp_path, "one-0")[-1]["numbers"] == expected(leaf, 1)[0]
+
+
+def test_another_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would skip, in its own way, what is behind the loader already."""
+    monkeypatch.delattr(Trainer, "_run_epoch")
+    with pytest.raises(UsageError, match=r"transformers>=5\.3"):
+        runpy.run_module("energon_lite.integrations.transformers")
