@@ -26,6 +26,7 @@ from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from energon_lite import StateError, TopologyError, UsageError, WorkerConfig, get_savable_loader
+from energon_lite.integrations import transformers as adapter
 from energon_lite.integrations.checkpoint_folder import newest_checkpoint
 from energon_lite.integrations.transformers import EnergonTrainerMixin, use_loaders
 
@@ -266,4 +267,4 @@ def test_another_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would skip, in its own way, what is behind the loader already."""
     monkeypatch.delattr(Trainer, "_run_epoch")
     with pytest.raises(UsageError, match=r"transformers>=5\.3"):
-        runpy.run_module("energon_lite.integrations.transformers")
+        runpy.run_path(adapter.__file__)
