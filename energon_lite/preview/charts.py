@@ -13,6 +13,8 @@ __all__ = ["COLOURS", "colour_of", "histogram", "segments_bar", "share_bar"]
 
 #: Colours of data sets; the style sheet has them.
 COLOURS = 12
+#: If the largest number is so many times the median, bins grow with the numbers.
+_SKEWED = 12
 
 
 def colour_of(leaf: int) -> str:
@@ -68,9 +70,13 @@ def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins
     if not len(numbers):
         return None
     low, high = float(numbers.min()), float(numbers.max())
+    is_skewed = False
     whole = bool((numbers == np.round(numbers)).all())
     if whole and high - low < bins:
         edges = np.arange(low, high + 2) - 0.5
+    elif is_skewed := low > 0 and high > _SKEWED * float(np.median(numbers)):
+        edges = np.geomspace(low, high, bins + 1)
+        edges[-1] = high + (1 if whole else 0)
     else:
         edges = np.histogram_bin_edges(numbers, bins=bins)
     counts = np.histogram(numbers, edges)[0].tolist()
@@ -98,7 +104,10 @@ def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins
         if count
     ]
     head = element("tr", element("th", unit, scope="col"), element("th", "how many", scope="col", class_="number"))
-    ends = element("div", element("span", _number(low)), element("span", _number(high)), class_="ends")
+    scale = "logarithmic" if is_skewed else None
+    ends = element(
+        "div", element("span", _number(low)), element("span", scale), element("span", _number(high)), class_="ends"
+    )
     return element(
         "figure",
         element(

@@ -73,6 +73,7 @@ def page(
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
+        None if in_file else element("link", rel="icon", href=f"{links.overview()}icon"),
         element("style", raw(_file("page.css")), nonce=nonce),
     )
     body = element(

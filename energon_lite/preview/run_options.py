@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_lite.errors import StateError
 from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.states.files import read_state_files
@@ -81,7 +82,7 @@ class RunOptions:
         )
         return replace(self, **given, chunks=chunks, state=state)
 
-    def open(self, path: str, encoder: TaskEncoder) -> SavableDataset:
+    def open(self, leaves: FoundLeaves, encoder: TaskEncoder) -> SavableDataset:
         """The data set, as a run with these options has it.
 
         Raises:
@@ -105,9 +106,9 @@ class RunOptions:
             ),
         }
         if self.reads_once:
-            return get_val_dataset(path, **common)
+            return get_val_dataset(leaves, **common)
         return get_train_dataset(
-            path,
+            leaves,
             shuffle_buffer_size=self.shuffle_buffer_size,
             max_samples_per_sequence=self.max_samples_per_sequence,
             repeat=self.repeat,

@@ -97,7 +97,13 @@ def sample_card(
         facts.append(
             f"{length:,} tokens planned" + (f", from {start:,} on" if cut and start else ", cut" if cut else "")
         )
-    state = "bad" if shown.failures or shown.unread else None
+    state = (
+        "bad"
+        if shown.unread or not all(one.skipped for one in shown.failures)
+        else "skipped"
+        if shown.failures
+        else None
+    )
     return element(
         "article",
         element(

@@ -77,7 +77,7 @@ class PreviewServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout: ClassVar[int] = _PATIENCE  # type: ignore[misc]
+    timeout: ClassVar[int] = _PATIENCE
     server: PreviewServer
 
     def do_GET(self) -> None:

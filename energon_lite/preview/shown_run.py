@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
+from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import Cursor as PlannedCursor
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.weight_units import by_samples
@@ -22,7 +28,7 @@ from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Decode", "ShownRun"]
+__all__ = ["Decode", "ShownRun", "check_state"]
 
 #: From tokens to their text.
 Decode = Callable[[Sequence[int]], str]
@@ -68,13 +74,13 @@ class ShownRun:
             StateMismatchError: the state of the options is that of other data.
         """
         used = DefaultTaskEncoder() if encoder is None else encoder
-        dataset = options.open(path, used)
-        if options.state is not None:
-            dataset = dataset.at(options.state)
-            dataset.cursor(options.state)  # type: ignore[attr-defined]  # checks that it is of this very data
         specs: Sequence[LeafSpec] = find_leaves(
             path, options.split_part, options.dataset_config, options.split_config, None
         )
+        dataset = options.open(FoundLeaves(specs), used)
+        if options.state is not None:
+            dataset = dataset.at(options.state)
+            check_state(dataset, options.state)
         sources = [leaf.source for leaf in dataset.leaves]
         lengths = [len(source) for source in sources]
         if options.reads_once:  # then all samples come once, whatever the weights are
@@ -141,6 +147,18 @@ class ShownRun:
             elif len(source) <= _SEARCHED:
                 found += [(number, index) for index in range(len(source)) if source.key(index) == key]
         return found
+
+
+def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCursor | LaneCursor:
+    """Where a state is, after checking that it is of this very data set.
+
+    Raises:
+        StateError, StateMismatchError: it is damaged, or of other data or another configuration.
+    """
+    if isinstance(dataset, LaneDataset):
+        return dataset.cursor(dict(state), whole=True)
+    assert isinstance(dataset, PlannedDataset)
+    return dataset.cursor(dict(state))
 
 
 def _number_of(choice: SampleChoice, sample: int) -> int | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
+
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.preview.browser_bytes import png_of
 from energon_lite.preview.element import element
 from energon_lite.preview.links import NAME, ServedLinks
 from energon_lite.preview.media import Media, made_media, stored_media
@@ -112,6 +115,8 @@ class Site:
                 return self._page(nonce, "Bad samples", main)
             case ["find"]:
                 return self._find(asked, nonce)
+            case ["icon"]:
+                return Answer(HTTPStatus.OK, content_type="image/png", media=Media.of("image/png", _icon()))
             case ["media", *rest]:
                 return self._media(rest)
         return self.error(UsageError("there is no such page", fix="go to the overview"), nonce)
@@ -225,6 +230,16 @@ class Site:
 
     def _seen(self) -> list[tuple[tuple[int, int, int], Failure]]:
         return [(address, failure) for address, failures in self.makers.bad.items() for failure in failures]
+
+
+@cache
+def _icon() -> bytes:
+    """Four squares, as samples of a batch."""
+    pixels = np.zeros((16, 16, 4), np.uint8)
+    for place, colour in enumerate(((31, 95, 168), (191, 128, 70), (70, 191, 128), (160, 70, 191))):
+        top, left = 1 + place // 2 * 8, 1 + place % 2 * 8
+        pixels[top : top + 6, left : left + 6] = (*colour, 255)
+    return png_of(pixels)
 
 
 def _moved(address: str) -> Answer:

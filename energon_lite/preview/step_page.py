@@ -217,32 +217,28 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
 
 def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count: int = _COMING) -> Markup:
     """What the next steps have, from the plan alone."""
-    rows, at = [], finder.after(place)
+    rows, at, leaves = list[Markup](), finder.after(place), Counter[int]()
     while at is not None and len(rows) < count:
         if finder.hooks_decide and at.chunk != place.chunk:
             break  # it would have to be made
         address = links.place(at)
         words = f"Step {at.step:,}" if at.step is not None else f"{at.chunk:,} · {at.batch:,}"
         samples = [sample for _, one in finder.planned(at) for sample in one]
+        leaves.update(sample[0] for sample in samples)
         rows.append(element("li", element("a", words, href=address) if address else words, _strip(run, samples)))
         at = finder.after(at)
-    legend = None
+    body: Child = element("p", "Nothing: the run ends.", class_="muted")
     if rows:
-        leaves = sorted({address[0] for one in [place] for _, part in finder.planned(one) for address in part})
-        legend = element(
-            "ul", [element("li", leaf_label(run, links, leaf)) for leaf in leaves[:12]], class_="legend-list"
-        )
-    body: Child = (
-        element("ol", rows, class_="coming") if rows else element("p", "Nothing: the run ends.", class_="muted")
-    )
-    if not rows and finder.hooks_decide:
+        names = [element("li", leaf_label(run, links, leaf)) for leaf, _ in leaves.most_common(12)]
+        body = [element("ol", rows, class_="coming"), element("ul", names, class_="legend-list")]
+    elif finder.hooks_decide:
         body = element("p", "The hooks have to run to know it.", class_="muted")
-    return element("aside", element("h2", "Next"), body, legend, aria_label="What comes next")
+    return element("aside", element("h2", "Next"), body, aria_label="What comes next")
 
 
 def _strip(run: ShownRun, samples: Sequence[Address]) -> Markup:
     """The samples of a step as squares in the colours of their data sets."""
-    most = 32
+    most = 20
     cells = [
         element(
             "rect",

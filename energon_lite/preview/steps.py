@@ -13,12 +13,13 @@ from typing import Any
 
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.errors import UsageError
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Outcome
 from energon_lite.loading.makers.pipeline import Job, Pipeline
-from energon_lite.preview.shown_run import ShownRun
+from energon_lite.preview.shown_run import ShownRun, check_state
 from energon_lite.preview.shown_sample import SampleMakers
 
 __all__ = ["MicroBatch", "Place", "StepFinder"]
@@ -102,11 +103,10 @@ class StepFinder:
         state = self._run.options.state
         if state is None:
             return Place(0) if self.by_step else Place()
-        if isinstance(self._dataset, PlannedDataset):
-            cursor = self._dataset.cursor(state)
-            return Place(cursor.position // self._run.options.ranks) if self.by_step else Place(None, *cursor.place)
-        begun = self._dataset.cursor(state, whole=True) if isinstance(self._dataset, LaneDataset) else None
-        return Place(None, 0 if begun is None else min((at.chunk for at in begun.at.values()), default=0))
+        cursor = check_state(self._dataset, state)
+        if isinstance(cursor, LaneCursor):
+            return Place(None, min((at.chunk for at in cursor.at.values()), default=0))
+        return Place(cursor.position // self._run.options.ranks) if self.by_step else Place(None, *cursor.place)
 
     def at_step(self, step: int) -> Place:
         """The place of a step.

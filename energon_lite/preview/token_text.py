@@ -22,6 +22,8 @@ _LABELS, _MASKS = ("labels", "label_ids", "targets"), ("loss_mask", "mask", "lab
 _IGNORED = -100
 #: Tokens of which each may have a part of one character.
 _PARTS = 8
+#: Tokens whose text is looked at together.
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,27 @@ def pieces_of(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     """The text of tokens, piece by piece, and how many tokens each piece has: more than one where each of them is a
     part of a character. An empty piece is a token without text."""
     found: list[tuple[str, int]] = []
-    start, before = 0, ""
+    known: dict[int, str] = {}
+    for start in range(0, len(tokens), _BLOCK):
+        block = tokens[start : start + _BLOCK]
+        for token in block:
+            if token not in known:
+                known[token] = decode([token])
+        alone = [known[token] for token in block]
+        if "".join(alone) == decode(block):  # as it is with most tokenizers, and with all bytes of each character
+            found += [(text, 1) for text in alone]
+        else:
+            found += _slowly(block, decode)
+    return found
+
+
+def _slowly(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
+    """The same, where the text of a token depends on the one before it."""
+    found: list[tuple[str, int]] = []
+    start = 0
     while start < len(tokens):
-        lead = tokens[start - 1 : start]
-        before = decode(lead) if lead else ""
+        lead = tokens[start - 1 : start] if start else []
+        before = decode(lead) if start else ""
         for count in range(1, _PARTS + 1):
             whole = decode([*lead, *tokens[start : start + count]])
             text = whole[len(before) :] if whole.startswith(before) else decode(tokens[start : start + count])

@@ -97,7 +97,7 @@ class ValueView:
         row = find_tokens(fields)
         rows: list[Child] = []
         for name, value in fields.items():
-            if value is None or (name == "__subflavors__" and not value):
+            if value is None or (name == "__subflavors__" and not _says_anything(value)):
                 continue
             if row is not None and name in row.fields:
                 if name == next(one for one in fields if one in row.fields):
@@ -157,7 +157,7 @@ class ValueView:
     def _list(self, name: str, value: Sequence[Any], path: tuple[str, ...], depth: int) -> Markup:
         if not value:
             return element("span", "empty", class_="muted")
-        if all(isinstance(one, (bool, int, float)) or one is None for one in value):
+        if _is_plain(value) and not all(isinstance(one, str) for one in value):
             return element("code", _short(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
         if all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in value):
             return self._chat(value)
@@ -242,9 +242,17 @@ class ValueView:
 
     def parts(self, parts: Mapping[str, Any]) -> Markup:
         """The parts of a sample as they are stored."""
-        rows = []
+        rows: list[Child] = []
+        arrays = {name: _array_of(name, part) for name, part in parts.items() if name.endswith(".npy")}
+        row = find_tokens(arrays)
         for name, part in parts.items():
             size = part_size(part)
+            if row is not None and name in row.fields:
+                if name == max(row.fields):  # tokens.npy stands before mask.npy, which says what is learned of them
+                    names = [element("span", one) for one in parts if one in row.fields]
+                    drawn = token_figure(row, f"tokens of {self.name}", self.decode, self.amount.tokens, self.more)
+                    rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
+                continue
             drawn = self.value(name, part, (name,)) if size is None else self._part(name, part, size)
             small = None if size is None else element("small", _size(size), class_="muted")
             wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
@@ -264,9 +272,6 @@ class ValueView:
             except Exception as error:
                 what = getattr(error, "what", str(error))
                 return element("p", _short(f"{type(error).__name__}: {what}"), class_="problem")
-            row = find_tokens({name: decoded})
-            if row is not None and extension == "npy":
-                return token_figure(row, f"{name} of {self.name}", self.decode, self.amount.tokens, self.more)
             return element("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
         # Twice the characters: of JSON, white space may be added.
         head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
@@ -280,10 +285,32 @@ class ValueView:
         return element("code", _short(repr(plain), 800))
 
 
+def _says_anything(labels: Any) -> bool:
+    return any(labels) if isinstance(labels, (list, tuple)) else bool(labels)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a list is numbers and short words."""
+    return isinstance(value, (list, tuple)) and all(
+        one is None or isinstance(one, (bool, int, float)) or (isinstance(one, str) and len(one) < 40) for one in value
+    )
+
+
 def _media_of(value: Any) -> Any:
     try:
         return made_media({"it": value}, ["it"])
     except Exception:  # a stream that cannot be read is shown as a value
+        return None
+
+
+def _array_of(name: str, part: Any) -> Any:
+    """A stored array; None: it is none."""
+    size = part_size(part)
+    if not size or size > _LARGEST_PART:
+        return None
+    try:
+        return SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
+    except Exception:  # it is shown where the part is
         return None
 
 
