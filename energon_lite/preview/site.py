@@ -102,7 +102,7 @@ class Site:
                 main = overview_main(self.run, self.links, self.links.place(self.first))
                 return self._page(nonce, "Overview", main, after=self.links.place(self.first))
             case ["step", number]:
-                return self._place(Place(_number(number)), asked, nonce)
+                return self._place(self.finder.at_step(_number(number)), asked, nonce)
             case ["chunk", chunk, batch]:
                 return self._place(Place(None, _number(chunk), _number(batch)), asked, nonce)
             case ["sample", leaf, index, epoch]:

@@ -139,6 +139,9 @@ class StepFinder:
             UsageError: the run ends before it.
         """
         plan, number = self._dataset.plan, place.chunk
+        if self.by_step != (place.step is not None):
+            there = "steps, and no chunks" if self.by_step else "chunks, and steps of which nobody knows the number"
+            raise UsageError(f"there is no {place}", where=self._run.path, fix=f"this run has {there}")
         if place.step is not None:
             number = place.step * self._run.options.ranks
         count = plan.count(0)
@@ -243,8 +246,11 @@ class StepFinder:
             try:
                 for one in pipeline.batches(dataset.job(0, number)):
                     used = (one.trace or {}).get("addresses", ())
-                    batch = one.batch if one.is_batch else None
-                    made.append(MicroBatch(None, used, used, batch, _failures(one.outcomes)))
+                    lost = _failures(one.outcomes)
+                    if one.is_batch:
+                        made.append(MicroBatch(None, used, used, one.batch, lost))
+                    elif lost:  # behind the last batch
+                        made.append(MicroBatch(None, (), failures=lost))
                     if len(made) == _MADE:
                         break
             except Exception as error:  # a run would end here; the page says so

@@ -111,36 +111,34 @@ def pieces_of(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     part of a character. An empty piece is a token without text."""
     found: list[tuple[str, int]] = []
     known: dict[int, str] = {}
-    for start in range(0, len(tokens), _BLOCK):
-        block = tokens[start : start + _BLOCK]
+    start = 0
+    while start < len(tokens):
+        block = tokens[max(0, start - 1) : start + _BLOCK]
         for token in block:
             if token not in known:
                 known[token] = decode([token])
         alone = [known[token] for token in block]
-        if "".join(alone) == decode(block):  # as it is with most tokenizers, and with all bytes of each character
-            found += [(text, 1) for text in alone]
-        else:
-            found += _slowly(block, decode)
+        if "".join(alone) == decode(block) and not alone[-1].endswith("\ufffd"):
+            found += [(text, 1) for text in alone[bool(start) :]]
+            start += _BLOCK
+            continue
+        for _ in range(_BLOCK):  # characters of several tokens, or texts that depend on the token before
+            if start < len(tokens):
+                found.append(_piece(tokens, start, decode))
+                start += found[-1][1]
     return found
 
 
-def _slowly(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
-    """The same, where the text of a token depends on the one before it."""
-    found: list[tuple[str, int]] = []
-    start = 0
-    while start < len(tokens):
-        lead = tokens[start - 1 : start] if start else []
-        before = decode(lead) if start else ""
-        for count in range(1, _PARTS + 1):
-            whole = decode([*lead, *tokens[start : start + count]])
-            text = whole[len(before) :] if whole.startswith(before) else decode(tokens[start : start + count])
-            if not text.endswith("\ufffd") or start + count >= len(tokens):
-                break
-        else:
-            count, text = 1, decode(tokens[start : start + 1])
-        found.append((text, count))
-        start += count
-    return found
+def _piece(tokens: Sequence[int], start: int, decode: Decode) -> tuple[str, int]:
+    """The text that begins with a token, and how many tokens it takes to have whole characters."""
+    lead = tokens[start - 1 : start] if start else []
+    before = decode(lead) if start else ""
+    for count in range(1, min(_PARTS, len(tokens) - start) + 1):
+        whole = decode([*lead, *tokens[start : start + count]])
+        text = whole[len(before) :] if whole.startswith(before) else decode(tokens[start : start + count])
+        if not text.endswith("\ufffd"):
+            return text, count
+    return decode(tokens[start : start + 1]), 1
 
 
 def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | None, more: str | None = None) -> Markup:
