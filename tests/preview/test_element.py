@@ -29,7 +29,7 @@ TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn")), max_size
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(60))
 @given(TEXTS, TEXTS)
 def test_whatever_the_text_there_is_one_element(text: str, attribute: str) -> None:
     seen = Seen(element("p", text, element("b"), title=attribute))
