@@ -35,12 +35,14 @@ class TokenRow:
         weights: how much each of them counts as a label, ``[n]``; None: nothing says so.
         fields: the names of the fields that say all that.
         segments: where samples begin that are packed one behind the other; the first is 0.
+        learned: labels that count; the last ones of segments, which are no tokens of the row, among them.
     """
 
     tokens: np.ndarray[Any, Any]
     weights: np.ndarray[Any, Any] | None
     fields: frozenset[str]
     segments: tuple[int, ...] = ()
+    learned: int | None = None
 
 
 def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
@@ -61,7 +63,12 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
         if name.endswith("npy") and mask is None:
             mask = _row(fields.get("mask.npy"))
             mask = mask if mask is not None and len(mask) == len(tokens) else None
-        return TokenRow(*_learned(tokens, labels, mask), frozenset(used), _segments(fields.get("cu_seqlens"), tokens))
+        segments = _segments(fields.get("cu_seqlens"), tokens)
+        shown, weights, shifted = _learned(tokens, labels, mask)
+        count = None if weights is None else int((weights > 0).sum())
+        if weights is not None and shifted:  # the last label of a segment is not the first token of the next
+            weights[list(segments[1:])] = 0
+        return TokenRow(shown, weights, frozenset(used), segments, count)
     return None
 
 
@@ -80,23 +87,22 @@ def _row(value: Any) -> np.ndarray[Any, Any] | None:
 
 def _learned(
     tokens: np.ndarray[Any, Any], labels: np.ndarray[Any, Any] | None, mask: np.ndarray[Any, Any] | None
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
-    """The tokens, and how much each of them counts as a label.
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, bool]:
+    """The tokens, how much each of them counts as a label, and whether labels were shifted.
 
     Labels may be those of the same position, or, shifted, what comes next; then the last label is the last token.
     """
     weights = None if mask is None else mask.astype(np.float64)
     if labels is None:
-        return tokens, weights
+        return tokens, weights, False
     known = labels >= 0
     weights = known.astype(np.float64) if weights is None else weights * known
     here, ahead = (labels == tokens)[known].sum(), (labels[:-1] == tokens[1:])[known[:-1]].sum()
     if ahead <= here:
-        return tokens, weights
+        return tokens, weights, False
     last = [labels[-1]] if known[-1] else []
-    return np.concatenate([tokens, last]).astype(np.int64), np.concatenate(
-        [[0.0], weights[: len(tokens) - 1 + len(last)]]
-    )
+    ahead_of = np.concatenate([[0.0], weights[: len(tokens) - 1 + len(last)]])
+    return np.concatenate([tokens, last]).astype(np.int64), ahead_of, True
 
 
 def _segments(value: Any, tokens: np.ndarray[Any, Any]) -> tuple[int, ...]:
@@ -159,7 +165,7 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         pieces = None
     words = f"{count:,} tokens"
     if row.weights is not None:
-        words += f", of which {int((row.weights > 0).sum()):,} are learned"
+        words += f", of which {row.learned:,} are learned"
     if len(row.segments) > 1:
         words += f", in {len(row.segments):,} segments"
     spans, place = list[tuple[float, Markup]](), 0

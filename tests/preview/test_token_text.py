@@ -58,6 +58,13 @@ def test_a_stored_mask_and_segments() -> None:
     assert packed is not None and packed.segments == (0, 1)
 
 
+def test_the_last_label_of_a_segment_is_not_the_first_token_of_the_next() -> None:
+    fields = {"tokens": [1, 2, 3, 5, 6, 7], "labels": [2, 3, 4, 6, 7, 8], "cu_seqlens": torch.tensor([0, 3, 6])}
+    row = find_tokens(fields)
+    assert row is not None and row.weights is not None and row.learned == 6
+    assert row.weights.tolist() == [0, 1, 1, 0, 1, 1, 1]
+
+
 def test_what_are_no_tokens() -> None:
     for value in (torch.zeros(4), torch.zeros(2, 4, dtype=torch.int64), "tokens", [1], ["a", "b"], None):
         assert find_tokens({"tokens": value}) is None
