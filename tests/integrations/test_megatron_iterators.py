@@ -7,12 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from energon_lite import ByTokens, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import (
+    ByTokens,
+    Capacity,
+    DefaultTaskEncoder,
+    Greedy,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_lite.errors import StateError, UsageError
 from energon_lite.integrations.megatron import DataIterator, data_iterators, worker_config
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 
@@ -39,7 +50,15 @@ def test_a_pass_ends_or_begins_again(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callable[..., Path]) -> None:
-    data = get_val_dataset(leaf_of(5), batch_size=8, batch_drop_last=True, worker_config=ALONE)
+    class Nothing(DefaultTaskEncoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return []
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return samples[0]
+
+    encoder = Nothing()
+    data = get_val_dataset(leaf_of(5), batch_size=8, packing_buffer_size=4, task_encoder=encoder, worker_config=ALONE)
     valid = data_iterators(None, data, micro_batch_size=8)[1]
     with pytest.raises(UsageError, match="there is no batch in a pass"):
         next(valid)
@@ -63,12 +82,36 @@ def test_validation_goes_on_where_the_count_says(world: int, leaf_of: Callable[.
             assert keys(iterator(rank, 2 * world * step), 7) == expected[step : step + 7], (rank, step)
 
 
-def test_batches_by_tokens_go_on_where_the_count_says(leaf_of: Callable[..., Path]) -> None:
-    batching = ByTokens(12, length_column=None, length_field="text")
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_by_tokens_go_on_where_the_count_says(
+    world: int, leaf_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) * 37 % 60 + 1)
+
+    def iterator(rank: int, consumed: int, **options: Any) -> DataIterator:
+        config = WorkerConfig(rank=rank, world_size=world)
+        data = get_train_dataset(leaf_of(31), worker_config=config, batching=Greedy(Capacity(99)), **options)
+        run = SimpleNamespace(step=3, consumed_train_samples=consumed)
+        found: DataIterator = data_iterators(data, micro_batch_size=1, progress=run)[0]
+        return found
+
+    for options in ({}, {"repeat": False}):  # one stream without end; passes
+        for rank in range(world):
+            expected = keys(iterator(rank, 0, **options), 40)
+            for step in (1, 17, 33):
+                assert keys(iterator(rank, world * step, **options), 7) == expected[step : step + 7]
+
+
+def test_where_hooks_decide_a_count_says_nothing(leaf_of: Callable[..., Path]) -> None:
+    batching = ByTokens(Greedy(Capacity(12)), length_column=None, length_field="text")
     data = get_train_dataset(leaf_of(31), worker_config=ALONE, batching=batching)
-    expected = keys(data_iterators(data, micro_batch_size=1)[0], 40)
-    run = SimpleNamespace(step=3, consumed_train_samples=33)
-    assert keys(data_iterators(data, micro_batch_size=1, progress=run)[0], 7) == expected[33:]
+    run = SimpleNamespace(step=3, consumed_train_samples=33, consumed_valid_samples=3)
+    with pytest.raises(UsageError, match="restore a state that was saved there"):
+        data_iterators(data, micro_batch_size=1, progress=run)
+    train, valid, _ = data_iterators(data, data, micro_batch_size=1)
+    following = keys(train, 3)
+    assert keys(valid, 3) == following
+    assert keys(data_iterators(None, data, micro_batch_size=1, progress=run)[1], 3) == following
 
 
 def test_states_are_looked_for_where_megatron_puts_them(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
