@@ -119,7 +119,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(before, after, workers, saved, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("before", "after", "workers", "saved"), cases())
+@pytest.mark.parametrize(("before", "after", "workers", "saved"), [*cases()])
 def test_killed_and_resumed_on_other_ranks(
     before: Layout, after: Layout, workers: int, saved: bool, tmp_path: Path, leaf_of: Callable[..., Path]
 ) -> None:
