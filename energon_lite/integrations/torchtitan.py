@@ -1,6 +1,6 @@
 """torchtitan: a savable loader as the data loader of its ``Trainer`` and of its ``Validator`` (torchtitan 0.3).
 
-:func:`data_loader` makes the configuration that goes into theirs. :class:`TitanLoader` is the loader in their words, and
+:func:`data_loader` makes the configuration for theirs. :class:`TitanLoader` is the loader in their words, and
 works without torchtitan. Its state is one entry of their checkpoint, the same on all ranks, and loads on any number of
 them; the order, and who gets what, are the loader's.
 """
@@ -85,7 +85,7 @@ class TitanLoader:
     def state_dict(self) -> dict[str, str]:
         """The state, as text: a checkpoint loads into the same entries that it was saved from, and states vary in them.
 
-        Where hooks decide what is in a batch, each rank knows its own lanes only: there it is a collective of all ranks.
+        Where hooks decide what is in a batch, it is a collective of all ranks: each knows its own lanes only.
         """
         state: Any = self.loader.state_dict()
         if state["kind"] == "lanes" and dist.is_available() and dist.is_initialized():
@@ -126,8 +126,8 @@ def data_loader(
     try:
         config = _component().Config
     except ModuleNotFoundError as error:
-        fix = "pip install energon-lite[torchtitan]; and a torch that it takes"
-        raise UsageError(f"torchtitan cannot be imported: there is no {error.name}", fix=fix) from error
+        what = f"torchtitan cannot be imported: there is no {error.name}"
+        raise UsageError(what, fix="pip install 'energon-lite[torchtitan]'") from error
     return config(make=make, dataset_path=dataset_path, num_workers=num_workers, seed=seed, infinite=infinite)
 
 
@@ -137,20 +137,17 @@ def _component() -> Any:
     import tyro
     from torchtitan.components.dataloader import BaseDataLoader
 
-    fields = [
-        ("make", Annotated[Callable[..., Any], tyro.conf.Suppress]),
-        ("num_workers", int, field(default=2)),
-        ("seed", int, field(default=0)),
-        ("infinite", bool, field(default=True)),
-    ]
+    make = Annotated[Callable[..., Any], tyro.conf.Suppress]  # an option of the command line is no function
+    fields: Any = [("make", make), ("num_workers", int), ("seed", int), ("infinite", bool)]
     base: Any = BaseDataLoader.Config
     config = dataclasses.make_dataclass("Config", fields, bases=(base,), kw_only=True, slots=True)
 
     def build(self: Any, config: Any, *, dp_rank: int = 0, dp_world_size: int = 1, **asked: Any) -> None:
-        place = {"rank": dp_rank, "world_size": dp_world_size, "num_workers": config.num_workers}
+        place = WorkerConfig(
+            rank=dp_rank, world_size=dp_world_size, num_workers=config.num_workers, seed_offset=config.seed
+        )
         known = {name: asked.pop(name) for name in ("seq_len", "local_batch_size", "tokenizer") if name in asked}
         chosen = {"dataset_path": config.dataset_path, "infinite": config.infinite, "others": asked}
-        request = LoaderRequest(worker_config=WorkerConfig(**place, seed_offset=config.seed), **known, **chosen)
-        TitanLoader.__init__(self, config.make, request)
+        TitanLoader.__init__(self, config.make, LoaderRequest(worker_config=place, **known, **chosen))
 
     return type("EnergonLiteDataLoader", (TitanLoader, BaseDataLoader), {"Config": config, "__init__": build})
