@@ -18,7 +18,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "trainer" / "parallel")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "parallel"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_processes import run_ranks
 from titan_data import Encoder, train, train_unmeasured, validate
@@ -30,8 +31,8 @@ from energon_lite import (
     TokenSequence,
     UsageError,
     WorkerConfig,
-    get_savable_loader,
     get_processing_dataset,
+    get_savable_loader,
     pack_sequences,
     pad_sequences,
 )
@@ -194,7 +195,7 @@ def test_workers_stop_with_the_loop() -> None:
     assert children() <= before
 
 
-# -- batches ------------------------------------------------------------------------------------------------------------
+# -- batches ----------------------------------------------------------------------------------------------------------
 
 
 def sequence(key: str, tokens: list[int], mask: list[float] | None = None, **media: Any) -> TokenSequence:

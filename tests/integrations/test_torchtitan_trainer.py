@@ -9,13 +9,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "trainer" / "parallel")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "parallel"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import titan_trainer
 from rank_processes import RankFailure, run_ranks
@@ -49,6 +51,7 @@ def run_on(world: int, folder: Path, *, workers: int = 0, make: Any = train, **o
         "validate": data_loader(validate, dataset_path=f"titan://{SAMPLES}", num_workers=workers),
     }
     options = {"steps": STEPS, "micro_batches": MICRO_BATCHES} | loaders | options
+    folder.mkdir(exist_ok=True)
     return run_ranks(world, lambda rank: run(rank, folder, **options), folder=folder, timeout=300)
 
 
@@ -109,7 +112,7 @@ def test_lanes_and_asynchronous_checkpoints(tmp_path: Path) -> None:
             assert step_of(part, step) == step_of(whole, step)
 
 
-# -- the configuration, and what its own tests ask of a data loader -------------------------------------------------------
+# -- the configuration, and what its own tests ask of a data loader ---------------------------------------------------
 
 
 def config_of(**options: Any) -> Any:
@@ -149,7 +152,7 @@ def test_rows_are_full_and_positions_count_up_or_begin_anew() -> None:
         assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (1, 48)
         for positions in inputs["positions"].tolist():
             assert positions[0] == 0
-            assert all(now in (0, before + 1) for before, now in zip(positions, positions[1:], strict=False))
+            assert all(now in (0, before + 1) for before, now in pairwise(positions))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -120,7 +120,8 @@ def run(
     """Train the debug model on this rank, from the newest checkpoint in ``folder`` if there is one.
 
     Args:
-        train, validate: configurations of data loaders; the latter for validations, whenever a checkpoint is saved, and after the first step.
+        train, validate: configurations of data loaders; the latter for validations, after the first step and with each
+            checkpoint.
         steps: of the whole run, which its learning rates follow.
         until: stop behind this step already.
         micro_batches: of a step, over all ranks.
@@ -170,6 +171,7 @@ def run(
         mock.patch("time.sleep", lambda seconds: None),
     ):
         trainer.train()
+    trainer.checkpointer.maybe_wait_for_saving()
     trainer.close()
     return found
 
