@@ -63,8 +63,7 @@ class TitanLoader:
     def __init__(self, make: MakeLoader, request: LoaderRequest):
         self.request, self.loader = request, make(request)
         if not isinstance(self.loader, SavableDataLoader):
-            name = getattr(make, "__qualname__", make)
-            what = f"{name} returned a {type(self.loader).__name__}"
+            what = f"{getattr(make, '__qualname__', make)} returned a {type(self.loader).__name__}"
             raise UsageError(what, fix="return get_savable_loader(dataset)")
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
@@ -96,8 +95,7 @@ class TitanLoader:
         """Go on where the state was saved, on whatever number of ranks. An empty one changes nothing.
 
         Raises:
-            StateError: it cannot be read.
-            StateMismatchError: it belongs to other data or to another configuration; says what differs.
+            StateError, StateMismatchError: as :meth:`SavableDataLoader.restore_state_rank`.
         """
         if state_dict:
             self.loader.load_state_dict(json.loads(state_dict["state"]))
@@ -118,7 +116,7 @@ def data_loader(
         infinite: begin again where the data ends. The validator decides for itself.
 
     Raises:
-        UsageError: torchtitan is not installed.
+        UsageError: torchtitan, or what it needs, is not installed.
 
     Example:
         >>> config.dataloader = data_loader(make_train_loader, dataset_path="blend.yaml", num_workers=4)
@@ -126,8 +124,7 @@ def data_loader(
     try:
         config = _component().Config
     except ModuleNotFoundError as error:
-        what = f"torchtitan cannot be imported: there is no {error.name}"
-        raise UsageError(what, fix="pip install 'energon-lite[torchtitan]'") from error
+        raise UsageError(f"there is no {error.name}", fix="pip install 'energon-lite[torchtitan]'") from error
     return config(make=make, dataset_path=dataset_path, num_workers=num_workers, seed=seed, infinite=infinite)
 
 
