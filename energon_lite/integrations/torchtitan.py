@@ -140,9 +140,8 @@ def _component() -> Any:
     config = dataclasses.make_dataclass("Config", fields, bases=(base,), kw_only=True, slots=True)
 
     def build(self: Any, config: Any, *, dp_rank: int = 0, dp_world_size: int = 1, **asked: Any) -> None:
-        place = WorkerConfig(
-            rank=dp_rank, world_size=dp_world_size, num_workers=config.num_workers, seed_offset=config.seed
-        )
+        workers = {"num_workers": config.num_workers, "seed_offset": config.seed}
+        place = WorkerConfig(rank=dp_rank, world_size=dp_world_size, **workers)
         known = {name: asked.pop(name) for name in ("seq_len", "local_batch_size", "tokenizer") if name in asked}
         chosen = {"dataset_path": config.dataset_path, "infinite": config.infinite, "others": asked}
         TitanLoader.__init__(self, config.make, LoaderRequest(worker_config=place, **known, **chosen))
