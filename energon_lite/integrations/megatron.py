@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import torch.distributed as dist
-
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError, check_choice
+from energon_lite.integrations.common_state import common_state
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.savable_loader import SavableDataLoader, State
@@ -92,9 +91,9 @@ class DataIterator:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def save_state(self) -> State | None:
+    def save_state(self) -> State:
         """The state of all data-parallel ranks, on each of them. Megatron calls it on all, with its checkpoint."""
-        return self.loader.save_state_global(dist.get_rank() if dist.is_initialized() else 0)
+        return common_state(self.loader)
 
 
 def data_iterators(

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from energon_lite import SavableDataLoader, UsageError, WorkerConfig
+from energon_lite.integrations.common_state import common_state
 from energon_lite.integrations.torchtitan_inputs import model_inputs
 
 __all__ = ["LoaderRequest", "MakeLoader", "TitanLoader", "data_loader", "model_inputs"]
@@ -86,10 +86,7 @@ class TitanLoader:
 
         Where hooks decide what is in a batch, it is a collective of all ranks: each knows its own lanes only.
         """
-        state: Any = self.loader.state_dict()
-        if state["kind"] == "lanes" and dist.is_available() and dist.is_initialized():
-            state = self.loader.save_state_global(global_dst_rank=dist.get_rank())  # on every rank
-        return {"state": json.dumps(state)}
+        return {"state": json.dumps(common_state(self.loader))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was saved, on whatever number of ranks. An empty one changes nothing.

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from energon_lite.errors import TopologyError, UsageError
-from energon_lite.loading.iterators.collectives import gather_plain, is_running
+from energon_lite.integrations.common_state import common_state
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.states.merge import merged
 from energon_lite.recipes import get_savable_loader
 
 __all__ = ["TrainerLoader"]
@@ -127,11 +126,7 @@ class TrainerLoader:
         Args:
             state: what :meth:`own_state` was; None: what it is.
         """
-        state, config = self.own_state() if state is None else state, self.loader.worker_config
-        if state["kind"] != "lanes" or config.world_size == 1 or not is_running():
-            return state
-        states = gather_plain(state, group=config.data_parallel_group)
-        return merged(states, [f"rank {rank}" for rank in range(len(states))])
+        return common_state(self.loader, self.own_state() if state is None else state)
 
     def load_state_dict(self, state_dict: State) -> None:
         """Go on where a state was saved, on any number of ranks."""
