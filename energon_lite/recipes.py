@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec, multiply_epochs
@@ -14,17 +15,18 @@ from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.leaf_table import LeafOpener
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
+from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.stages import StagedIdentity, find_stages
+from energon_lite.loading.stages import StagedIdentity
 from energon_lite.loading.token_batching import Batching, TokenBatching, token_batching
-from energon_lite.loading.weight_units import by_samples
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.order.shuffle import LeafOrder
+from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -273,33 +275,26 @@ class _Recipe:
         self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
     ) -> SavableDataset:
         """The data set for training; arguments as those of :func:`get_train_dataset` that mean the same."""
-        specs = _find(path, self.split_part, self.reading)
-        leaves, identities = self.open(specs, run=run if window else None, window=window)  # one alone has no effect
-        specs = by_samples(specs, [leaf.source for leaf in leaves])
-        multipliers = [multiply_epochs(copies, spec.shuffle_over_epochs_multiplier) for spec in specs]
+        blend = self.blend(path, run=run if window else None, window=window)  # one alone has no effect
+        leaves, stages, repetitions = blend.leaves, blend.stages, blend.repetitions
+        multipliers = [multiply_epochs(copies, one) for one in blend.multipliers]
         seed = self.worker_config.seed_offset
-        orders = [
-            LeafOrder(len(leaf.source), hash_ints(seed, leaf.key), multiplier)
-            for leaf, multiplier in zip(leaves, multipliers, strict=True)
-        ]
+        orders = LeafOrders.seeded(blend.lengths, blend.keys, multipliers, seed)
         mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
-        stages = find_stages(specs)
         weights = stages[0].weights
         settings = self.settings("train")
         settings |= {"shuffle_buffer_size": window, "max_samples_per_sequence": run, "repeat": repeat}
-        repetitions = tuple(spec.repetitions for spec in specs if spec.repetitions is not None)  # of all or of none
         order: Order
         if repetitions:
             _check_epoch(leaves, repetitions)
             order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
-            shares: list[tuple[Any, ...]] = [("repetitions", one) for one in repetitions]
             settings["blend"] = "repetitions"
         else:
             length = _length_of_pass(leaves, repeat)
             order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
-            shares = [(weight,) for weight in weights]
-        own = zip(identities, shares, multipliers, strict=True)
-        identities = tuple(replace(one, settings=(*share, multiplier)) for one, share, multiplier in own)
+        share: tuple[str, ...] = ("repetitions",) if repetitions else ()
+        values = repetitions or weights
+        identities = blend.identities(lambda number: (*share, values[number], multipliers[number]))
         identity = Identity(settings, identities)
         if len(stages) > 1:
             identity = StagedIdentity(settings, identities, stages=stages)
@@ -313,6 +308,21 @@ class _Recipe:
             repetitions=repetitions or None,
             stages=stages if len(stages) > 1 else (),
         )
+
+    def blend(self, path: PathOrDict, run: int | None, window: int | None) -> OpenedBlend:
+        """The leaves of a blend, of which those of a large one are opened later."""
+        reading, plans = self.reading, self.tokens is not None and self.tokens.length_column is not None
+        found: OpenedBlend | Sequence[LeafSpec]
+        if plans or reading.use_measured_skips or reading.filter is not None or reading.read_ahead is not None:
+            found = _find(path, self.split_part, reading)  # what is asked of all leaves is in their files
+        else:
+            opener = LeafOpener(self.encoder, trusts(reading.trust_code), reading.sample_type)
+            asked = [self.split_part, reading.dataset_config, reading.split_config, reading.labels]
+            find = partial(_find, path, self.split_part, reading)
+            found = blend_of_many(path, opener, asked, find, run=run, window=window)
+        if isinstance(found, OpenedBlend):
+            return found
+        return blend_of_leaves(found, *self.open(found, run=run, window=window))
 
     def open(
         self, specs: Sequence[LeafSpec], run: int | None, window: int | None
@@ -338,7 +348,7 @@ class _Recipe:
         }
 
     def dataset(
-        self, order: Order, identity: Identity, leaves: tuple[Leaf, ...], *, refill: bool, **common: Any
+        self, order: Order, identity: Identity, leaves: Sequence[Leaf], *, refill: bool, **common: Any
     ) -> SavableDataset:
         """The data set: of batches by tokens, or of a number of samples."""
         common |= {"leaves": leaves, "task_encoder": self.encoder, "worker_config": self.worker_config}
@@ -385,7 +395,7 @@ def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:
 
 
 def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
-    samples = sum(len(leaf.source) * repetition for leaf, repetition in zip(leaves, repetitions, strict=True))
+    samples = sum(leaf.length * repetition for leaf, repetition in zip(leaves, repetitions, strict=True))
     if not 1 <= samples < _LONGEST_EPOCH:
         raise UsageError(
             f"an epoch of the blend would have {samples:.6g} samples",

@@ -25,7 +25,7 @@ class _LengthAsThere(loader.DataLoader):
             rows = getattr(dataset.plan, "batch_size", None)
             if rows is None or self.dataset is not dataset:
                 raise
-            samples = sum(len(leaf.source) for leaf in dataset.leaves)
+            samples = sum(leaf.length for leaf in dataset.leaves)
             return -(-samples // (rows * dataset.worker_config.world_size))
 
 

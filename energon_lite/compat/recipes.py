@@ -42,7 +42,7 @@ def _dealt(dataset: Any) -> Any:
     if not isinstance(dataset, PlannedDataset) or not isinstance(dataset.plan, FixedPlan) or not dataset.batched:
         return dataset
     world, workers = dataset.worker_config.world_size, max(dataset.worker_config.num_workers, 1)
-    lengths = tuple(len(leaf.source) for leaf in dataset.leaves)
+    lengths = tuple(leaf.length for leaf in dataset.leaves)
     old = dataset.plan
     plan = DealtPlan(old.order, old.batch_size, old.drop_last, lengths=lengths, world_size=world, workers=workers)
     if world * workers == 1 or not plan.count(0):

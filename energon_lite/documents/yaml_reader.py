@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ __all__ = ["load_yaml", "parse_yaml"]
 MAX_REPEATED = 100_000
 #: A larger document is none that was written for this.
 _MAX_BYTES = 1 << 28
+#: Characters of a document that is remembered: data sets that were prepared alike have the same ones.
+_SMALL = 1 << 12
 
 
 def load_yaml(
@@ -53,7 +56,29 @@ def load_yaml(
     """
     file = os.fspath(path)
     text = _read_text(file, _read_local if read is None else read)
-    return _parse_json(text, file) if file.endswith(".json") else parse_yaml(text, file, may_be_empty=may_be_empty)
+    if file.endswith(".json"):
+        return _parse_json(text, file)
+    if len(text) > _SMALL:
+        return parse_yaml(text, file, may_be_empty=may_be_empty)
+    try:
+        return _in_file(_parsed(text, may_be_empty), file)
+    except ConfigError:
+        return parse_yaml(text, file, may_be_empty=may_be_empty)  # which names the file
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, may_be_empty: bool) -> Node:
+    return parse_yaml(text, "", may_be_empty=may_be_empty)
+
+
+def _in_file(node: Node, file: str) -> Node:
+    """The same document as that of another file."""
+    value = node.value
+    if type(value) is dict:
+        value = {key: _in_file(one, file) for key, one in value.items()}
+    elif type(value) is list:
+        value = [_in_file(one, file) for one in value]
+    return Node(value, file, node.path, node.line, node.column, node.key, node.key_line, node.key_column)
 
 
 def parse_yaml(text: str, file: str, *, may_be_empty: bool = False) -> Node:
@@ -148,9 +173,13 @@ class _Composer(Composer, BaseResolver):
         return node
 
 
-def _place(found: Any, file: str, path: str = "") -> Node:
-    """The place of an event, or of a node of PyYAML's."""
-    return Node(None, file, path, found.start_mark.line + 1, found.start_mark.column + 1)
+def _place(found: Any, file: str, path: str = "", key: yaml.Node | None = None) -> Node:
+    """The place of an event, or of a node of PyYAML's, to which a key may lead."""
+    start = found.start_mark
+    if key is None:
+        return Node(None, file, path, start.line + 1, start.column + 1)
+    at = key.start_mark
+    return Node(None, file, path, start.line + 1, start.column + 1, key.value, at.line + 1, at.column + 1)
 
 
 #: What a YAML parser complains about, and what most often cures it. Parts of libyaml's and PyYAML's own messages.
@@ -196,10 +225,7 @@ class _TreeBuilder:
 
     def build(self, found: yaml.Node, path: str, key: yaml.Node | None = None) -> Node:
         """The node for one of PyYAML's, and for what is in it."""
-        here = _place(found, self.file, path)
-        if key is not None:
-            key_line, key_column = key.start_mark.line + 1, key.start_mark.column + 1
-            here = replace(here, key=key.value, key_line=key_line, key_column=key_column)
+        here = _place(found, self.file, path, key)
         if found in self.open:
             what = "an alias refers to something that contains it"
             raise here.error(what, "write the value out", found=None)

@@ -40,7 +40,10 @@ from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
-__all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"]
+__all__ = [
+    *("PathOrDict", "dataset_config_of", "find_leaves", "leaf_key", "leaf_name", "open_leaves", "open_source"),
+    *("open_whole", "refuse_join"),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,8 @@ def open_leaves(
     trust_code: bool,
     skips: str | None = None,
     sample_type: type | None = None,
+    *,
+    digests: Sequence[str] | None = None,
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
     """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go. Only leaves
     of the same data are told apart by which comes first.
@@ -111,6 +116,7 @@ def open_leaves(
         skips: column by which samples are left out; None: none are. It makes another data set of a leaf, with another
             key, where it leaves out anything.
         sample_type: what the samples must be; None: anything.
+        digests: of their data, if they are known.
 
     Raises:
         ConfigError, DatasetError: something is wrong with a leaf's files.
@@ -119,19 +125,28 @@ def open_leaves(
     seen: Counter[str] = Counter()
     leaves, identities = [], []
     sources = [open_source(spec, skips) for spec in specs]
-    for spec, whole, data in zip(specs, sources, data_digests(sources), strict=True):
+    for spec, whole, data in zip(specs, sources, digests or data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(whole, skips, encoder)
         source, loader, cooker = _loader_and_cooker(spec, whole, encoder, trust_code)
         aux = stores_of(spec, source, cooker, encoder)
         if spec.join is None or loader.sample_type is not None:  # nobody knows what a function returns
             _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
-        key = hash_ints(_LEAF, hash_text(data), seen[data])
+        key = leaf_key(data, seen[data])
         seen[data] += 1
-        name = "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
-        leaves.append(Leaf(name, source, loader, key, cooker, aux))
+        leaves.append(Leaf(leaf_name(spec), source, loader, key, cooker, aux))
         identities.append(LeafIdentity(spec.path, len(source), data, contents=f"{data} {source.contents}"))
     return tuple(leaves), identities
+
+
+def leaf_key(data: str, seen: int) -> int:
+    """64 bits for a leaf of data with this digest, before which there were so many of the same data."""
+    return hash_ints(_LEAF, hash_text(data), seen)
+
+
+def leaf_name(spec: LeafSpec) -> str:
+    """What a leaf is called in messages and counts."""
+    return "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
 
 
 def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:

@@ -114,9 +114,8 @@ class DataLoader:
         if trace is not None and self._writes:
             own = config.debug_files_of_workers() if trace == config.debug_file() else ()
             self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
-        names = [(leaf.name, leaf.source.path) for leaf in runs.leaves]
-        encoder = dataset.task_encoder
-        self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
+        encoder, hooks = dataset.task_encoder, failure_tolerances(dataset.task_encoder)
+        self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=hooks)
         self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()

@@ -24,6 +24,11 @@ BLOCK = 1 << BLOCK_BITS
 Ints = NDArray[np.int64]
 
 _UNUSED = np.zeros(0)
+#: Numbers that are kept of ranges on the way to a block: 16 MiB. Of very many leaves only the last steps of it fit,
+#: and the range of about so many blocks, from which the others are found again.
+_KEPT, _SOME = 1 << 21, 1 << 10
+#: Both halves of a range have so many numbers of each leaf.
+_OF_HALVES = 4
 
 
 class CountRange(NamedTuple):
@@ -57,7 +62,7 @@ class BlockCounts:
 
     def _begin(self, root: CountRange) -> None:
         #: Ranges around the block asked for last, each half of the one before; and both halves of each.
-        self._halves: list[tuple[CountRange, CountRange]] = []
+        self._halves: list[tuple[CountRange, CountRange] | None] = []
         self._path = [root]
 
     def block(self, number: int) -> CountRange:
@@ -72,11 +77,21 @@ class BlockCounts:
             path.pop()
         del halves[len(path) :]
         while path[-1].stop_block - path[-1].first_block > 1:
-            if len(halves) < len(path):
-                halves.append(self._both_halves(path[-1]))
-            left, right = halves[-1]
+            both = halves.pop() if len(halves) == len(path) else None
+            left, right = both = both or self._both_halves(path[-1])
+            halves.append(both)
             path.append(left if number < left.stop_block else right)
+        most = max(4, _KEPT // (_OF_HALVES * max(1, len(path[0].inside))))
+        if len(path) > most:
+            self._forget(len(path) - most)
         return path[-1]
+
+    def _forget(self, steps: int) -> None:
+        """Let the first steps of the way go; they can be gone again."""
+        path = self._path
+        some = next((one for one in path[1:steps] if one.stop_block - one.first_block <= _SOME), None)
+        first = [path[0]] if some is None else [path[0], some]
+        self._path, self._halves = [*first, *path[steps:]], [*[None] * len(first), *self._halves[steps:]]
 
     def _both_halves(self, range_: CountRange) -> tuple[CountRange, CountRange]:
         return _halves(range_)

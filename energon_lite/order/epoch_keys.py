@@ -40,11 +40,12 @@ class EpochPermutations:
         self._lengths, self._leaf_keys = lengths, keys
         self._rounds = rounds_of_each(lengths)
         self._kinds = sorted(set(self._rounds.tolist()))
-        self._radices = radices(lengths)
+        kept = len(lengths) if len(lengths) <= _MOST_LEAVES else 0
+        self._radices = radices(lengths[:kept])
         # Never changed, only replaced, so that a thread that looks up meanwhile sees one state or the other.
         self._known = (
-            np.full(len(lengths), -1, dtype=np.int64),
-            np.zeros((max(self._kinds, default=0), len(lengths)), dtype=np.uint32),
+            np.full(kept, -1, dtype=np.int64),
+            np.zeros((max(self._kinds, default=0), kept), dtype=np.uint32),
         )
 
     def lookup(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:

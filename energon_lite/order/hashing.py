@@ -14,7 +14,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["hash_ints", "hash_next", "hash_text", "mix64", "mix64_array"]
+__all__ = ["MASK64", "hash_ints", "hash_next", "hash_next_array", "hash_text", "mix64", "mix64_array"]
 
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -78,6 +78,16 @@ def hash_next(state: int, value: int) -> int:
         value = ((value ^ (value >> 27)) * _M2) & MASK64
         value ^= value >> 31
     return value
+
+
+def hash_next_array(state: int, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """:func:`hash_next` of each of some integers.
+
+    Example:
+        >>> int(hash_next_array(hash_ints(1, 2), np.array([3], dtype=np.uint64))[0]) == hash_ints(1, 2, 3)
+        True
+    """
+    return mix64_array(mix64_array(values) ^ np.uint64(state))
 
 
 def hash_text(text: str) -> int:

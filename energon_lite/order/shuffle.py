@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.order.epoch_keys import EpochPermutations, epoch_keys
 from energon_lite.order.feistel import quotient
-from energon_lite.order.hashing import hash_ints, mix64_array
+from energon_lite.order.hashing import MASK64, hash_ints, hash_next_array, mix64_array
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.windows import runs_in_windows
 
-__all__ = ["LeafOrder", "Leaves"]
+__all__ = ["LeafOrder", "LeafOrders", "Leaves"]
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
@@ -58,6 +59,58 @@ class LeafOrder:
             raise UsageError(f"{self.length} samples times {self.copies} epochs do not fit into 62 bits")
 
 
+class LeafOrders(Sequence[LeafOrder]):
+    """The orders of many leaves, of which each is an object when it is asked for.
+
+    Args:
+        lengths: ``[leaves]`` int64.
+        keys: ``[leaves]`` uint64.
+        copies: ``[leaves]`` int64; 0 where a :class:`LeafOrder` has None.
+
+    Raises:
+        UsageError: as :class:`LeafOrder`.
+    """
+
+    def __init__(self, lengths: Ints, keys: Keys, copies: Ints):
+        self.lengths, self.keys, self.copies = lengths, keys, copies
+        most = np.maximum(copies, 1)
+        wrong = (lengths < 1) | (lengths > MAX_LENGTH // most) | (copies < -1)
+        for number in np.flatnonzero(wrong)[:1]:
+            self[int(number)]  # which says what is wrong
+
+    @classmethod
+    def of(cls, orders: Sequence[LeafOrder]) -> LeafOrders:
+        """The same orders, which may be in a list."""
+        if isinstance(orders, LeafOrders):
+            return orders
+        lengths = np.array([one.length for one in orders], dtype=np.int64)
+        keys = np.array([one.key & MASK64 for one in orders], dtype=np.uint64)
+        return cls(lengths, keys, np.array([one.copies or 0 for one in orders], dtype=np.int64))
+
+    @classmethod
+    def seeded(cls, lengths: Ints, keys: Keys, copies: Sequence[int | None], seed: int) -> LeafOrders:
+        """The orders of leaves with these keys in a run with a seed."""
+        if any(one is not None and (not -1 <= one <= MAX_LENGTH or not one) for one in copies):
+            for length, one in zip(lengths.tolist(), copies, strict=True):
+                LeafOrder(length, 0, one)  # which says what is wrong
+        counts = np.array([one or 0 for one in copies], dtype=np.int64)
+        return cls(lengths, hash_next_array(hash_ints(seed), keys), counts)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, number: int) -> LeafOrder: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> LeafOrders: ...
+
+    def __getitem__(self, number: int | slice) -> LeafOrder | LeafOrders:
+        if isinstance(number, slice):
+            return LeafOrders(self.lengths[number], self.keys[number], self.copies[number])
+        return LeafOrder(int(self.lengths[number]), int(self.keys[number]), int(self.copies[number]) or None)
+
+
 class Leaves:
     """The orders of all leaves as arrays, so that positions of many leaves are looked up in one go.
 
@@ -77,11 +130,9 @@ class Leaves:
         for name, value in (("max_samples_per_sequence", run), ("shuffle_buffer_size", window)):
             if value is not None and value < 0:
                 raise UsageError(f"{name} is {value}", fix="give a positive integer, or None for a full permutation")
-        self.leaves = tuple(leaves)
+        self.leaves = orders = LeafOrders.of(leaves)
         self.run, self.window = run, window
-        self._lengths = np.array([leaf.length for leaf in leaves], dtype=np.int64)
-        self._keys = np.array([leaf.key & 0xFFFFFFFFFFFFFFFF for leaf in leaves], dtype=np.uint64)
-        self._copies = np.array([leaf.copies or 0 for leaf in leaves], dtype=np.int64)
+        self._lengths, self._keys, self._copies = orders.lengths, orders.keys, orders.copies
         self._only_plain = bool(np.all(self._copies == 1))
         self._cycle_lengths = self._lengths * np.maximum(self._copies, 1)
         self._permutations = EpochPermutations(self._cycle_lengths, self._keys)

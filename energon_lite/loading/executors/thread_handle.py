@@ -16,7 +16,6 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing import Pipe
 from queue import SimpleQueue
 from typing import Any
@@ -28,6 +27,7 @@ from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_handle import WorkerHandle
 from energon_lite.loading.executors.worker_process import Answer, answer
+from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
 from energon_lite.tensors import map_tensors
@@ -52,7 +52,7 @@ def check_threads(pipeline: JobRunner) -> None:
             ", ".join(sorted(pipeline.samples.seeded_hooks)),
             type(pipeline.samples.encoder).__name__,
         )
-    if any(leaf.source.read_ahead is not None for leaf in pipeline.samples.leaves):
+    if reads_ahead(pipeline.samples.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
 
 
@@ -142,7 +142,7 @@ def _own(pipeline: JobRunner) -> JobRunner:
     own = copy.copy(pipeline)
     own.samples = copy.copy(pipeline.samples)
     own.samples.worker_config = pipeline.samples.worker_config  # as it is: a copy would have no process groups
-    own.samples.leaves = tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in pipeline.samples.leaves)
+    own.samples.leaves = leaves_apart(pipeline.samples.leaves)
     return own
 
 

@@ -63,7 +63,7 @@ class SavableDataset:
     """
 
     plan: Any
-    leaves: tuple[Leaf, ...]
+    leaves: Sequence[Leaf]
     weights: tuple[float, ...] | None
     task_encoder: TaskEncoder
     worker_config: WorkerConfig
@@ -198,7 +198,7 @@ class SavableDataset:
 
     def has(self, leaf: int, index: int) -> bool:
         """Whether there is such a sample."""
-        return 0 <= leaf < len(self.leaves) and 0 <= index < len(self.leaves[leaf].source)
+        return 0 <= leaf < len(self.leaves) and 0 <= index < self.leaves[leaf].length
 
     def describe(self, batches: str) -> str:
         """A title and a line for each leaf; ``batches`` is a part of the title."""
@@ -215,5 +215,5 @@ class SavableDataset:
             share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
             share += " at the start" if self.stages else ""
             share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
-            lines.append(f"  {leaf.name}: {len(leaf.source)} samples{share}")
+            lines.append(f"  {leaf.name}: {leaf.length} samples{share}")
         return "\n".join(lines)

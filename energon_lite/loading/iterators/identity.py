@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -57,7 +57,7 @@ class Identity:
     """
 
     settings: Mapping[str, Any]
-    leaves: tuple[LeafIdentity, ...] = field(default=())
+    leaves: Sequence[LeafIdentity] = field(default=())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -68,7 +68,14 @@ class Identity:
     @cached_property
     def _leaf_marks(self) -> str:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
+        if not length:
+            return ""
         return "".join(leaf.digest[:length] for leaf in self.leaves)
+
+    @cached_property
+    def _samples(self) -> int:
+        known: int | None = getattr(self.leaves, "samples", None)
+        return sum(leaf.samples for leaf in self.leaves) if known is None else known
 
     def at(self, samples: int) -> Identity:
         """The identity of the run as far as its first ``samples`` positions go: this one, if nothing changes."""
@@ -88,7 +95,7 @@ class Identity:
             "fingerprint": self.fingerprint,
             "settings": dict(self.settings),
             "leaves": len(self.leaves),
-            "samples": sum(leaf.samples for leaf in self.leaves),
+            "samples": self._samples,
             "marks": self._leaf_marks,
         }
 

@@ -59,7 +59,7 @@ class PlannedDataset(SavableDataset):
         """What runs this data set's jobs."""
         return self.pipeline_among(self.leaves, 0)
 
-    def pipeline_among(self, leaves: tuple[Leaf, ...], first: int) -> Any:
+    def pipeline_among(self, leaves: Sequence[Leaf], first: int) -> Any:
         """The same for jobs whose addresses count this data set's leaves from ``first`` on, among those of others."""
         return Pipeline(
             leaves,
@@ -232,7 +232,7 @@ class PlannedDataset(SavableDataset):
         count = self.plan.count(0)
         if count is None:
             repetitions = self.repetitions or (1.0,) * len(self.leaves)
-            samples = round(sum(len(leaf.source) * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
+            samples = round(sum(leaf.length * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
             return -(-samples // (self.plan.rows * world))
         if self.once:
             return -((self.worker_config.rank - count) // world)

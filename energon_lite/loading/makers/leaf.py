@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,7 @@ from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["Leaf"]
+__all__ = ["KnownLeaf", "Leaf", "largest_mean_bytes", "leaves_apart", "reads_ahead"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,59 @@ class Leaf:
     def mean_bytes(self) -> float:
         """Bytes of shard per sample."""
         return self.source.mean_bytes
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.source.path
+
+
+class KnownLeaf(Leaf):
+    """A leaf that is opened when one of its samples is read; what is asked of all leaves is known before.
+
+    Args:
+        name, path, key, length, mean_bytes: as those of :class:`Leaf`.
+        open: the leaf with its files.
+    """
+
+    def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
+        vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, _open=open)
+
+    @cached_property
+    def _opened(self) -> Leaf:
+        found: Leaf = vars(self)["_open"]()
+        return found
+
+    @property
+    def path(self) -> str:
+        return str(vars(self)["_path"])
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_OPEN:
+            return getattr(self._opened, name)
+        return super().__getattribute__(name)
+
+
+#: What only a leaf with its files has.
+_OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
+
+
+def reads_ahead(leaves: Sequence[Leaf]) -> bool:
+    """Whether any of some leaves is on slow storage."""
+    known: bool | None = getattr(leaves, "reads_ahead", None)
+    return any(leaf.source.read_ahead is not None for leaf in leaves) if known is None else known
+
+
+def largest_mean_bytes(leaves: Sequence[Leaf]) -> float:
+    """Bytes of shard per sample of the leaf that has the most."""
+    known: float | None = getattr(leaves, "largest", None)
+    return max((leaf.mean_bytes for leaf in leaves), default=0) if known is None else known
+
+
+def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    """The same leaves for another thread: open files, and what is planned per leaf, are not shared."""
+    apart: Callable[[], Sequence[Leaf]] | None = getattr(leaves, "apart", None)
+    return tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in leaves) if apart is None else apart()
 
 
 def _sample_reader(source: WebdatasetSource, loader: SampleLoader) -> SampleReader:

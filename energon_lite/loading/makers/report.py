@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome
 from energon_lite.loading.makers.quarantine import Quarantine
 
@@ -27,7 +28,7 @@ class Report:
 
     Args:
         tolerance: so many failures in a row raise; 0: never.
-        leaves: name and path of each data set, in the order's numbering.
+        leaves: the data sets, in the order's numbering.
         quarantine: gets each sample that was skipped or failed.
         hooks: the tolerances of single hooks.
     """
@@ -35,7 +36,7 @@ class Report:
     def __init__(
         self,
         tolerance: int,
-        leaves: Sequence[tuple[str, str]] = (),
+        leaves: Sequence[Leaf] = (),
         quarantine: Quarantine | None = None,
         *,
         hooks: Mapping[str, int] | None = None,
@@ -136,8 +137,8 @@ class Report:
         seen = {leaf for leaf in self._delivered if isinstance(leaf, int)} | {leaf for leaf, _ in self._lost}
         return [
             {
-                "dataset": self._leaves[leaf][0],
-                "path": self._leaves[leaf][1],
+                "dataset": self._leaves[leaf].name,
+                "path": self._leaves[leaf].path,
                 "samples": self._delivered[leaf],
                 **{kind: self._lost[leaf, kind] for kind in ("skipped", "failed", "dropped")},
             }

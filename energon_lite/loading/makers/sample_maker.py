@@ -35,7 +35,7 @@ from energon_lite.loading.makers.hook_errors import (
     returned_nothing,
     undeclared_generator,
 )
-from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.planned_sample import as_planned
@@ -79,7 +79,7 @@ class SampleMaker:
         seed: int,
         error_handler: ErrorHandler | None = None,
     ):
-        self.leaves, self.encoder, self.hooks, self.seed = tuple(leaves), encoder, hooks, seed
+        self.leaves, self.encoder, self.hooks, self.seed = leaves, encoder, hooks, seed
         self.error_handler = error_handler
         self.observers: tuple[Observer, ...] = ()
         self.cache_pool: CachePool | None = None
@@ -89,8 +89,7 @@ class SampleMaker:
         self._sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
-        self.reads_ahead = any(leaf.source.read_ahead is not None for leaf in leaves)
-        self._largest = max((leaf.mean_bytes for leaf in leaves), default=0)
+        self.reads_ahead, self._largest = reads_ahead(leaves), largest_mean_bytes(leaves)
 
     def __getstate__(self) -> dict[str, Any]:
         config = self.worker_config

@@ -55,7 +55,7 @@ class TraceFile:
         header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
         self._count = 0
         header |= {"t": "SavableLoader.__init__", "r": rank}
-        self._lines.write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
+        self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in leaves]})
 
     def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
         """A batch is delivered.

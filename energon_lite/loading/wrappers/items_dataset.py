@@ -46,7 +46,7 @@ class ItemsDataset(PlannedDataset):
     def pipeline(self) -> Any:
         return self.pipeline_among(self.leaves, 0)
 
-    def pipeline_among(self, leaves: tuple[Leaf, ...], first: int) -> ItemsPipeline:
+    def pipeline_among(self, leaves: Sequence[Leaf], first: int) -> ItemsPipeline:
         return ItemsPipeline(
             self.branches,
             leaves,

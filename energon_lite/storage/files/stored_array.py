@@ -3,9 +3,9 @@
 A block is read when something in it is asked for, verified, and kept. So opening does not depend on the size; a bit
 that has flipped, or a file that was cut off, is an error and never another number.
 
-Verified blocks are kept in one of two ways. Files of up to 64 MiB together have memory of their own length, which takes
-room as blocks come in, and which forked workers share: a block is read once, and stays right whatever happens to its
-file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
+Verified blocks are kept in one of three ways. A file of one block is read when it is opened. Files of up to 64 MiB
+together have memory of their own length, which takes room as blocks come in, and which forked workers share: a block is
+read once, and stays right whatever happens to its file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
 no order takes a fraction of a microsecond in files that fit, and some five in others, which are read again and again.
 
 Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ _kept: dict[int, bytes] = {}
 _numbers = count()
 #: Memory that forked processes share, by path and identity of the file.
 _shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
+#: The lengths of all that is there, by a number of each; they are some thousand at most.
+_taken: dict[int, int] = {}
 
 
 class Numbers(Protocol):
@@ -111,7 +113,8 @@ def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]
     """
     with patiently(lambda: open(path, "rb", opener=open_file), path) as file:
         head = read_head(file, path, kind)
-    body = FileBody(head)
+        file.seek(0)
+        body = FileBody(head, file.read(head.end) if head.end <= BLOCK else None)
     return {name: StoredArray(body, *place) for name, place in head.places.items()}, head.meta
 
 
@@ -137,22 +140,40 @@ class FileBody:
 
     Args:
         head: of the file.
+        whole: the file up to the end of its body, if that is one block.
 
     Attributes:
         memory: as long as the body, shared by forked processes; None: the file is too large. Holds verified blocks, and
             zeros.
     """
 
-    def __init__(self, head: Head):
+    def __init__(self, head: Head, whole: bytes | None = None):
         self.head, self._end, self._store = head, head.end, shared_store()
         self._shard = os.path.abspath(head.path), ShardIdentity(head.size, head_checksum(head.start))
         self._first = next(_numbers) << 40
         #: Which blocks this process knows to be in the shared memory.
         self._there = bytearray(len(head.checksums))
-        self.memory = _shared.get(self._shard)
-        if self.memory is None and head.end <= (_KEPT << _SHIFT) - sum(map(len, list(_shared.values()))):
-            with suppress(OSError):  # no memory is left: then it is read as a larger one
-                self.memory = _shared[self._shard] = mmap.mmap(-1, head.end)
+        self.memory: mmap.mmap | bytes | None = None
+        if whole is not None:
+            with suppress(DataIndexError):  # it is told when what is damaged is asked for
+                head.check(whole, 0)
+                self.memory, self._there = whole, bytearray(b"\1")
+        if self.memory is None:
+            self.memory = _shared.get(self._shard) or self._shared_memory()
+
+    def _shared_memory(self) -> mmap.mmap | None:
+        """Memory of the body's length; None: there is no more."""
+        size = self.head.end
+        if size > (_KEPT << _SHIFT) - sum(_taken.copy().values()):
+            return None
+        try:
+            memory = _shared[self._shard] = mmap.mmap(-1, size)
+        except OSError:  # then it is read as a larger one
+            return None
+        number = next(_numbers)
+        _taken[number] = size
+        finalize(memory, _taken.pop, number).atexit = False
+        return memory
 
     def read(self, offset: int, size: int) -> bytes:
         """``size`` bytes of the body at ``offset`` of the file.
@@ -209,7 +230,7 @@ class FileBody:
         """Have these blocks in shared memory. Only what was verified is written there, so processes that do it at the
         same time write the same."""
         assert self.memory is not None
-        view = memoryview(self.memory)
+        view = memoryview(self.memory)  # of a file of one block all of it is there
         for block in blocks:
             if not self._there[block]:
                 start = block << _SHIFT

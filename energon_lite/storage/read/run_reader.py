@@ -10,6 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard, ShardRange
@@ -19,7 +23,7 @@ from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["RunReader", "read_in_runs"]
+__all__ = ["RunReader", "read_in_runs", "runs_that_fit"]
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +149,17 @@ def _neighbours(ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[i
     yield group
 
 
+def runs_that_fit(runs: Runs, lengths: Sequence[int] | Int64, mean_bytes: Sequence[float] | NDArray[Any]) -> bool:
+    """Whether there are runs, and the memory of a process holds those of local data sets.
+
+    Args:
+        lengths: samples of each data set.
+        mean_bytes: of a sample of each.
+    """
+    samples = np.minimum(np.asarray(lengths, dtype=np.int64), runs.kept * runs.length)
+    return runs.length > 1 and float((samples * np.asarray(mean_bytes, dtype=np.float64)).sum()) <= _BUFFER
+
+
 def read_in_runs(
     sources: Sequence[WebdatasetSource], settings: ReadAhead | None, *, run: int | None, window: int | None
 ) -> None:
@@ -160,9 +175,9 @@ def read_in_runs(
     length, mixed = run or 1, window or 0
     local = [source for source in sources if settings is None and not is_remote(source.path)]
     runs = Runs(length, mixed)
-    kept = sum(min(len(source), runs.kept * length) * source.mean_bytes for source in local)
+    fits = runs_that_fit(runs, [len(source) for source in local], [source.mean_bytes for source in local])
     for source in local:
-        source.read_ahead, source.runs = None, runs if length > 1 and kept <= _BUFFER else None
+        source.read_ahead, source.runs = None, runs if fits else None
     chosen = [source for source in sources if settings is not None or is_remote(source.path)]
     settings = settings or ReadAhead()
     kept = sum(min(len(source), mixed + 2 * length) * source.mean_bytes for source in chosen)

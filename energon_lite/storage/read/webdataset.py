@@ -182,6 +182,11 @@ class WebdatasetSource:
         raise DataIndexError(f"the data set was {how} while it was in use", where=self.path, fix="start the run again")
 
     @property
+    def index_path(self) -> str:
+        """The file of the packed index."""
+        return self._again[0]
+
+    @property
     def index(self) -> PackedIndex:
         """The packed index."""
         return self.choice.index

@@ -1,0 +1,138 @@
+"""Leaves of a blend as plain lists, many in a few hundred kilobytes: what is kept of very many of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain, islice
+from typing import Any, overload
+
+import msgpack
+
+from energon_lite.config.metadataset import LeafSpec, Step, WeightUnit
+from energon_lite.config.subset import Subset
+from energon_lite.config.weight_schedule import Segment
+
+__all__ = ["LeafRecords", "from_record", "to_record"]
+
+#: Leaves that are packed together: one that is looked up brings its neighbours.
+_TOGETHER = 128
+#: Fields of a leaf that are plain values.
+_PLAIN = (
+    *("path", "split_part", "weight", "repetitions", "subflavors", "shuffle_over_epochs_multiplier"),
+    *("dataset_config", "split_config", "origin"),
+)
+
+
+def to_record(spec: LeafSpec) -> list[Any]:
+    """A leaf as a list of plain values.
+
+    Raises:
+        ValueError: it has what is none: a join, or stores for a cooker.
+    """
+    if spec.join is not None or spec.aux:
+        raise ValueError(spec.origin)
+    part = spec.subset
+    subset = None if part is None else [str(part.start), str(part.stop), part.first, part.last, part.origin]
+    others = [spec.segments, subset, spec.trail, spec.filters, spec.units]
+    return [*(getattr(spec, name) for name in _PLAIN), *(others if any(others) else ())]
+
+
+def from_record(record: Sequence[Any]) -> LeafSpec:
+    """The leaf of a :func:`to_record`."""
+    spec = LeafSpec(**dict(zip(_PLAIN, record, strict=False)))
+    if len(record) == len(_PLAIN):
+        return spec
+    segments, subset, trail, filters, units = record[len(_PLAIN) :]
+    return replace(
+        spec,
+        segments=tuple(Segment(*one) for one in segments),
+        subset=None if subset is None else Subset(Fraction(subset[0]), Fraction(subset[1]), *subset[2:]),
+        trail=tuple(Step(*one) for one in trail),
+        filters=tuple(filters),
+        units=tuple(WeightUnit(*one) for one in units),
+    )
+
+
+class LeafRecords(Sequence[LeafSpec]):
+    """Leaves that are packed, and unpacked when they are asked for.
+
+    Args:
+        packed: of some leaves each.
+        count: how many they are.
+
+    Example:
+        >>> records = LeafRecords.of(specs)
+        >>> records[7] == specs[7]
+        True
+    """
+
+    def __init__(self, packed: Sequence[bytes], count: int):
+        self.packed, self._count = tuple(packed), count
+        self._last: tuple[int, list[list[Any]]] = -1, []
+
+    @classmethod
+    def of(cls, specs: Iterable[LeafSpec]) -> LeafRecords:
+        """Pack leaves.
+
+        Raises:
+            ValueError: as :func:`to_record`; or a label is no plain value.
+        """
+        records, packed, count = map(to_record, specs), list[bytes](), 0
+        while some := list(islice(records, _TOGETHER)):
+            try:
+                data = msgpack.packb(some, unicode_errors="surrogateescape")
+            except (TypeError, OverflowError) as error:
+                raise ValueError(str(error)) from error
+            packed.append(zlib.compress(data, 1))
+            count += len(some)
+        return cls(packed, count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> LeafSpec: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[LeafSpec]: ...
+
+    def __getitem__(self, number: int | slice) -> LeafSpec | list[LeafSpec]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(self._count))]
+        return from_record(self._record(number))
+
+    def __iter__(self) -> Iterator[LeafSpec]:
+        return map(from_record, self._records())
+
+    def path(self, number: int) -> str:
+        """The path of a leaf."""
+        return str(self._record(number)[0])
+
+    def paths(self) -> Iterator[str]:
+        """The paths of all leaves."""
+        return (record[0] for record in self._records())
+
+    def _records(self) -> Iterator[list[Any]]:
+        return chain.from_iterable(map(_unpacked, self.packed))
+
+    def _record(self, number: int) -> list[Any]:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        place, within = divmod(number, _TOGETHER)
+        last = self._last
+        if last[0] != place:
+            self._last = last = place, _unpacked(self.packed[place])
+        return last[1][within]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_last": (-1, [])}
+
+
+def _unpacked(data: bytes) -> list[list[Any]]:
+    found: list[list[Any]] = msgpack.unpackb(
+        zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False
+    )
+    return found

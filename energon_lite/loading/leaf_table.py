@@ -1,0 +1,234 @@
+"""The leaves of a blend of very many: what is asked of all of them as arrays, and the few that are read opened.
+
+A leaf that is open takes some twenty kilobytes, and a millisecond; a blend of 100,000 of them has 4,096 samples between
+two of the same leaf, or more. So they are opened when a sample of theirs is read, and only the last ones stay open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.config.leaf_record import LeafRecords
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.errors import DataIndexError
+from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.iterators.identity import LeafIdentity
+from energon_lite.loading.leaves import leaf_key, leaf_name, open_leaves
+from energon_lite.loading.makers.leaf import KnownLeaf, Leaf
+from energon_lite.storage.read.run_buffer import Runs
+from energon_lite.storage.read.run_reader import runs_that_fit
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafTable", "leaf_keys"]
+
+#: Leaves that a process keeps open.
+KEPT = 256
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LeafFacts:
+    """What is known of leaves without opening them.
+
+    Args:
+        lengths: ``[leaves]`` int64, samples of each.
+        mean_bytes: ``[leaves]`` float64, of a sample of each.
+        digests: ``[leaves, 32]`` uint8, of the data that it has.
+        contents: ``[leaves, 32]`` uint8, what tells the data more closely.
+    """
+
+    lengths: Ints
+    mean_bytes: NDArray[np.float64]
+    digests: NDArray[np.uint8]
+    contents: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]) -> LeafFacts:
+        """Those of open leaves."""
+        return cls(
+            np.array([one.samples for one in identities], dtype=np.int64),
+            np.array([leaf.mean_bytes for leaf in leaves], dtype=np.float64),
+            _from_hex([one.fingerprint for one in identities]),
+            _from_hex([leaf.source.contents for leaf in leaves]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[LeafFacts]) -> LeafFacts:
+        """Those of leaves one after the other."""
+        return cls(*(np.concatenate([vars(one)[name] for one in parts]) for name in vars(parts[0])))
+
+    def digest(self, number: int) -> str:
+        """The digest of a leaf's data."""
+        return self.digests[number].tobytes().hex()
+
+    def identity(self, name: str, number: int) -> LeafIdentity:
+        """The identity of a leaf, without settings."""
+        data = self.digest(number)
+        contents = f"{data} {self.contents[number].tobytes().hex()}"
+        return LeafIdentity(name, int(self.lengths[number]), data, contents=contents)
+
+
+def leaf_keys(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """The keys of leaves with these digests of their data."""
+    seen: Counter[bytes] = Counter()
+    keys = np.empty(len(digests), dtype=np.uint64)
+    for number, row in enumerate(digests):
+        data = row.tobytes()
+        keys[number] = leaf_key(data.hex(), seen[data])
+        seen[data] += 1
+    return keys
+
+
+@dataclass(frozen=True)
+class LeafOpener:
+    """How leaves are opened; arguments as those of :func:`~energon_lite.loading.leaves.open_leaves`."""
+
+    encoder: TaskEncoder
+    trust_code: bool
+    sample_type: type | None = None
+
+    def open(
+        self, specs: Sequence[LeafSpec], digests: Sequence[str] | None = None
+    ) -> tuple[Sequence[Leaf], Sequence[LeafIdentity]]:
+        """Open leaves, whose data may be known."""
+        return open_leaves(specs, self.encoder, self.trust_code, None, self.sample_type, digests=digests)
+
+
+class LeafTable(Sequence[Leaf]):
+    """The leaves, each of which is opened when it is read.
+
+    Args:
+        specs: what the documents say.
+        facts: what is known of each.
+        keys: ``[leaves]`` uint64.
+        opener: opens a leaf.
+        run, window: see :func:`~energon_lite.storage.read.run_reader.read_in_runs`.
+    """
+
+    reads_ahead = False
+
+    def __init__(
+        self,
+        specs: LeafRecords,
+        facts: LeafFacts,
+        keys: NDArray[np.uint64],
+        opener: LeafOpener,
+        *,
+        run: int | None,
+        window: int | None,
+    ):
+        self.specs, self.facts, self.keys, self._opener = specs, facts, keys, opener
+        self.lengths = facts.lengths
+        self.largest = float(facts.mean_bytes.max())
+        runs = Runs(run or 1, window or 0)
+        self._runs = runs if runs_that_fit(runs, facts.lengths, facts.mean_bytes) else None
+        #: The leaves that are open; the one that was not asked for for the longest time stands first.
+        self._open: dict[int, Leaf] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, number: int) -> Leaf: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Leaf]: ...
+
+    def __getitem__(self, number: int | slice) -> Leaf | Sequence[Leaf]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        found = self._open.get(number)
+        if found is None:
+            spec = self.specs[number]  # or there is none
+            length, mean = int(self.lengths[number]), float(self.facts.mean_bytes[number])
+            return KnownLeaf(leaf_name(spec), spec.path, int(self.keys[number]), length, mean, self._opener_of(number))
+        return found
+
+    def __iter__(self) -> Iterator[Leaf]:
+        return map(self.__getitem__, range(len(self)))
+
+    def apart(self) -> LeafTable:
+        """The same leaves, for another thread: what is open is not shared."""
+        other = object.__new__(LeafTable)
+        vars(other).update(self.__getstate__())
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_open": {}}
+
+    def _opener_of(self, number: int) -> Callable[[], Leaf]:
+        return partial(self.open, number)
+
+    def open(self, number: int) -> Leaf:
+        """A leaf with its files.
+
+        Raises:
+            ConfigError, DatasetError, UsageError: as :func:`~energon_lite.loading.leaves.open_leaves`.
+            DataIndexError: it is not the one that is known.
+        """
+        leaf = self._open.pop(number, None)
+        if leaf is None:
+            leaf = self._newly_open(number)
+            while len(self._open) >= KEPT:
+                self._open.pop(next(iter(self._open)), None)
+        self._open[number] = leaf
+        return leaf
+
+    def _newly_open(self, number: int) -> Leaf:
+        spec, known = self.specs[number], self.facts.identity("", number)
+        (leaf,), (identity,) = self._opener.open([spec], [known.fingerprint])
+        if (identity.samples, identity.contents) != (known.samples, known.contents):
+            what = "the data set was changed after the run began"
+            raise DataIndexError(what, where=spec.path, fix="start the run again")
+        assert isinstance(leaf.source, WebdatasetSource)
+        leaf.source.runs = self._runs
+        return replace(leaf, key=int(self.keys[number]))
+
+
+class LeafIdentities(Sequence[LeafIdentity]):
+    """The identities of the leaves of a table, made when they are asked for.
+
+    Args:
+        specs, facts: as those of :class:`LeafTable`.
+        settings: of each leaf, by its number.
+    """
+
+    def __init__(self, specs: LeafRecords, facts: LeafFacts, settings: Callable[[int], tuple[Any, ...]]):
+        self._specs, self._facts, self._settings = specs, facts, settings
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    @property
+    def samples(self) -> int:
+        """Those of all leaves."""
+        return int(self._facts.lengths.sum())
+
+    @overload
+    def __getitem__(self, number: int) -> LeafIdentity: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[LeafIdentity]: ...
+
+    def __getitem__(self, number: int | slice) -> LeafIdentity | Sequence[LeafIdentity]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        return self._of(self._specs.path(number), number)
+
+    def __iter__(self) -> Iterator[LeafIdentity]:
+        return map(self._of, self._specs.paths(), range(len(self)))
+
+    def _of(self, path: str, number: int) -> LeafIdentity:
+        return replace(self._facts.identity(path, number), settings=self._settings(number))
+
+
+def _from_hex(texts: Sequence[str]) -> NDArray[np.uint8]:
+    return np.frombuffer(bytes.fromhex("".join(texts)), dtype=np.uint8).reshape(len(texts), 32)

@@ -1,0 +1,162 @@
+"""The leaves of a blend for training: opened, or of very many those that the user's cache knows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.documents.paths import is_url, local_path
+from energon_lite.loading.blend_file import BlendFile, KnownBlend, fits_table, keyed
+from energon_lite.loading.found_leaves import FoundLeaves
+from energon_lite.loading.iterators.identity import LeafIdentity
+from energon_lite.loading.leaf_table import LeafIdentities, LeafOpener, LeafTable
+from energon_lite.loading.leaves import PathOrDict
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.stages import find_stages
+from energon_lite.loading.weight_units import by_samples
+from energon_lite.order.stages import WeightStage
+from energon_lite.storage.files.file_lock import only_one
+
+__all__ = ["MANY", "OpenedBlend", "blend_of_leaves", "blend_of_many"]
+
+#: From so many leaves on they are opened when they are read, and the user's cache has what a start needs of them.
+MANY = 2000
+#: Bytes of a document that may have so many: then one process of a machine reads it, and the others wait.
+_LARGE = 1 << 18
+
+#: The settings of a leaf that belong to its identity, by its number.
+Settings = Callable[[int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class OpenedBlend:
+    """The leaves of a blend.
+
+    Args:
+        leaves: ready to be read from.
+        lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
+        multipliers: ``shuffle_over_epochs_multiplier`` of each.
+        repetitions: of each, or none in a blend by weight.
+        stages: shares of samples.
+        identities: of each, with these settings.
+    """
+
+    leaves: Sequence[Leaf]
+    lengths: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    multipliers: Sequence[int | None]
+    repetitions: tuple[float, ...]
+    stages: tuple[WeightStage, ...]
+    identities: Callable[[Settings], Sequence[LeafIdentity]]
+
+
+def blend_of_leaves(
+    specs: Sequence[LeafSpec], leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]
+) -> OpenedBlend:
+    """The blend of open leaves.
+
+    Raises:
+        ConfigError, DataIndexError: as :func:`~energon_lite.loading.weight_units.by_samples`.
+    """
+    specs = by_samples(specs, [leaf.source for leaf in leaves])
+    return OpenedBlend(
+        leaves,
+        np.array([leaf.length for leaf in leaves], dtype=np.int64),
+        np.array([leaf.key for leaf in leaves], dtype=np.uint64),
+        [spec.shuffle_over_epochs_multiplier for spec in specs],
+        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # of all or of none
+        find_stages(specs),
+        lambda settings: tuple(replace(one, settings=settings(number)) for number, one in enumerate(identities)),
+    )
+
+
+def blend_of_many(
+    path: PathOrDict,
+    opener: LeafOpener,
+    asked: Sequence[Any],
+    find: Callable[[], Sequence[LeafSpec]],
+    *,
+    run: int | None,
+    window: int | None,
+) -> OpenedBlend | Sequence[LeafSpec]:
+    """The blend of a document, if it has very many leaves; else its leaves, which are to be opened.
+
+    Args:
+        path: of the document, or something else.
+        opener: opens a leaf.
+        asked: what else decides which leaves there are.
+        find: finds them.
+        run, window: see :class:`~energon_lite.loading.leaf_table.LeafTable`.
+
+    Raises:
+        ConfigError, DatasetError, UsageError: a leaf cannot be opened.
+    """
+    document = _local_document(path)
+    if document is None:
+        return find()
+    kind = opener.sample_type
+    options = [*asked, opener.trust_code, kind and [kind.__module__, kind.__qualname__], keyed(opener.encoder)]
+    file = BlendFile(document, options, opener)
+    known = file.read() if os.path.exists(file.path) else None
+    if known is None:
+        found = _found_or_made(document, file, find)
+        if not isinstance(found, KnownBlend):
+            return found
+        known = found
+    return _of_known(known, opener, run, window)
+
+
+def _found_or_made(
+    document: str, file: BlendFile, find: Callable[[], Sequence[LeafSpec]]
+) -> KnownBlend | Sequence[LeafSpec]:
+    """The blend, made by this process unless another one did; or its leaves, if they are few."""
+    is_large = os.path.getsize(document) > _LARGE
+    began = time.time_ns()
+    specs = None if is_large else find()
+    if specs is not None and not _are_many(specs):
+        return specs
+    with only_one(file.path) if file.can_be_written() else nullcontext():
+        known = file.read()
+        if known is not None:
+            return known
+        if specs is None:
+            began, specs = time.time_ns(), find()
+        if _are_many(specs):
+            try:
+                return file.make(specs, began)
+            except ValueError:  # a leaf that is no plain data
+                return specs
+    return specs
+
+
+def _of_known(known: KnownBlend, opener: LeafOpener, run: int | None, window: int | None) -> OpenedBlend:
+    stages = find_stages(known.specs) if known.changes else (WeightStage(0, tuple(known.weights.tolist())),)
+    return OpenedBlend(
+        LeafTable(known.specs, known.facts, known.keys, opener, run=run, window=window),
+        known.facts.lengths,
+        known.keys,
+        [one or None for one in known.multipliers.tolist()],
+        tuple(known.repetitions.tolist()),
+        stages,
+        lambda settings: LeafIdentities(known.specs, known.facts, settings),
+    )
+
+
+def _are_many(specs: Sequence[LeafSpec]) -> bool:
+    return len(specs) >= MANY and fits_table(specs)
+
+
+def _local_document(path: PathOrDict) -> str | None:
+    """The absolute path of a document on a local disk; None: it is something else."""
+    if isinstance(path, FoundLeaves) or not isinstance(path, (str, os.PathLike)):
+        return None
+    text = local_path(os.fspath(path))
+    return os.path.abspath(text) if not is_url(text) and is_metadataset(text) and os.path.isfile(text) else None
