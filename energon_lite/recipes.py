@@ -15,7 +15,6 @@ from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
-from energon_lite.loading.leaf_table import LeafOpener
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pipeline import Leaf
@@ -310,16 +309,12 @@ class _Recipe:
         )
 
     def blend(self, path: PathOrDict, run: int | None, window: int | None) -> OpenedBlend:
-        """The leaves of a blend, of which those of a large one are opened later."""
-        reading, plans = self.reading, self.tokens is not None and self.tokens.length_column is not None
-        found: OpenedBlend | Sequence[LeafSpec]
-        if plans or reading.use_measured_skips or reading.filter is not None or reading.read_ahead is not None:
-            found = _find(path, self.split_part, reading)  # what is asked of all leaves is in their files
+        """The leaves of a blend; those of a very large one are opened when they are read."""
+        find = partial(_find, path, self.split_part, self.reading)
+        if self.tokens is not None and self.tokens.length_column is not None:
+            found: OpenedBlend | Sequence[LeafSpec] = find()  # plans are made by what is in the files of all leaves
         else:
-            opener = LeafOpener(self.encoder, trusts(reading.trust_code), reading.sample_type)
-            asked = [self.split_part, reading.dataset_config, reading.split_config, reading.labels]
-            find = partial(_find, path, self.split_part, reading)
-            found = blend_of_many(path, opener, asked, find, run=run, window=window)
+            found = blend_of_many(path, self.encoder, self.reading, self.split_part, find, run=run, window=window)
         if isinstance(found, OpenedBlend):
             return found
         return blend_of_leaves(found, *self.open(found, run=run, window=window))

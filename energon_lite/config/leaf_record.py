@@ -17,8 +17,8 @@ from energon_lite.config.weight_schedule import Segment
 
 __all__ = ["LeafRecords", "from_record", "to_record"]
 
-#: Leaves that are packed together: one that is looked up brings its neighbours.
-_TOGETHER = 128
+#: Leaves that are packed together: one that is looked up brings its neighbours. Part of the format of files.
+_TOGETHER = 32
 #: Fields of a leaf that are plain values.
 _PLAIN = (
     *("path", "split_part", "weight", "repetitions", "subflavors", "shuffle_over_epochs_multiplier"),

@@ -20,8 +20,8 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.errors import DataIndexError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
-from energon_lite.loading.leaves import leaf_key, leaf_name, open_leaves
-from energon_lite.loading.makers.leaf import KnownLeaf, Leaf
+from energon_lite.loading.leaves import open_leaves
+from energon_lite.loading.makers.leaf import KnownLeaf, Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.run_reader import runs_that_fit
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -29,7 +29,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 __all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafTable", "leaf_keys"]
 
 #: Leaves that a process keeps open.
-KEPT = 256
+KEPT = 512
 
 Ints = NDArray[np.int64]
 

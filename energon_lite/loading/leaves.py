@@ -19,8 +19,7 @@ from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
-from energon_lite.loading.makers.pipeline import Leaf
-from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
@@ -41,16 +40,12 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
 __all__ = [
-    *("PathOrDict", "dataset_config_of", "find_leaves", "leaf_key", "leaf_name", "open_leaves", "open_source"),
-    *("open_whole", "refuse_join"),
+    *("PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"),
 ]
 
 logger = logging.getLogger(__name__)
 
 PathOrDict = str | os.PathLike[str] | Mapping[str, Any] | FoundLeaves
-
-#: Keeps the hashes for different purposes apart.
-_LEAF = 21
 
 
 def find_leaves(
@@ -139,16 +134,6 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def leaf_key(data: str, seen: int) -> int:
-    """64 bits for a leaf of data with this digest, before which there were so many of the same data."""
-    return hash_ints(_LEAF, hash_text(data), seen)
-
-
-def leaf_name(spec: LeafSpec) -> str:
-    """What a leaf is called in messages and counts."""
-    return "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
-
-
 def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
     """The folder of a leaf, whatever its splits and exclusions are, or another ``source``, to be read as the leaf is.
 
@@ -167,7 +152,7 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     whole, loader, cooker = _loader_and_cooker(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
     aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, whole, loader, hash_ints(_LEAF, hash_text(data_digest(whole)), 0), cooker, aux)
+    return Leaf(name, whole, loader, leaf_key(data_digest(whole), 0), cooker, aux)
 
 
 def refuse_join(spec: LeafSpec) -> None:

@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path
+from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.blend_file import BlendFile, KnownBlend, fits_table, keyed
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaf_table import LeafIdentities, LeafOpener, LeafTable
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.options import Reading
 from energon_lite.loading.stages import find_stages
 from energon_lite.loading.weight_units import by_samples
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.file_lock import only_one
+from energon_lite.trust import trusts
 
 __all__ = ["MANY", "OpenedBlend", "blend_of_leaves", "blend_of_many"]
 
@@ -80,8 +83,9 @@ def blend_of_leaves(
 
 def blend_of_many(
     path: PathOrDict,
-    opener: LeafOpener,
-    asked: Sequence[Any],
+    encoder: TaskEncoder,
+    reading: Reading,
+    split_part: str,
     find: Callable[[], Sequence[LeafSpec]],
     *,
     run: int | None,
@@ -91,20 +95,21 @@ def blend_of_many(
 
     Args:
         path: of the document, or something else.
-        opener: opens a leaf.
-        asked: what else decides which leaves there are.
-        find: finds them.
+        encoder: the user's hooks.
+        reading, split_part: what else decides which leaves there are, and which of their samples.
+        find: finds the leaves.
         run, window: see :class:`~energon_lite.loading.leaf_table.LeafTable`.
 
     Raises:
         ConfigError, DatasetError, UsageError: a leaf cannot be opened.
     """
-    document = _local_document(path)
-    if document is None:
+    document, trust_code, kind = _local_document(path), trusts(reading.trust_code), reading.sample_type
+    chosen = reading.use_measured_skips or reading.filter is not None  # by what is in the files of all leaves
+    if document is None or chosen or reading.read_ahead is not None:
         return find()
-    kind = opener.sample_type
-    options = [*asked, opener.trust_code, kind and [kind.__module__, kind.__qualname__], keyed(opener.encoder)]
-    file = BlendFile(document, options, opener)
+    opener = LeafOpener(encoder, trust_code, kind)
+    asked = [split_part, reading.dataset_config, reading.split_config, reading.labels, trust_code, keyed(encoder)]
+    file = BlendFile(document, [*asked, kind and [kind.__module__, kind.__qualname__]], opener)
     known = file.read() if os.path.exists(file.path) else None
     if known is None:
         found = _found_or_made(document, file, find)

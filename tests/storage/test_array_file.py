@@ -147,6 +147,7 @@ def test_shared_memory_is_bounded_and_files_that_are_opened_twice_have_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_array, "_shared", type(stored_array._shared)())
+    monkeypatch.setattr(stored_array, "_taken", {})
     monkeypatch.setattr(stored_array, "_KEPT", 30)
     files = [opened(tmp_path / name) for name in "aabc"]
     memory = [file.memory for file, _ in files]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from energon_lite.config.metadataset import LeafSpec
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
+from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.storage.read.joined_reader import JoinedReader
 from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
@@ -19,7 +22,10 @@ from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["KnownLeaf", "Leaf", "largest_mean_bytes", "leaves_apart", "reads_ahead"]
+__all__ = ["KnownLeaf", "Leaf", "largest_mean_bytes", "leaf_key", "leaf_name", "leaves_apart", "reads_ahead"]
+
+#: Keeps the hashes for different purposes apart.
+_LEAF = 21
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,16 @@ class KnownLeaf(Leaf):
 
 #: What only a leaf with its files has.
 _OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
+
+
+def leaf_key(data: str, seen: int) -> int:
+    """64 bits for a leaf of data with this digest, before which there were so many of the same data."""
+    return hash_ints(_LEAF, hash_text(data), seen)
+
+
+def leaf_name(spec: LeafSpec) -> str:
+    """What a leaf is called in messages and counts."""
+    return "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
 
 
 def reads_ahead(leaves: Sequence[Leaf]) -> bool:

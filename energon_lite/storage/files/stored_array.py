@@ -5,8 +5,9 @@ that has flipped, or a file that was cut off, is an error and never another numb
 
 Verified blocks are kept in one of three ways. A file of one block is read when it is opened. Files of up to 64 MiB
 together have memory of their own length, which takes room as blocks come in, and which forked workers share: a block is
-read once, and stays right whatever happens to its file. All others share 4 MiB in each process, where the oldest block gives way. So memory is bounded, too. A look-up in
-no order takes a fraction of a microsecond in files that fit, and some five in others, which are read again and again.
+read once, and stays right whatever happens to its file. All others share 4 MiB in each process, where the oldest block
+gives way. So memory is bounded, too. A look-up in no order takes a fraction of a microsecond in files that fit, and
+some five in others, which are read again and again.
 
 Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
 again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand

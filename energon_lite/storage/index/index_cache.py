@@ -45,13 +45,14 @@ def cache_folder() -> str:
 
 def index_places(root: str) -> tuple[str, str]:
     """Where the packed index of a data set may be: beside the data, and in the user's cache."""
-    name = os.path.basename(os.path.normpath(root))
-    if is_remote(root):
-        place = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        cached = os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
-        return cached, cached
-    place = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return meta_path(root, PACKED_INDEX), os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+    cached = _cached_index(root)
+    return cached if is_remote(root) else meta_path(root, PACKED_INDEX), cached
+
+
+def _cached_index(root: str) -> str:
+    name, of = os.path.basename(os.path.normpath(root)), root if is_remote(root) else os.path.realpath(root)
+    place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
@@ -159,11 +160,14 @@ def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tu
 
 
 def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
-    for path in index_places(root):
-        index = _fitting(path, fits)
+    if not is_remote(root):
+        beside = meta_path(root, PACKED_INDEX)
+        index = _fitting(beside, fits)
         if index is not None:
-            return index, path
-    return None
+            return index, beside
+    cached = _cached_index(root)
+    index = _fitting(cached, fits)
+    return None if index is None else (index, cached)
 
 
 def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
