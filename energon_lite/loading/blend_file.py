@@ -231,7 +231,8 @@ class BlendFile:
         signatures[changed] = [one for *_, those in opened for one in those]
         digests = facts["digests"]
         blend = replace(blend, facts=LeafFacts(**facts), keys=leaf_keys(digests))
-        self._write(replace(stored, blend=blend, layouts=layouts, layout_of=layout_of, signatures=signatures))
+        changes: dict[str, Any] = {"layouts": layouts, "layout_of": layout_of, "signatures": signatures}
+        self._write(replace(stored, blend=blend, **changes))
         return blend
 
     # -- the file -------------------------------------------------------------------------------------------------
@@ -246,8 +247,10 @@ class BlendFile:
             "specs": np.frombuffer(b"".join(blend.specs.packed), dtype=np.uint8),
             "sizes": np.array([len(one) for one in blend.specs.packed], dtype=np.int64),
         }
-        meta = {"documents": stored.documents, "layouts": stored.layouts}
-        meta |= {"changes": blend.changes, "in_units": stored.in_units}
+        meta = {
+            **{"documents": stored.documents, "layouts": stored.layouts},
+            **{"changes": blend.changes, "in_units": stored.in_units},
+        }
         try:
             write_arrays(self.path, BLEND_FILE, arrays, meta)
         except OSError as error:

@@ -76,14 +76,14 @@ class BlockCounts:
         while not path[-1].first_block <= number < path[-1].stop_block:
             path.pop()
         del halves[len(path) :]
+        most = max(4, _KEPT // (_OF_HALVES * max(1, len(path[0].inside))))
         while path[-1].stop_block - path[-1].first_block > 1:
             both = halves.pop() if len(halves) == len(path) else None
             left, right = both = both or self._both_halves(path[-1])
             halves.append(both)
             path.append(left if number < left.stop_block else right)
-        most = max(4, _KEPT // (_OF_HALVES * max(1, len(path[0].inside))))
-        if len(path) > most:
-            self._forget(len(path) - most)
+            if len(path) > most + 2:
+                self._forget(len(path) - most)
         return path[-1]
 
     def _forget(self, steps: int) -> None:
@@ -91,7 +91,7 @@ class BlockCounts:
         path = self._path
         some = next((one for one in path[1:steps] if one.stop_block - one.first_block <= _SOME), None)
         first = [path[0]] if some is None else [path[0], some]
-        self._path, self._halves = [*first, *path[steps:]], [*[None] * len(first), *self._halves[steps:]]
+        path[:steps], self._halves[:steps] = first, [None] * len(first)
 
     def _both_halves(self, range_: CountRange) -> tuple[CountRange, CountRange]:
         return _halves(range_)

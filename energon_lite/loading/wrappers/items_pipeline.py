@@ -75,7 +75,7 @@ class ItemsJob(Job):
 class _Samples:
     """What executors ask the sample maker of a pipeline, of several of them."""
 
-    def __init__(self, pipelines: Sequence[Any], leaves: tuple[Leaf, ...]):
+    def __init__(self, pipelines: Sequence[Any], leaves: Sequence[Leaf]):
         self._all = [pipeline.samples for pipeline in pipelines]
         self.leaves, self.encoder = leaves, self._all[0].encoder
         self.seeded_hooks = frozenset().union(*(one.seeded_hooks for one in self._all))
@@ -141,7 +141,7 @@ class ItemsPipeline:
     def __init__(
         self,
         branches: Sequence[Branch],
-        leaves: tuple[Leaf, ...],
+        leaves: Sequence[Leaf],
         batcher: ItemFunction | None,
         *,
         seed: int,
