@@ -62,6 +62,8 @@ def blend(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             there = tmp_path / f"leaf-{number}" / path
             there.parent.mkdir(parents=True, exist_ok=True)
             os.link(made / path, there)
+        for path in (tmp_path / f"leaf-{number}").rglob("*"):
+            os.utime(path, (OLD, OLD))
     return write_blend(tmp_path)
 
 

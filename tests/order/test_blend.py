@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
+from energon_lite.order import block_counts
 from energon_lite.order.blend import BLOCK, Blend, EpochBlend, integer_shares
+from energon_lite.order.block_counts import BlockCounts
 
 weights_lists = st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12)
 
@@ -197,3 +199,17 @@ def test_golden_epochs() -> None:
     positions = np.r_[np.arange(9000), blend.bounds(10**9)[0] + np.arange(9000)]
     digest = hashlib.sha256(np.stack(blend.lookup(positions)).astype("<i8").tobytes()).hexdigest()[:16]
     assert digest == "b04b7d51595d2d78"
+
+
+@pytest.mark.parametrize("kept", [1, 2000, 4000])
+def test_a_way_of_which_little_is_kept_leads_to_the_same_blocks(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = integer_shares([1.0 + leaf % 7 for leaf in range(100)])
+    blocks = [*range(40), 1 << 45, 3, 1023, 1024, 4096, (1 << 45) + 1, *range(2040, 2060), 0]
+    whole = BlockCounts(shares)
+    expected = [(one.before.tolist(), one.inside.tolist()) for one in map(whole.block, blocks)]
+    monkeypatch.setattr(block_counts, "_KEPT", kept)
+    thin = BlockCounts(shares)
+    for number, counts in zip(blocks, expected, strict=True):
+        found = thin.block(number)
+        assert (found.before.tolist(), found.inside.tolist()) == counts
+        assert len(thin._path) == len(thin._halves) + 1 <= max(4, kept // 400) + 2

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.order.shuffle import LeafOrder, Leaves
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.shuffle import LeafOrder, LeafOrders, Leaves
 
 lengths = st.integers(1, 700)
 bounds = st.one_of(st.none(), st.integers(0, 50))
@@ -135,3 +136,21 @@ def test_golden() -> None:
             for column in _stream(Leaves([order], run=run, window=window), 3000, start=start):
                 digest.update(column.astype("<i8").tobytes())
     assert digest.hexdigest()[:16] == "b6dc47f18505a528"
+
+
+def test_orders_as_arrays_are_those_of_a_list() -> None:
+    lengths, keys = [5, 1, 7], [3, 2**64 - 1, 9]
+    for copies in ([1, 1, 1], [None, -1, 4]):
+        wanted = [LeafOrder(*one) for one in zip(lengths, (hash_ints(42, key) for key in keys), copies, strict=True)]
+        found = LeafOrders.seeded(np.array(lengths), np.array(keys, dtype=np.uint64), copies, 42)
+        assert list(found) == wanted and found[1] == wanted[1] and list(found[1:]) == wanted[1:]
+        assert list(Leaves(wanted).leaves) == wanted and LeafOrders.of(found) is found
+
+
+@pytest.mark.parametrize("copies", [0, -2, 2**62, 2**70])
+def test_orders_as_arrays_are_refused_as_single_ones_are(copies: int) -> None:
+    with pytest.raises(UsageError) as one:
+        LeafOrder(3, 0, copies)
+    with pytest.raises(UsageError) as many:
+        LeafOrders.seeded(np.array([3]), np.zeros(1, dtype=np.uint64), [copies], 0)
+    assert str(many.value) == str(one.value)
