@@ -31,6 +31,7 @@ _CHUNK = 1 << 20
 #: Along a slope, a share of tokens is at most about this far from its weight.
 _NEAR = Fraction(1, 1000)
 
+_Piece = tuple[int, Sequence[Fraction], Sequence[Fraction]]
 _Convert = Callable[[Sequence[Fraction]], list[Fraction]]
 
 
@@ -58,7 +59,7 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
 
     stages = shared_segments([spec.share for spec in specs])
     ends = [start for start, _, _ in stages[1:]]
-    pieces: list[tuple[int, Sequence[Fraction], Sequence[Fraction]]] = []
+    pieces: list[_Piece] = []
     for (start, weights, last), stop in zip(stages, [*ends, None], strict=True):
         exact = [Fraction(weight) for weight in weights]
         if last is None or stop is None:
@@ -77,10 +78,10 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
 
 def _straight_pieces(
     start: int, stop: int, first: Sequence[Fraction], last: Sequence[Fraction], of_samples: _Convert
-) -> list[tuple[int, Sequence[Fraction], Sequence[Fraction]]]:
+) -> list[_Piece]:
     """Shares of samples along a slope of weights in another unit, which are a curve: straight pieces that follow it,
     as ``(start, shares there, shares at the end)``. A piece is halved until it is near enough."""
-    found = []
+    found: list[_Piece] = []
     left = [(start, stop, first, last, of_samples(first), of_samples(last))]
     while left:
         begin, end, low, high, begins, ends = left.pop()
@@ -154,9 +155,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
     try:
         column = source.column(length_column(unit))
     except DataIndexError as error:
-        raise DataIndexError(
-            f"blend_weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix
-        ) from None
+        raise DataIndexError(f"weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix) from None
     flags = _flags(source, length_column(unit))
     total, samples = Fraction(0), 0
     for start in range(0, len(source), _CHUNK):
@@ -166,7 +165,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
         exact = values.sum(dtype=np.int64).item() if values.dtype.kind in "iub" else values.sum(dtype=np.float64).item()
         total, samples = total + Fraction(exact), samples + len(values)
     if total <= 0:
-        what = f"blend_weight_unit: {unit}: the samples of {spec.path} have none"
+        what = f"weight_unit: {unit}: the samples of {spec.path} have none"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")
     return total / samples
 

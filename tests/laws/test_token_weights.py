@@ -211,7 +211,7 @@ def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[...
     by_images = loader(document(measured, {"a": 1, "b": 1}, "images")).dataset.weights
     assert by_images == pytest.approx((0.5, 0.5))  # one image each, on average
     assert loader(document(measured, {"a": 1, "b": 3}, "samples")).dataset.weights == (0.25, 0.75)
-    with pytest.raises(DatasetError, match=r"blend_weight_unit: tokens.*no column 'length'") as caught:
+    with pytest.raises(DatasetError, match=r"weight_unit: tokens.*no column 'length'") as caught:
         loader(document(leaf_of(50).parent, {leaf_of(50).name: 1, leaf_of(7).name: 1}))
     assert "energon-lite measure" in str(caught.value)
     with pytest.raises(ConfigError, match="have none"):
@@ -222,6 +222,12 @@ def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[...
     epochs = {"splits": {"train": {"blend_weight_unit": "tokens", "blend_epochized": [{"path": str(measured / "a")}]}}}
     with pytest.raises(ConfigError, match="belongs to a blend by weight"):
         loader(epochs)
+    ours = document(measured, {"a": 1, "b": 1}, "images")["splits"]["train"]
+    assert loader({"splits": {"train": ours | {"weight_unit": None}}}).dataset.weights == by_images
+    with pytest.raises(ConfigError, match="given twice"):
+        loader({"splits": {"train": ours | {"weight_unit": "tokens"}}})
+    ours["weight_unit"] = ours.pop("blend_weight_unit")
+    assert loader({"splits": {"train": ours}}).dataset.weights == by_images
 
 
 def write_zero(root: Path) -> None:
