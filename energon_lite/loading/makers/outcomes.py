@@ -35,6 +35,7 @@ class Failure:
         dropped: nothing is wrong with it, but there was no place for it.
         address: ``(leaf, index, epoch)`` of the sample; None: not known.
         shared: it was lost in the same call of a hook as the sample before it.
+        place: file and line in the user's code where it was raised; "": not there.
     """
 
     leaf: str
@@ -48,6 +49,12 @@ class Failure:
     dropped: bool = False
     address: Address | None = None
     shared: bool = False
+    place: str = ""
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """What failures have in common of which one is told, and the others are counted."""
+        return self.stage, self.reason.split(":", 1)[0], self.place or self.leaf
 
     def at(self, address: Sequence[int] | None, *, shared: bool = False) -> Failure:
         """The same of the sample at an address."""
@@ -158,7 +165,7 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         more = "failure_tolerance of the task encoder"
     return FatalSampleError(
         what,
-        where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
+        where=None if failure is None else (f"data set {failure.leaf}, " if failure.leaf != "*" else "") + failure.key,
         fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
         + f"; to allow more in a row, raise {more} (0: any number)",
         details=failure.details if failure is not None and failure.in_hook else "",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome
 from energon_lite.loading.makers.quarantine import Quarantine
 
@@ -30,6 +31,9 @@ class Report:
         leaves: name and path of each data set, in the order's numbering.
         quarantine: gets each sample that was skipped or failed.
         hooks: the tolerances of single hooks.
+
+    Attributes:
+        log: tells of the first failure of each kind; whoever knows of it earlier tells it there.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Report:
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
         self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
         self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
-        self._told: set[tuple[str, str, str]] = set()
+        self.log = FailureLog()
         self._filter_told = False
 
     def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
@@ -151,12 +155,26 @@ class Report:
         total = self.samples + self.skipped + self.failed + self.dropped
         dropped = f", {self.dropped} were dropped" if self.dropped else ""
         lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
-        lines += [
-            f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
-        ]
-        if len(self.reasons) > 20:
-            lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
+        groups = self._groups()
+        lines += [f"  {count} x {text}" for text, count in groups.most_common(20)]
+        if len(groups) > 20:
+            lines.append(f"  ... and {len(groups) - 20} other reasons")
         logger.warning("\n".join(lines))
+
+    def _groups(self) -> Counter[str]:
+        """The reasons; failures that differ in what an exception says are one, with the message of the first."""
+        messages: dict[tuple[str, str, str, bool], list[str]] = {}
+        counts: Counter[tuple[str, str, str, bool]] = Counter()
+        for (leaf, stage, reason, skipped), count in self.reasons.items():
+            kind = (leaf, stage, reason if skipped else reason.split(":", 1)[0], skipped)
+            messages.setdefault(kind, []).append(reason)
+            counts[kind] += count
+        texts: Counter[str] = Counter()
+        for kind, count in counts.items():
+            others = len(messages[kind]) - 1
+            more = f" (and {others} other messages)" if others else ""
+            texts[f"{kind[0]}, {kind[1]}: {messages[kind][0]}{more}"] += count
+        return texts
 
     def _count(self, failure: Failure) -> None:
         key = (failure.leaf, failure.stage, failure.reason, failure.skipped)
@@ -167,7 +185,7 @@ class Report:
         if failure.address is not None:
             kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
             self._lost[failure.address[0], kind] += 1
-        self._tell(failure)
+        self.log.tell(failure)
         lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
@@ -177,18 +195,3 @@ class Report:
                 lost,
                 lost + seen,
             )
-
-    def _tell(self, failure: Failure) -> None:
-        """Log the first failure of each kind in full; all of them are counted."""
-        kind = (failure.leaf, failure.stage, failure.reason.split(":", 1)[0])
-        if failure.skipped or kind in self._told or len(self._told) >= _MAX_REASONS:
-            return
-        self._told.add(kind)
-        logger.warning(
-            "%s of %s failed in %s: %s (further ones of this kind are only counted)\n%s",
-            failure.key,
-            failure.leaf,
-            failure.stage,
-            failure.reason,
-            failure.details.rstrip(),
-        )
