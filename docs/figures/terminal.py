@@ -80,7 +80,8 @@ def draw(cast: str) -> str:
         texts.append(_line(parts, number, total))
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}"'
+            ' role="img">',
             f"<title>{html.escape(header['title'])}</title>",
             "<style>text { font: 13px monospace; fill: #d7dae0; white-space: pre } .typed { fill: #8fd18f }</style>",
             '<rect width="100%" height="100%" rx="8" fill="#1d2129"/>',
@@ -107,7 +108,9 @@ def _line(parts: list[tuple[float, str]], number: int, total: float) -> str:
 
 def _words(parts: list[tuple[float, str]]) -> list[tuple[float, str]]:
     """Four letters at a time: fewer things to animate."""
-    return [(parts[start][0], "".join(text for _, text in parts[start : start + 4])) for start in range(0, len(parts), 4)]
+    return [
+        (parts[start][0], "".join(text for _, text in parts[start : start + 4])) for start in range(0, len(parts), 4)
+    ]
 
 
 def _animation(name: str, values: list[tuple[float, str]], total: float, kind: str = "") -> str:

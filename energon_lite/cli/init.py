@@ -28,12 +28,14 @@ _DATA_SETS: dict[str, tuple[str, str]] = {
 
 @click.command(name="init")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--data/--no-data", default=True, help="Also make the data sets, prepare and measure them.  [default: yes]")
+@click.option(
+    "--data/--no-data", default=True, help="Also make the data sets, prepare and measure them.  [default: yes]"
+)
 def command(folder: Path, data: bool) -> None:
     """Write a small project into FOLDER: data, a blend, a task encoder, a model, and a training script that resumes.
 
-    It trains a tiny model of images and text, in packed batches, on the CPU, in less than a minute; on one rank or, with
-    torchrun, on several. Put your own data, encoder and model in their place, one after the other.
+    It trains a tiny model of images and text, in packed batches, on the CPU, in less than a minute; on one rank or,
+    with torchrun, on several. Put your own data, encoder and model in their place, one after the other.
 
     \b
     Example:

@@ -69,17 +69,19 @@ def _check_kind(name: str, function: Any) -> None:
 
 
 def _check_call(encoder: TaskEncoder, name: str) -> None:
-    arguments = _ARGUMENTS[name]
+    arguments, hook = _ARGUMENTS[name], getattr(encoder, name)
     try:
-        signature = inspect.signature(getattr(encoder, name))
-    except (TypeError, ValueError):  # one of C, which does not say
+        signature = inspect.signature(hook)
+    except (TypeError, ValueError):  # one of C, which does not say; or a method that has no place for `self`
+        signature = None if not hasattr(hook, "__code__") else inspect.Signature()
+    if signature is None:
         return
     try:
         signature.bind(*arguments)
     except TypeError as error:
         raise UsageError(
             f"{type(encoder).__name__}.{name} is called with ({', '.join(arguments)}), which it does not take: {error}",
-            where=_place(getattr(encoder, name)),
+            where=_place(hook),
             fix=f"write `def {name}(self, {', '.join(arguments)})`",
         ) from None
 

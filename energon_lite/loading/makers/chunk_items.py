@@ -30,6 +30,8 @@ _SELECT, _SELECTED, _PACK = 16, 17, 18
 #: Samples that are read together. A chunk may have thousands, and hooks that want few of them: who goes on in its
 #: middle needs no more than its buffer.
 _READ_TOGETHER = 64
+#: What can be gone through, and is one sample, not several.
+_NO_PACK = (str, bytes, dict)
 #: In place of the address of a sample that is counted with another part of it.
 _COUNTED: Address = (-1, -1, -1)
 
@@ -237,11 +239,14 @@ def _selected(values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[A
 def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) -> list[Any]:
     """The packs of a selection, unless it has samples, or their numbers, where lists of samples were meant."""
     kinds = set(map(type, values))
-    if not isinstance(packs, Iterable) or isinstance(packs, (str, bytes, dict)):
+    if not isinstance(packs, Iterable) or isinstance(packs, _NO_PACK):
         found = f"a {type(packs).__name__}"
     else:
         packs = list(packs)
-        if any(type(pack) in kinds and not isinstance(pack, (list, tuple)) for pack in packs):
+        if any(
+            (type(pack) in kinds and not isinstance(pack, (list, tuple))) or isinstance(pack, _NO_PACK)
+            for pack in packs
+        ):
             found = "a list of samples"
         elif any(type(one) is int for pack in packs for one in (pack if isinstance(pack, (list, tuple)) else [pack])):
             found = "numbers"

@@ -1,0 +1,100 @@
+"""``energon-lite init``: the project runs as it is, is resumed, and goes on on two ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from energon_lite.cli import init
+from energon_lite.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
+FILES = ["README.md", "blend.yaml", "encoder.py", "make_data.py", "model.py", "train.py"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project, as the command writes it."""
+    folder = tmp_path_factory.mktemp("init") / "first"
+    before = sys.modules.pop("encoder", None)  # it is imported by name, from the project
+    result = CliRunner().invoke(main, ["init", str(folder)], catch_exceptions=False)
+    sys.modules.pop("encoder", None)
+    if before is not None:
+        sys.modules["encoder"] = before
+    assert result.exit_code == 0, result.output
+    assert "python train.py" in result.output
+    return folder
+
+
+def run(project: Path, *command: str) -> list[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_it_writes_what_it_says(project: Path) -> None:
+    assert sorted(one.name for one in project.iterdir() if one.is_file()) == FILES
+    for name in FILES:
+        if name.endswith(".py"):
+            compile((project / name).read_text(), name, "exec")
+    assert all((project / "data" / name / ".nv-meta" / "split.yaml").is_file() for name in ("shapes", "sums"))
+
+
+def test_its_readme_has_the_commands_that_were_run(project: Path) -> None:
+    readme = (project / "README.md").read_text().replace("\\\n    ", "")
+    for path, (kind, fields) in init._DATA_SETS.items():
+        assert f"energon-lite prepare {path} --non-interactive --split-ratio 8,1,1 --sample-type {kind}" in readme
+        assert fields in readme and f"energon-lite measure {path} --task-encoder encoder:Encoder" in readme
+
+
+def test_it_trains_and_goes_on(project: Path) -> None:
+    """Resumed with another number of workers, it is where a run is that was never stopped."""
+    first = run(project, "train.py", "--steps", "20", "--workers", "0")
+    assert re.match(r"step 1: loss 5\.\d+, \d+ samples in 2\d\d tokens", first[0])
+    on = run(project, "train.py", "--steps", "40", "--workers", "1")
+    assert on[0] == "goes on at step 20" and float(on[-1].split()[-1]) < float(first[-1].split()[-1])
+    whole = run(project, "train.py", "--steps", "40", "--workers", "0", "--checkpoint", "whole.pt")
+    assert whole[-1] == on[-1]
+    one, other = (torch.load(project / name, weights_only=True) for name in ("checkpoint.pt", "whole.pt"))
+    assert one["loader"] == other["loader"]
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+@pytest.mark.slow
+def test_it_goes_on_on_two_ranks(project: Path) -> None:
+    run(project, "train.py", "--steps", "10", "--workers", "0", "--checkpoint", "two.pt")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "--steps", "30"]
+    printed = run(project, *command, "--workers", "1", "--checkpoint", "two.pt")
+    assert printed[0] == "goes on at step 10" and printed[-1].startswith("validation: loss ")
+    assert torch.load(project / "two.pt", weights_only=True)["step"] == 30
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("mine")
+    result = CliRunner().invoke(main, ["init", str(tmp_path)])
+    assert result.exit_code == 1 and "has train.py already" in result.output
+    assert (tmp_path / "train.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_pillow_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["init", str(tmp_path / "new")])
+    assert result.exit_code == 1 and "energon-lite[image]" in result.output and not (tmp_path / "new").exists()
+    assert CliRunner().invoke(main, ["init", str(tmp_path / "new"), "--no-data"]).exit_code == 0
+    assert sorted(one.name for one in (tmp_path / "new").iterdir()) == FILES
+
+
+def test_the_quickstart_begins_with_it() -> None:
+    assert "init" in COMMANDS and "energon-lite init first" in QUICKSTART
+    assert "torchrun --nproc-per-node 2 train.py" in QUICKSTART
