@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,11 @@ from click.testing import CliRunner
 
 from energon_lite.cli import init
 from energon_lite.cli.main import COMMANDS, main
+
+# Test folders are no packages; helpers are imported by their plain names.
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "parallel"))
+
+from rank_processes import run_ranks
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
@@ -34,13 +42,26 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(project: Path, *command: str) -> list[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+def run(project: Path, *arguments: str) -> list[str]:
+    """What ``python train.py ...`` prints, in this process: it has imported torch already."""
+    before, threads, printed = os.getcwd(), torch.get_num_threads(), io.StringIO()
+    names = ("encoder", "model")
+    others = {name: sys.modules.pop(name, None) for name in names}
+    os.chdir(project)
+    sys.path.insert(0, str(project))
+    try:
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.setattr(sys, "argv", ["train.py", *arguments])
+            runpy.run_path("train.py", run_name="__main__")
+    finally:
+        sys.path.remove(str(project))
+        os.chdir(before)
+        torch.set_num_threads(threads)
+        for name, other in others.items():
+            sys.modules.pop(name, None)
+            if other is not None:
+                sys.modules[name] = other
+    return printed.getvalue().splitlines()
 
 
 def test_it_writes_what_it_says(project: Path) -> None:
@@ -60,24 +81,32 @@ def test_its_readme_has_the_commands_that_were_run(project: Path) -> None:
 
 def test_it_trains_and_goes_on(project: Path) -> None:
     """Resumed with another number of workers, it is where a run is that was never stopped."""
-    first = run(project, "train.py", "--steps", "20", "--workers", "0")
+    first = run(project, "--steps", "10", "--workers", "0")
     assert re.match(r"step 1: loss 5\.\d+, \d+ samples in 2\d\d tokens", first[0])
-    on = run(project, "train.py", "--steps", "40", "--workers", "1")
-    assert on[0] == "goes on at step 20" and float(on[-1].split()[-1]) < float(first[-1].split()[-1])
-    whole = run(project, "train.py", "--steps", "40", "--workers", "0", "--checkpoint", "whole.pt")
+    on = run(project, "--steps", "20", "--workers", "1")
+    assert on[0] == "goes on at step 10" and float(on[-1].split()[-1]) < float(first[-1].split()[-1])
+    whole = run(project, "--steps", "20", "--workers", "0", "--checkpoint", "whole.pt")
     assert whole[-1] == on[-1]
     one, other = (torch.load(project / name, weights_only=True) for name in ("checkpoint.pt", "whole.pt"))
     assert one["loader"] == other["loader"]
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
-@pytest.mark.slow
-def test_it_goes_on_on_two_ranks(project: Path) -> None:
-    run(project, "train.py", "--steps", "10", "--workers", "0", "--checkpoint", "two.pt")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "--steps", "30"]
-    printed = run(project, *command, "--workers", "1", "--checkpoint", "two.pt")
-    assert printed[0] == "goes on at step 10" and printed[-1].startswith("validation: loss ")
-    assert torch.load(project / "two.pt", weights_only=True)["step"] == 30
+def test_it_goes_on_on_two_ranks_and_back(project: Path, tmp_path: Path) -> None:
+    own = ("--workers", "0", "--checkpoint", "two.pt")
+    run(project, "--steps", "5", *own)
+    first, other = run_ranks(2, lambda rank: run(project, "--steps", "10", *own), folder=tmp_path)
+    assert first[0] == "goes on at step 5" and first[-1].startswith("validation: loss ") and not other
+    assert run(project, "--steps", "12", *own)[0] == "goes on at step 10"
+    assert torch.load(project / "two.pt", weights_only=True)["step"] == 12
+
+
+@pytest.mark.nightly
+def test_its_commands_run_as_they_stand(project: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in ("python train.py --steps 60 --checkpoint as.pt", "torchrun --nproc-per-node 2 train.py --steps 80"):
+        done = subprocess.run(command, shell=True, cwd=project, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and "validation: loss" in done.stdout, done.stderr
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
