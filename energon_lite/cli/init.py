@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import sys
 from collections.abc import Iterator
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -54,7 +52,7 @@ def command(folder: Path, data: bool) -> None:
         (folder / name).write_text(text)
     click.echo(f"wrote {', '.join(files)} into {folder}")
     if data:
-        with contextlib.chdir(folder) if sys.version_info >= (3, 11) else _inside(folder):
+        with _inside(folder):
             _make_data()
     begin = "python train.py" if data else "what README.md says"
     click.echo(f"\nNext:\n  cd {folder}\n  {begin}")
@@ -87,7 +85,8 @@ def _make_data() -> None:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[Any]:
+def _inside(folder: Path) -> Iterator[None]:
+    """Work in a folder. (contextlib.chdir is of Python 3.11.)"""
     before = os.getcwd()
     os.chdir(folder)
     try:

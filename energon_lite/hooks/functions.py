@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -13,7 +13,7 @@ from energon_lite.hooks.augment import AugmentTaskEncoder
 from energon_lite.hooks.base import TaskEncoder
 from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_overridden
 
-__all__ = ["check_functions"]
+__all__ = ["check_functions", "place_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def check_functions(encoder: TaskEncoder) -> None:
         _check_kind(name, cooker.cook)
         if inspect.isgeneratorfunction(inspect.unwrap(cooker.cook)):
             raise UsageError(
-                f"{name} is a generator", where=_place(cooker.cook), fix="return one sample; yield in encode_sample"
+                f"{name} is a generator", where=place_of(cooker.cook), fix="return one sample; yield in encode_sample"
             )
     _check_names(encoder)
 
@@ -61,7 +61,7 @@ def _check_kind(name: str, function: Any) -> None:
     if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise UsageError(
             f"{name} is `async def`, and nobody would await it",
-            where=_place(function),
+            where=place_of(function),
             fix="write it with `def`; have it run what is asynchronous: asyncio.run(...)",
         )
     if not callable(function) and not isinstance(function, (staticmethod, classmethod)):
@@ -73,15 +73,15 @@ def _check_call(encoder: TaskEncoder, name: str) -> None:
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):  # one of C, which does not say; or a method that has no place for `self`
-        signature = None if not hasattr(hook, "__code__") else inspect.Signature()
-    if signature is None:
-        return
+        if not hasattr(hook, "__code__"):
+            return
+        signature = inspect.Signature()
     try:
         signature.bind(*arguments)
     except TypeError as error:
         raise UsageError(
             f"{type(encoder).__name__}.{name} is called with ({', '.join(arguments)}), which it does not take: {error}",
-            where=_place(hook),
+            where=place_of(hook),
             fix=f"write `def {name}(self, {', '.join(arguments)})`",
         ) from None
 
@@ -101,7 +101,7 @@ def _check_names(encoder: TaskEncoder) -> None:
             if likeness < _ALIKE or meant in members:
                 continue
             what = f"{cls.__name__}.{name} is {'called' if is_function else 'read'} by nobody"
-            where = _place(value)
+            where = place_of(value)
             if likeness == 1.0:
                 raise UsageError(f"{what}: did you mean {meant!r}?", where=where, fix=f"rename it to {meant}")
             if (cls, name) not in _warned:
@@ -156,7 +156,8 @@ def _likeness(name: str, hook: str) -> float:
     return 1.0 if sorted(plain) == sorted(other) else min(0.999, SequenceMatcher(None, plain, other).ratio())
 
 
-def _place(function: Callable[..., Any] | Any) -> str | None:
+def place_of(function: Any) -> str | None:
+    """File and line at which a function begins; None: it is none of Python's."""
     function = getattr(function, "__func__", function)
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
+from energon_lite.hooks import place_of
 from energon_lite.loading.executors.transport import pack
 from energon_lite.loading.makers.chunk_job import Made
 
@@ -111,9 +112,8 @@ def _fails(dumps: Callable[[Any], Any], value: Any) -> bool:
 
 def _described(value: Any) -> str:
     """What a value is, and where its code is."""
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        return f"the function {value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+    if (place := place_of(value)) is not None:
+        return f"the function {value.__qualname__} ({place})"
     if isinstance(value, torch.Tensor):
         return f"a tensor on {value.device}"
     return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

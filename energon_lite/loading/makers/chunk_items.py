@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.errors import FatalSampleError, SampleError
-from energon_lite.hooks import Hooks, PackedSamplesOutput
+from energon_lite.hooks import Hooks, PackedSamplesOutput, place_of
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
-from energon_lite.loading.makers.hook_errors import place_of, returned_nothing
+from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
 from energon_lite.loading.makers.sample_names import SampleNames
@@ -248,7 +248,9 @@ def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) ->
             for pack in packs
         ):
             found = "a list of samples"
-        elif any(type(one) is int for pack in packs for one in (pack if isinstance(pack, (list, tuple)) else [pack])):
+        elif int not in kinds and any(
+            type(one) is int for pack in packs for one in (pack if isinstance(pack, (list, tuple)) else [pack])
+        ):
             found = "numbers"
         else:
             return packs

@@ -30,20 +30,20 @@ class FailureLog:
 
     def __init__(self, say: Callable[[Failure], None] | None = None):
         self._say = say or _warn
-        self._told: set[tuple[str, str, str]] = set()
+        self._told: dict[tuple[str, str, str], object] = {}
 
     def tell(self, failure: Failure) -> None:
         """Tell of a failure, if it is the first one of its kind."""
-        kind = failure.kind
-        if failure.skipped or kind in self._told or len(self._told) >= _MAX_KINDS:
+        if failure.skipped or len(self._told) >= _MAX_KINDS:
             return
-        self._told.add(kind)
-        self._say(failure)
+        mine = object()
+        if self._told.setdefault(failure.kind, mine) is mine:  # one step: workers may be threads
+            self._say(failure)
 
     def sending(self, say: Callable[[Failure], None]) -> FailureLog:
         """One that has told of the same kinds, and tells of others in another way."""
         log = FailureLog(say)
-        log._told |= self._told
+        log._told.update(self._told)
         return log
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError
-from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.hooks import place_of
+from energon_lite.loading.makers.outcomes import Failure, where_of
 from energon_lite.loading.makers.user_frames import chain_of, hook_traceback, is_foreign, place_in_hook
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "failure_of",
     "nobodys_fault",
     "note_where",
-    "place_of",
     "returned_beside_yield",
     "returned_nothing",
     "wrong_result",
@@ -80,7 +79,7 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
     )
 
 
-def nobodys_fault(error: BaseException, stage: str, whose: str) -> FatalSampleError | None:
+def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
     """The error that ends the iteration where no sample is to blame: a machine is short of something, there is no GPU,
     somebody left the debugger. None: it is the sample's.
 
@@ -92,15 +91,16 @@ def nobodys_fault(error: BaseException, stage: str, whose: str) -> FatalSampleEr
             return FatalSampleError(
                 f"{'no file descriptor' if files else 'no memory'} was left in {stage}: "
                 f"{str(cause) or type(cause).__name__}",
-                where=whose,
+                where=where_of(leaf, key),
                 fix="raise the limit of open files (ulimit -n), or use fewer workers"
                 if files
                 else "if the sample is too large, raise SkipSample for it; else use fewer workers or smaller batches",
+                details=hook_traceback(error) if is_foreign(error.__traceback__) else "",
             )
         if isinstance(cause, (RuntimeError, AssertionError)) and any(words in str(cause) for words in _NO_DEVICE):
             return FatalSampleError(
                 f"{stage} asked for a GPU, and cannot have it: {str(cause).splitlines()[0]}",
-                where=whose,
+                where=where_of(leaf, key),
                 fix="let hooks work on the CPU, and have batches copied to the device ahead: "
                 'get_savable_loader(dataset).to("cuda")',
                 details=hook_traceback(error),
@@ -109,7 +109,7 @@ def nobodys_fault(error: BaseException, stage: str, whose: str) -> FatalSampleEr
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         return FatalSampleError(
             f"the debugger was left in {stage}",
-            where=whose,
+            where=where_of(leaf, key),
             fix="a worker process has no terminal: debug in the trainer's, with "
             'get_savable_loader(dataset, worker_type="main")',
         )
@@ -171,12 +171,6 @@ def _cure_of(error: BaseException) -> str:
             "MySample(**basic_sample_keys(sample), ...)"
         )
     return ""
-
-
-def place_of(function: Callable[..., Any]) -> str | None:
-    """File and line at which a function begins."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _is_shortage(error: BaseException) -> bool:

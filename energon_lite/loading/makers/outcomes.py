@@ -11,7 +11,18 @@ from typing import Any
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
-__all__ = ["Address", "Failure", "InARow", "Mark", "Outcome", "Rejected", "Result", "of_each", "too_many_failures"]
+__all__ = [
+    "Address",
+    "Failure",
+    "InARow",
+    "Mark",
+    "Outcome",
+    "Rejected",
+    "Result",
+    "of_each",
+    "too_many_failures",
+    "where_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +158,11 @@ class InARow:
                 self._calls[hook] = 0
 
 
+def where_of(leaf: str, key: str) -> str:
+    """A sample, and its data set; "*": it is of several, and its key says which."""
+    return key if leaf == "*" else f"data set {leaf}, {key}"
+
+
 def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
     """The error that ends an iteration in which nothing works any more.
 
@@ -165,7 +181,7 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         more = "failure_tolerance of the task encoder"
     return FatalSampleError(
         what,
-        where=None if failure is None else (f"data set {failure.leaf}, " if failure.leaf != "*" else "") + failure.key,
+        where=None if failure is None else where_of(failure.leaf, failure.key),
         fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
         + f"; to allow more in a row, raise {more} (0: any number)",
         details=failure.details if failure is not None and failure.in_hook else "",

@@ -155,26 +155,12 @@ class Report:
         total = self.samples + self.skipped + self.failed + self.dropped
         dropped = f", {self.dropped} were dropped" if self.dropped else ""
         lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
-        groups = self._groups()
-        lines += [f"  {count} x {text}" for text, count in groups.most_common(20)]
-        if len(groups) > 20:
-            lines.append(f"  ... and {len(groups) - 20} other reasons")
+        lines += [
+            f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
+        ]
+        if len(self.reasons) > 20:
+            lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
         logger.warning("\n".join(lines))
-
-    def _groups(self) -> Counter[str]:
-        """The reasons; failures that differ in what an exception says are one, with the message of the first."""
-        messages: dict[tuple[str, str, str, bool], list[str]] = {}
-        counts: Counter[tuple[str, str, str, bool]] = Counter()
-        for (leaf, stage, reason, skipped), count in self.reasons.items():
-            kind = (leaf, stage, reason if skipped else reason.split(":", 1)[0], skipped)
-            messages.setdefault(kind, []).append(reason)
-            counts[kind] += count
-        texts: Counter[str] = Counter()
-        for kind, count in counts.items():
-            others = len(messages[kind]) - 1
-            more = f" (and {others} other messages)" if others else ""
-            texts[f"{kind[0]}, {kind[1]}: {messages[kind][0]}{more}"] += count
-        return texts
 
     def _count(self, failure: Failure) -> None:
         key = (failure.leaf, failure.stage, failure.reason, failure.skipped)

@@ -318,7 +318,7 @@ class SampleMaker:
             note_where(error, stage, self._whose(key, leaf))
             raise
         except Exception as error:
-            if (end := nobodys_fault(error, stage, self._whose(key, leaf))) is not None:
+            if (end := nobodys_fault(error, stage, leaf, f"{self.names(key)}")) is not None:
                 raise end from (None if end.details else error)
             if self.error_handler is not None:
                 sources = _sources_of(subject)

@@ -58,10 +58,10 @@ def hide_own_frames(error: BaseException) -> None:
         last.tb_next = None
     for cause in chain_of(error):
         if cause is not error and (isinstance(cause, EnergonLiteError) or _is_of_hook(cause)):
-            foreign = [one for one in _links(cause.__traceback__) if not _is_own(one)]
-            for one, following in zip(foreign, [*foreign[1:], None], strict=True):
-                one.tb_next = following
-            cause.__traceback__ = foreign[0] if foreign else None
+            rest: TracebackType | None = None
+            for one in reversed([one for one in _links(cause.__traceback__) if not _is_own(one)]):
+                one.tb_next, rest = rest, one
+            cause.__traceback__ = rest
 
 
 def shows_more(error: BaseException) -> bool:

@@ -252,6 +252,20 @@ def test_a_selection_of_samples_or_numbers_is_named(leaf_of: Any) -> None:
         assert f"select_samples_to_pack returned {named}" in str(error) and __file__ in str(error)
 
 
+def test_samples_that_are_numbers_may_be_packed(leaf_of: Any) -> None:
+    encoder = type(
+        "Numbers",
+        (TaskEncoder,),
+        {
+            "preencode_sample": lambda self, sample: len(sample.text),
+            "select_samples_to_pack": lambda self, samples: [samples],
+            "pack_selected_samples": lambda self, samples: sum(samples),
+        },
+    )
+    with _loader(leaf_of(300), encoder(), packing_buffer_size=4) as loader:
+        assert all(type(one) is int for one in next(iter(loader)))
+
+
 def test_a_hook_that_leaves_ends_the_run_with_its_place(leaf_of: Any) -> None:
     def leaves(sample: Any) -> Any:
         raise SystemExit(3)
@@ -266,6 +280,16 @@ def test_without_a_gpu_no_sample_is_to_blame(leaf_of: Any) -> None:
 
     error = _end(_loader(leaf_of(300), _encoder("encode_sample", asks)))
     assert "asked for a GPU" in str(error) and '.to("cuda")' in str(error)
+
+
+@pytest.mark.parametrize("method", ["main", "fork"])
+def test_without_memory_the_hook_is_shown_and_nothing_of_the_library(leaf_of: Any, method: str) -> None:
+    def starves(sample: Any) -> Any:
+        raise MemoryError("too much")
+
+    text = _shown(_end(_loader(leaf_of(300), _encoder("encode_sample", starves), method)))
+    assert "no memory was left in encode_sample: too much" in text and "in starves" in text
+    assert len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
 
 
 def test_leaving_the_debugger_ends_the_run(leaf_of: Any) -> None:
@@ -303,3 +327,27 @@ def test_an_error_with_causes_keeps_the_users_frames_of_each() -> None:
         raises()
     user_frames.hide_own_frames(caught.value)
     assert "in _raises" in _shown(caught.value) and "in raises" in _shown(caught.value)
+
+
+def test_of_an_error_made_of_one_inside_the_library_no_frame_is_shown() -> None:
+    """Such as storage that fails: neither error has a frame of the user's."""
+
+    def fails() -> None:
+        scope: dict[str, Any] = {"FatalSampleError": FatalSampleError}
+        source = """
+def fetch():
+    raise FatalSampleError("it is gone")
+def take():
+    try:
+        fetch()
+    except FatalSampleError as error:
+        raise FatalSampleError("cannot be read") from error
+"""
+        exec(compile(source, f"{user_frames._LIBRARY}storage/made_up.py", "exec"), scope)
+        scope["take"]()
+
+    with pytest.raises(FatalSampleError) as caught:
+        fails()
+    user_frames.hide_own_frames(caught.value)
+    text = _shown(caught.value)
+    assert "it is gone" in text and "cannot be read" in text and "in fails" in text and not _own_frames(text)
