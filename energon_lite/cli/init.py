@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import shlex
 from collections.abc import Iterator
 from importlib import resources
 from importlib.util import find_spec
@@ -18,9 +19,10 @@ __all__ = ["command"]
 
 #: Of the files in ``project``; they are written without it.
 _SUFFIX = ".in"
-_DATA_SETS: dict[str, tuple[str, str]] = {
-    "data/shapes": ("CaptioningSample", '{"image": "png", "caption": "txt"}'),
-    "data/sums": ("TextSample", '{"text": "txt"}'),
+#: In this process, and without a word: the data is small.
+_QUIETLY = {
+    "prepare": ["--num-workers", "1", "--no-progress"],
+    "measure": ["--num-workers", "0", "--no-progress"],
 }
 
 
@@ -53,7 +55,7 @@ def command(folder: Path, data: bool) -> None:
     click.echo(f"wrote {', '.join(files)} into {folder}")
     if data:
         with _inside(folder):
-            _make_data()
+            _make_data(files["README.md"])
     begin = "python train.py" if data else "what README.md says"
     click.echo(f"\nNext:\n  cd {folder}\n  {begin}")
 
@@ -64,24 +66,24 @@ def _files() -> dict[str, str]:
     return {name.removesuffix(_SUFFIX): (found / name).read_text() for name in names}
 
 
-def _make_data() -> None:
+def _make_data(readme: str) -> None:
     """Run the commands that the project's README names."""
     from energon_lite.cli.main import main
 
-    def run(arguments: list[str], shown: str) -> None:
-        click.echo(f"$ energon-lite {shown}")
+    for command in _commands(readme):
+        click.echo(f"$ {command}")
+        program, first, *others = shlex.split(command)
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-            main.main(arguments, standalone_mode=False)
+            if program == "python":
+                runpy.run_path(first, run_name="__main__")
+            else:
+                main.main([first, *others, *_QUIETLY[first]], standalone_mode=False)
 
-    click.echo("$ python make_data.py")
-    runpy.run_path("make_data.py", run_name="__main__")
-    for path, (kind, fields) in _DATA_SETS.items():
-        given = ["--non-interactive", "--split-ratio", "8,1,1", "--sample-type", kind, "--field-map", fields]
-        shown = f"--non-interactive --split-ratio 8,1,1 --sample-type {kind} --field-map '{fields}'"
-        run(["prepare", path, *given, "--num-workers", "1", "--no-progress"], f"prepare {path} {shown}")
-    for path in _DATA_SETS:
-        given = ["measure", path, "--task-encoder", "encoder:Encoder"]
-        run([*given, "--num-workers", "0", "--no-progress"], " ".join(given))
+
+def _commands(readme: str) -> list[str]:
+    """Those of the first block, each in one line."""
+    block = readme.split("```sh\n")[1].split("```")[0]
+    return [" ".join(line.split()) for line in block.replace("\\\n", " ").splitlines()]
 
 
 @contextlib.contextmanager

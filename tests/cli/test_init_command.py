@@ -7,8 +7,11 @@ import io
 import os
 import re
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +31,24 @@ QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 FILES = ["README.md", "blend.yaml", "encoder.py", "make_data.py", "model.py", "train.py"]
 
 
+@contextlib.contextmanager
+def others_named(*names: str) -> Iterator[None]:
+    """Modules of these names are imported anew, as those of the project; others come back behind it."""
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project, as the command writes it."""
     folder = tmp_path_factory.mktemp("init") / "first"
-    before = sys.modules.pop("encoder", None)  # it is imported by name, from the project
-    result = CliRunner().invoke(main, ["init", str(folder)], catch_exceptions=False)
-    sys.modules.pop("encoder", None)
-    if before is not None:
-        sys.modules["encoder"] = before
+    with others_named("encoder"):
+        result = CliRunner().invoke(main, ["init", str(folder)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "python train.py" in result.output
     return folder
@@ -45,22 +57,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(project: Path, *arguments: str) -> list[str]:
     """What ``python train.py ...`` prints, in this process: it has imported torch already."""
     before, threads, printed = os.getcwd(), torch.get_num_threads(), io.StringIO()
-    names = ("encoder", "model")
-    others = {name: sys.modules.pop(name, None) for name in names}
     os.chdir(project)
-    sys.path.insert(0, str(project))
     try:
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.syspath_prepend(str(project))
             patch.setattr(sys, "argv", ["train.py", *arguments])
-            runpy.run_path("train.py", run_name="__main__")
+            with others_named("encoder", "model"):
+                runpy.run_path("train.py", run_name="__main__")
     finally:
-        sys.path.remove(str(project))
         os.chdir(before)
         torch.set_num_threads(threads)
-        for name, other in others.items():
-            sys.modules.pop(name, None)
-            if other is not None:
-                sys.modules[name] = other
     return printed.getvalue().splitlines()
 
 
@@ -72,11 +78,28 @@ def test_it_writes_what_it_says(project: Path) -> None:
     assert all((project / "data" / name / ".nv-meta" / "split.yaml").is_file() for name in ("shapes", "sums"))
 
 
-def test_its_readme_has_the_commands_that_were_run(project: Path) -> None:
-    readme = (project / "README.md").read_text().replace("\\\n    ", "")
-    for path, (kind, fields) in init._DATA_SETS.items():
-        assert f"energon-lite prepare {path} --non-interactive --split-ratio 8,1,1 --sample-type {kind}" in readme
-        assert fields in readme and f"energon-lite measure {path} --task-encoder encoder:Encoder" in readme
+def test_the_commands_of_its_readme_run_again_and_change_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As they stand there; a checkpoint of before still fits."""
+    commands = init._commands((project / "README.md").read_text())
+    assert [command.split()[:2] for command in commands] == [
+        ["python", "make_data.py"],
+        ["energon-lite", "prepare"],
+        ["energon-lite", "prepare"],
+        ["energon-lite", "measure"],
+        ["energon-lite", "measure"],
+    ]
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*.tar")}
+    monkeypatch.chdir(copy)
+    runpy.run_path("make_data.py", run_name="__main__")
+    assert before and before == {path: path.read_bytes() for path in copy.rglob("*.tar")}
+    with others_named("encoder"):
+        for command in commands[1:]:
+            result = CliRunner().invoke(main, shlex.split(command)[1:])
+            assert result.exit_code == 0, result.output
 
 
 def test_it_trains_and_goes_on(project: Path) -> None:
@@ -103,10 +126,25 @@ def test_it_goes_on_on_two_ranks_and_back(project: Path, tmp_path: Path) -> None
 
 @pytest.mark.nightly
 def test_its_commands_run_as_they_stand(project: Path) -> None:
+    """In a shell; then a run is killed, and goes on to where one is that was not."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for command in ("python train.py --steps 60 --checkpoint as.pt", "torchrun --nproc-per-node 2 train.py --steps 80"):
-        done = subprocess.run(command, shell=True, cwd=project, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0 and "validation: loss" in done.stdout, done.stderr
+    for block in re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.S):
+        shell = ["bash", "-ec", block]
+        done = subprocess.run(shell, cwd=project, env=environment, capture_output=True, text=True, check=True)
+    assert "goes on at step 200" in done.stdout and done.stdout.count("validation: loss") == 3
+
+    def command(checkpoint: str, steps: int) -> list[str]:
+        return [sys.executable, "-u", "train.py", "--checkpoint", checkpoint, "--steps", str(steps)]
+
+    with subprocess.Popen(command("killed.pt", 10_000), cwd=project, env=environment, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        next(line for line in run.stdout if line.startswith(b"step 60:"))
+        run.kill()
+    for name in ("killed.pt", "whole.pt"):
+        subprocess.run(command(name, 120), cwd=project, env=environment, check=True)
+    one, other = (torch.load(project / name, weights_only=True) for name in ("killed.pt", "whole.pt"))
+    assert one["loader"] == other["loader"] and one["step"] == other["step"] == 120
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
