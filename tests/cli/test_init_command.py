@@ -129,10 +129,14 @@ def test_its_commands_run_as_they_stand(project: Path) -> None:
     """In a shell; then a run is killed, and goes on to where one is that was not."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     blocks = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.S)
+    printed = ""
     for block in [*blocks[:2], blocks[2].rstrip() + " --html page.html"]:
         shell = ["bash", "-ec", block]
-        done = subprocess.run(shell, cwd=project, env=environment, capture_output=True, text=True, check=True)
-    assert "goes on at step 200" in done.stdout and done.stdout.count("validation: loss") == 3
+        printed += subprocess.run(
+            shell, cwd=project, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+    assert "goes on at step 200" in printed and printed.count("validation: loss") == 3
+    assert len(blocks) == 3 and (project / "page.html").is_file()
 
     def command(checkpoint: str, steps: int) -> list[str]:
         return [sys.executable, "-u", "train.py", "--checkpoint", checkpoint, "--steps", str(steps)]
