@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "main"]
 
 #: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
 COMMANDS: dict[str, str] = {
+    "init": "Write a small project that runs as it is: data, blend, task encoder, training script.",
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
     "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
     "lint": "Examine all samples of a data set or a blend: which are broken, and how.",

@@ -28,6 +28,7 @@ from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.trace_file import TraceFile
+from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import Progress, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
@@ -121,7 +122,7 @@ class DataLoader:
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
-        self._pipeline.samples.worker_config = config
+        self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -145,7 +146,11 @@ class DataLoader:
             self._in_step = True
             WorkerConfig._asked = self.worker_config
             asked = time.monotonic()
-            result = take() if self._ahead is None else self._ahead.take()
+            try:
+                result = take() if self._ahead is None else self._ahead.take()
+            except Exception as error:
+                hide_own_frames(error)
+                raise
             if result is None:
                 self._in_step, self._delivered = False, self._dataset_iterator.cursor
                 return
@@ -277,6 +282,7 @@ class DataLoader:
         try:
             return self._dataset_iterator.dataset.restore_sample(restore_key, self._pipeline)
         except SampleError as error:
+            hide_own_frames(error)
             if self.worker_config.restore_error_handler is not None:
                 self.worker_config.restore_error_handler(error, restore_key, None)
             raise

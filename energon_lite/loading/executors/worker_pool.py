@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import time
@@ -20,6 +21,7 @@ from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
 from energon_lite.loading.executors.thread_handle import ThreadHandle
+from energon_lite.loading.executors.unsendable import raise_of_worker, raise_unpicklable
 from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
@@ -131,7 +133,7 @@ class WorkerPool(Executor):
         self._sizes.pop(ticket, None)
         self._whole = True
         if isinstance(outcome, BaseException):
-            raise outcome
+            raise_of_worker(outcome)
         return outcome
 
     def load(self) -> Load:
@@ -178,7 +180,12 @@ class WorkerPool(Executor):
                 self._context, number, pipeline, segments=segments, trace=trace, peers=self._num_workers
             )
         self._workers[number : number + 1] = [worker]
-        worker.start()
+        try:
+            worker.start()
+        except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
+            if self._options.start_method in ("spawn", "forkserver"):
+                raise_unpicklable(pipeline.samples.encoder, self._options.start_method, error)
+            raise
         for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
 
@@ -262,6 +269,10 @@ class WorkerPool(Executor):
         began = time.monotonic()
         while (received := worker.channel.receive()) is not None:
             (answers, seconds), size = received
+            if not answers:
+                if self._pipeline.samples.failures is not None:
+                    self._pipeline.samples.failures.tell(seconds)
+                continue
             size, seconds = size // len(answers), seconds / len(answers)
             worker.since = time.monotonic()
             for ticket, ok, value in answers:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
@@ -28,10 +28,11 @@ from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.parent_watch import end_with_trainer
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send
-from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
+from energon_lite.loading.executors.unsendable import unsendable
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
+from energon_lite.loading.makers.user_frames import hook_traceback, shows_more
 from energon_lite.worker_config import set_worker_number
 
 __all__ = ["STOP_SIGNALS", "answer", "serve"]
@@ -44,7 +45,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOGETHER = 1e-3
 
 
-#: A ticket, whether all went well, and what the result is made of, or the error.
+#: A ticket, whether all went well, and what the result is made of, or the error. Beside answers, a worker sends what
+#: failed, as soon as it does: no answers, and a Failure in place of the seconds.
 Answer = tuple[int, bool, Any]
 
 
@@ -88,6 +90,8 @@ def serve(
     torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
+    if pipeline.samples.failures is not None:
+        pipeline.samples.failures = pipeline.samples.failures.sending(lambda one: send(connection, pack(((), one))))
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         writer = SegmentWriter(segments)
@@ -150,6 +154,9 @@ def answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
     try:
         result = pipeline.run(job)
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
+    except SystemExit as error:
+        what, details = f"a hook ended its worker with sys.exit({error.code!r})", hook_traceback(error)
+        return ticket, False, FatalSampleError(what, fix="raise FatalSampleError to end the run", details=details)
     except BaseException as error:
         return ticket, False, error
 
@@ -168,7 +175,7 @@ def _packed_alone(answer: Answer) -> Answer:
         pack(answer)
         return answer
     except Exception as error:
-        return answer[0], False, _sendable(error)
+        return answer[0], False, unsendable(answer[2], error)
 
 
 def _sendable(error: BaseException) -> BaseException:
@@ -177,8 +184,6 @@ def _sendable(error: BaseException) -> BaseException:
     if shows_more(error):
         error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     error.__cause__ = error.__context__ = None
-    if not isinstance(error, EnergonLiteError):
-        logger.error("a worker ends the iteration:\n%s", text)
     try:
         pickle.loads(pickle.dumps(error))
         return error
