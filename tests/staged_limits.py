@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energon_lite import SampleDecoder, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, register_source
-from energon_lite import stateless
+from energon_lite import (
+    SampleDecoder,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    register_source,
+    stateless,
+)
 
 #: Seconds that a slow step takes, of each sample.
 SLOW = 2e-3

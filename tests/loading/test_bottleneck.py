@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from energon_lite.loading.bottleneck import LoaderSetup, Stretch, bottleneck
-from energon_lite.loading.executors.work_seconds import WorkSum
-
 from staged_limits import CASES, Case, run, staged_loader
 
 
