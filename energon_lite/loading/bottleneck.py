@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from energon_lite.loading.executors.work_seconds import WorkSum
 
-__all__ = ["LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
+__all__ = ["LEAST_BATCHES", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
 
 #: A loader that is waited for less than this share of the time is not what holds a run up.
 _WAITED = 0.1
 #: Batches of a stretch that say something.
-_BATCHES = 5
+LEAST_BATCHES = 5
 #: Work that is this share of its time on a processor needs cores, not only workers.
 _ON_CPU = 0.5
 #: Room for what differs from batch to batch.
@@ -76,7 +76,7 @@ def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None
         >>> bottleneck(stretch, LoaderSetup(workers=2, cores=8))["limit"]
         'decoding'
     """
-    if stretch.batches < _BATCHES or stretch.seconds <= 0.0:
+    if stretch.batches < LEAST_BATCHES or stretch.seconds <= 0.0:
         return None
     waited = min(1.0, stretch.waited / stretch.seconds)
     costs = _costs(stretch, setup)

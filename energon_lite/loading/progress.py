@@ -12,7 +12,7 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.hooks import own_hooks
-from energon_lite.loading.bottleneck import LoaderSetup, Stretch, bottleneck, bottleneck_text
+from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch, bottleneck, bottleneck_text
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.work_seconds import WorkSum
 from energon_lite.loading.loader_metrics import loader_metrics
@@ -90,7 +90,7 @@ class Progress:
             self._last = _Mark(now - seconds)
         self.batches, self._now = self.batches + 1, now
         self.wait_seconds += seconds
-        if now - self._newer.time > _WINDOW:
+        if now - self._newer.time > _WINDOW and self.batches not in range(2, self._newer.batches + LEAST_BATCHES):
             # The first batch, for which workers are started and files opened, says nothing about the others.
             mark = self._mark()
             self._older, self._newer = (self._newer if self.batches > 1 else mark), mark

@@ -124,7 +124,7 @@ class _Search:
         self._again()
 
     def _most_workers(self, start_method: str, number: int) -> int:
-        """Double the workers as long as it helps, from a number on, then try what is between. The best number of them."""
+        """Double the workers, from a number on, as long as it helps; then try what is between. The best number."""
         tried = {
             one.setting.workers: one.samples for one in self.tuning.all() if one.setting.kind == _kind(start_method)
         }
