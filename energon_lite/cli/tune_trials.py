@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
@@ -28,6 +28,14 @@ _LOOK = 0.25
 _PATIENCE = 120.0
 #: Of what a process that ended has said, so many characters are shown.
 _SAID = 3000
+_FIX = "load it yourself, without workers, first"
+
+
+class _Ended(NamedTuple):
+    """Why there is no answer, and what memory was in use."""
+
+    error: str
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,21 +86,32 @@ class Trials:
         with suppress(BrokenPipeError):  # what it said last tells why
             process.stdin.write(json.dumps(asdict(setting)).encode() + b"\n")
             process.stdin.flush()
-        deadline, most = time.monotonic() + _PATIENCE + 10 * self._what.seconds, 0
+        found = self._answer(process)
+        if isinstance(found, dict):
+            return Speed(**{**found, "setting": setting})
+        return Speed(setting, 0.0, memory=found.memory, error=found.error)
+
+    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | _Ended:
+        """What the process answers next, or why it does not any more.
+
+        Raises:
+            UsageError: the data set cannot be loaded at all.
+        """
+        deadline = time.monotonic() + _PATIENCE + 10 * self._what.seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._results, selectors.EVENT_READ)
             while not selector.select(_LOOK):
-                most = max(most, self._too_much(process.pid))
+                most = self._too_much(process.pid)
                 if most or time.monotonic() > deadline:
                     self.close()
-                    return Speed(setting, 0.0, memory=most, error="it took too much memory" if most else "it hung")
+                    return _Ended("it took too much memory" if most else "it hung", most)
         line = self._results.readline()
         if not line:
-            return self._ended(setting)
-        found = json.loads(line)
+            return self._ended(process)
+        found: dict[str, Any] = json.loads(line)
         if "failed" in found:
-            raise UsageError(found["failed"], where=self._what.path, fix="load it yourself, without workers, first")
-        return Speed(**{**found, "setting": setting})
+            raise UsageError(found["failed"], where=self._what.path, fix=_FIX)
+        return found
 
     def close(self) -> None:
         """End the process, with its workers."""
@@ -106,6 +125,7 @@ class Trials:
         self._results.close()
 
     def __enter__(self) -> Self:
+        self._running()
         return self
 
     def __exit__(
@@ -129,6 +149,9 @@ class Trials:
             )
             os.close(theirs)
             self._results = open(ours, encoding="utf-8")  # noqa: SIM115
+            self._answer(self._process)  # it has imported everything: that is none of the time of a try
+        if self._process is None:
+            raise UsageError("the loader could not be started", where=self._what.path, fix=_FIX)
         return self._process
 
     def _too_much(self, process: int) -> int:
@@ -138,18 +161,14 @@ class Trials:
         found = memory_of(process)
         return found if found > self._memory else 0
 
-    def _ended(self, setting: Setting) -> Speed:
-        process = self._process
-        assert process is not None
+    def _ended(self, process: subprocess.Popen[bytes]) -> _Ended:
         code = process.wait()
         self.close()
         if code < 0:
-            return Speed(setting, 0.0, error=f"it was ended by signal {-code}")
+            return _Ended(f"it was ended by signal {-code}")
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _SAID))
         said = self._log.read().decode(errors="replace").strip()
-        raise UsageError(
-            f"the loader ended with exit code {code}:\n{said}", fix="load it yourself, without workers, first"
-        )
+        raise UsageError(f"the loader ended with exit code {code}:\n{said}", where=self._what.path, fix=_FIX)
 
 
 # -- in the process of the tries --------------------------------------------------------------------------------------
@@ -161,6 +180,7 @@ def _main(what: str, results: int) -> None:
         os.set_inheritable(results, False)
         try:
             measure = _measuring(asked)
+            answers.write("{}\n")
             for line in sys.stdin:
                 setting = Setting(**json.loads(line))
                 answers.write(json.dumps(asdict(measure(setting))) + "\n")
