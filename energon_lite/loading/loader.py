@@ -132,12 +132,9 @@ class DataLoader:
         )
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
-        self._progress = Progress(
-            self._report,
-            self._workers,
-            setup_of(self._pipeline.samples, self._workers.num_workers, start_method),
-            Telling.checked(log_every, metrics, metrics_every),
-        )
+        setup = setup_of(self._pipeline.samples, self._workers.num_workers, start_method)
+        telling = Telling.checked(log_every, metrics, metrics_every)
+        self._progress = Progress(self._report, self._workers, setup, telling)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator: DatasetIterator = _iterator_of(runs)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
