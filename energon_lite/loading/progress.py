@@ -134,12 +134,11 @@ class Progress:
         now, older = self._mark(), self._older
         if not math.isfinite(older.time):
             return None
-        stretch = Stretch(
-            now.batches - older.batches,
-            now.time - older.time,
-            now.wait_seconds - older.wait_seconds,
-            now.work.since(older.work),
-        )
+        work = now.work.since(older.work)
+        if work.timed <= 0:  # quick batches, and few of them: those before say how it is
+            work = now.work._replace(busy=work.busy, sent=work.sent, received=work.received)
+        batches, seconds = now.batches - older.batches, now.time - older.time
+        stretch = Stretch(batches, seconds, now.wait_seconds - older.wait_seconds, work)
         return bottleneck(stretch, self._setup)
 
     def log_end(self) -> None:

@@ -16,6 +16,8 @@ __all__ = ["Bounds", "Tuning", "tune"]
 _WORTH = 0.04
 #: Twice as many workers that gain less than this gain nothing; after two such doublings it is enough.
 _GAIN = 0.1
+#: What is slower than this share of the fastest is not worth a look at what is near it.
+_NEAR = 0.7
 #: Batches ahead that are tried.
 _PREFETCH = (4, 8)
 #: The best ones are measured again, as long as there is time.
@@ -117,10 +119,11 @@ class _Search:
             self._try(Setting(number, start_method="thread"))
             if self._leader().setting.kind == "thread":
                 self._most_workers("thread", number)
-        leader = self._leader()
-        if leader.setting.workers and not self._is_enough():
-            for prefetch in _PREFETCH:
-                self._try(replace(leader.setting, prefetch=prefetch))
+        others = [one for one in self._fitting() if one.setting.workers]
+        if others and not self._is_enough():
+            fastest = max(others, key=lambda one: one.samples)
+            for prefetch in _PREFETCH if fastest.samples >= _NEAR * self._leader().samples else ():
+                self._try(replace(fastest.setting, prefetch=prefetch))
         self._again()
 
     def _most_workers(self, start_method: str, number: int) -> int:
@@ -158,7 +161,7 @@ class _Search:
         numbers = sorted(tried)
         place = numbers.index(best) if best in tried else 0
         above = numbers[place + 1] if place + 1 < len(numbers) else best
-        if above - best > 1 and tried[above] > 0.7 * tried[best]:
+        if above - best > 1 and tried[above] > _NEAR * tried[best]:
             return (best + above) // 2
         enough = (1 - _WORTH) * tried.get(best, 0.0)
         if self._bounds.batches is not None and (leader := self._leader()).batches:

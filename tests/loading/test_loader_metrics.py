@@ -109,8 +109,12 @@ def test_what_was_read_and_how_long_it_took(leaf_of: Any, workers: int) -> None:
             pass
         stats = loader.stats()
     json.dumps(stats)
-    # 4 bytes and more of each sample; what workers read since they last said so is missing.
-    assert stats["bytes_read"] >= 4 * 20 and stats["cache"] == {"memory_hits": 0, "folder_hits": 0, "requests": 0}
+    # 3 or 4 bytes of each sample; what workers read since they last said so is missing.
+    assert 3 * 8 <= stats["bytes_read"] <= 5 * 60 and stats["cache"] == {
+        "memory_hits": 0,
+        "folder_hits": 0,
+        "requests": 0,
+    }
     seconds = stats["stage_seconds"]
     assert seconds.keys() == {"read", "decode", "hooks", "batch", "other", "transfer"}
     assert seconds["hooks"] > 0.8 * 15 * 2 * 2e-3 and seconds["hooks"] > seconds["read"] > 0
