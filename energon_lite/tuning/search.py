@@ -117,13 +117,13 @@ class _Search:
         if self._bounds.threads and not self._is_enough():
             number = min(max(2, best), self._bounds.workers)
             self._try(Setting(number, start_method="thread"))
-            if self._leader().setting.kind == "thread":
+            if self._is_near("thread"):
                 self._most_workers("thread", number)
-        others = [one for one in self._fitting() if one.setting.workers]
-        if others and not self._is_enough():
-            fastest = max(others, key=lambda one: one.samples)
-            for prefetch in _PREFETCH if fastest.samples >= _NEAR * self._leader().samples else ():
-                self._try(replace(fastest.setting, prefetch=prefetch))
+        for kind in ("process", "thread"):
+            if self._is_near(kind) and not self._is_enough():
+                fastest = max(self._of_kind(kind), key=lambda one: one.samples)
+                for prefetch in _PREFETCH:
+                    self._try(replace(fastest.setting, prefetch=prefetch))
         self._again()
 
     def _most_workers(self, start_method: str, number: int) -> int:
@@ -222,6 +222,14 @@ class _Search:
 
     def _leader(self) -> Speed:
         return max(self._fitting(), key=lambda one: one.samples, default=self.tuning.speeds[0])
+
+    def _of_kind(self, kind: str) -> list[Speed]:
+        return [one for one in self._fitting() if one.setting.workers and one.setting.kind == kind]
+
+    def _is_near(self, kind: str) -> bool:
+        """Whether workers of a kind are nearly as fast as the fastest, so that more may be got out of them."""
+        fastest = max((one.samples for one in self._of_kind(kind)), default=0.0)
+        return fastest > 0 and fastest >= _NEAR * self._leader().samples
 
     def _is_enough(self) -> bool:
         return self._bounds.batches is not None and self._leader().batches >= self._bounds.batches
