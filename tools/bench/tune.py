@@ -1,4 +1,5 @@
-"""How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both.
+"""How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both. On a machine on which others
+work, only those that sleep say something.
 
 python tools/bench/tune.py --runs 3            # minutes
 """
@@ -19,7 +20,7 @@ from energon_lite.tuning.search import Bounds, tune
 from energon_lite.tuning.setting import Setting
 
 ENCODERS = '''
-import random, threading, time
+import fcntl, threading, time
 from energon_lite import TaskEncoder, stateless
 
 def busy(seconds):
@@ -49,13 +50,34 @@ class Both(TaskEncoder):
         busy(0.0005)
         return {"key": sample.__key__}
 
-class Cheap(TaskEncoder):
-    """Next to nothing: workers cost more than they give, or not."""
+class Shared(TaskEncoder):
+    """Waits 2 ms, then half a millisecond for something that one process after the other gets: five workers pay."""
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
+        time.sleep(0.002)
+        with open(__file__) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(0.0004)
+        return {"key": sample.__key__}
+
+LOCK = threading.Lock()
+
+class Locked(TaskEncoder):
+    """Waits with a lock of its process, as Python's lock is one: threads do not pay."""
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample):
+        with LOCK:
+            time.sleep(0.002)
+        return {"key": sample.__key__}
+
+class Uneven(TaskEncoder):
+    """Every 100th sample takes 50 times as long: batches ahead pay."""
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample):
+        time.sleep(0.05 if hash(sample.__key__) % 100 == 0 else 0.001)
         return {"key": sample.__key__}
 '''
-NAMES = ("Sleeps", "Computes", "Both", "Cheap")
+NAMES = ("Sleeps", "Shared", "Locked", "Uneven", "Computes", "Both")
 
 
 def grid(workers: int) -> list[Setting]:
