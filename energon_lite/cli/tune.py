@@ -24,6 +24,8 @@ __all__ = ["command"]
 _TRIES = 16
 #: Of the memory that is free, what a loader may have.
 _MEMORY = 0.8
+#: Looks that differ by more say that others work on this machine.
+_QUIET = 0.15
 #: Workers for each core: of hooks that wait for something more of them than cores may pay.
 _PER_CORE = 4
 
@@ -113,6 +115,11 @@ def _report(found: Tuning, bounds: Bounds) -> str:
         text.append(f"That is {100 * short:.0f} % of what the training could take: the loader will be the limit.")
     if best.limit is not None and best.limit["limit"] != "trainer":
         text.append(f"What limits the loader then: {best.limit['limit']}.")
+    if found.spread > _QUIET:
+        text.append(
+            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, too. Stop what "
+            "else runs on it, and try again."
+        )
     return "\n".join(text)
 
 

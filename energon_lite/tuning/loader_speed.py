@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,8 +68,7 @@ class LoaderSpeed:
             times, samples = self._times(loader, batches, setting)
             stats, memory = loader.stats(), memory_of(os.getpid())
             self._state = loader.save_state_rank()
-        # The slope of all of them: batches of several workers come in bursts.
-        slope = float(np.polyfit(times, np.arange(len(times)), 1)[0])
+        slope = _slope(times, 3 * max(1, setting.workers))
         return Speed(setting, slope * samples / (len(times) - 1), slope, memory, stats["bottleneck"])
 
     def _times(self, loader: Any, batches: Iterator[Any], setting: Setting) -> tuple[list[float], int]:
@@ -93,3 +92,10 @@ class LoaderSpeed:
             yield from loader
             if loader.stats()["batches"] == before:
                 raise UsageError("the data set has no batch", fix="use smaller batches, or more data")
+
+
+def _slope(times: Sequence[float], least: int) -> float:
+    """Batches a second: the slope of their number, since batches of several workers come in bursts. With so many in
+    each third, the median of the thirds: somebody else may have had the machine for a while."""
+    parts = np.array_split(np.array(times), 3 if len(times) >= 3 * max(4, least) else 1)
+    return float(np.median([np.polyfit(part, np.arange(len(part)), 1)[0] for part in parts]))

@@ -58,13 +58,21 @@ class Tuning:
     best: Speed | None = None
 
     def of(self, setting: Setting) -> Speed | None:
-        """The speed of a setting: the median, if it was measured several times."""
+        """The speed of a setting: the best, if it was measured several times, since others can only take some away."""
         found = [one for one in self.speeds if one.setting == setting]
         if not found:
             return None
         memory = max(one.memory for one in found)
-        samples, batches = (statistics.median([getattr(one, name) for one in found]) for name in ("samples", "batches"))
-        return replace(found[-1], samples=samples, batches=batches, memory=memory)
+        return replace(max(found, key=lambda one: one.samples), memory=memory)
+
+    @property
+    def spread(self) -> float:
+        """How far the same setting was from itself, at most: 0.2: a look was a fifth slower than another one."""
+        least: dict[Setting, float] = {}
+        for one in self.speeds:
+            if one.samples > 0:
+                least[one.setting] = min(one.samples, least.get(one.setting, one.samples))
+        return max((1 - least[one.setting] / one.samples for one in self.all() if one.samples > 0), default=0.0)
 
     def all(self) -> list[Speed]:
         """The speed of each setting that was tried."""

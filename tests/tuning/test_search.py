@@ -143,3 +143,8 @@ def test_time_is_kept() -> None:
     machine = Machine(cores=64)
     found = found_on(machine, workers=256, seconds=11)
     assert machine.now <= 12 and found.left_out and found.best is not None and found.best.samples > 0
+
+
+def test_looks_that_differ_are_told() -> None:
+    assert found_on(Machine(noise=0.0)).spread == 0.0
+    assert 0.3 < found_on(Machine(noise=0.7)).spread < 0.7

@@ -1,5 +1,6 @@
-"""How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both. On a machine on which others
-work, only those that sleep say something.
+"""How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both.
+
+On a machine on which others work, only those that sleep say something.
 
 python tools/bench/tune.py --runs 3            # minutes
 """
