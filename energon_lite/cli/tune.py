@@ -117,7 +117,7 @@ def _report(found: Tuning, bounds: Bounds) -> str:
         text.append(f"What limits the loader then: {best.limit['limit']}.")
     if found.spread > _QUIET:
         text.append(
-            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, too. Stop what "
+            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine. Stop what "
             "else runs on it, and try again."
         )
     return "\n".join(text)
