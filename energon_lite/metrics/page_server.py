@@ -61,6 +61,7 @@ class _Page:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    allow_reuse_port = False  # else another one at the same port would get half of the requests
 
     def __init__(self, address: tuple[str, int], page: _Page):
         self.page = page

@@ -69,7 +69,7 @@ def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
     assert [line["step"] for line in kept.lines] == [5, 10]
     last = kept.lines[-1]
     assert last["loader/samples"] == 20 and last["loader/samples_per_second"] > 0
-    assert last["loader/bottleneck/hooks"] + last["loader/bottleneck/trainer"] + last["loader/bottleneck/storage"] <= 1
+    assert sorted(value for name, value in last.items() if name.startswith("loader/bottleneck/")) == [0, 0, 0, 0, 1]
     assert sum(value for name, value in last.items() if name.startswith("loader/dataset_samples/")) == 20
     lines = [json.loads(line) for line in (tmp_path / "loader.jsonl").read_text().splitlines()]
     assert [line["loader/batches"] for line in lines] == [5, 10] and lines[0]["time"] > 1.7e9
@@ -104,20 +104,18 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_read_and_how_long_it_took(leaf_of: Any, workers: int) -> None:
-    with loader_of(leaf_of(30), seconds=2e-3, workers=workers) as loader:
+    # Jobs of 20 ms, slower than a timer's pause: each of them is timed, also on a machine on which others work.
+    with loader_of(leaf_of(30), seconds=1e-2, workers=workers) as loader:
         for _ in zip(range(15), loader, strict=False):
             pass
         stats = loader.stats()
     json.dumps(stats)
-    # 3 or 4 bytes of each sample; what workers read since they last said so is missing.
-    assert 3 * 8 <= stats["bytes_read"] <= 5 * 60 and stats["cache"] == {
-        "memory_hits": 0,
-        "folder_hits": 0,
-        "requests": 0,
-    }
+    # 3 or 4 bytes of each sample; workers are at most some batches further.
+    assert 3 * 30 <= stats["bytes_read"] <= 4 * (30 + 2 * 2 * 5)
+    assert stats["cache"] == {"memory_hits": 0, "folder_hits": 0, "requests": 0}
     seconds = stats["stage_seconds"]
     assert seconds.keys() == {"read", "decode", "hooks", "batch", "other", "transfer"}
-    assert seconds["hooks"] > 0.8 * 15 * 2 * 2e-3 and seconds["hooks"] > seconds["read"] > 0
+    assert seconds["hooks"] >= 15 * 2 * 1e-2 and seconds["read"] > 0 and seconds["decode"] > 0
     assert bool(seconds["transfer"]) == bool(workers)
     (own,) = stats["dataset_seconds"]
     assert own["hooks"] == pytest.approx(seconds["hooks"]) and own["dataset"] == stats["datasets"][0]["dataset"]
@@ -127,16 +125,18 @@ def test_all_ranks_together(leaf_of: Any, tmp_path: Path) -> None:
     path = leaf_of(30)
 
     def one(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        loader = loader_of(path, rank, 2, seconds=1e-3 + 9e-3 * rank)
+        loader = loader_of(path, rank, 2, seconds=5e-3 * rank)
         for _ in zip(range(8), loader, strict=False):
             pass
         return loader.stats(), loader.gather_stats()
 
     (first, both), (second, same) = run_ranks(2, one, folder=tmp_path)
     assert both == same and both["ranks"] == [first, second]
-    assert both["wait_seconds"] == second["wait_seconds"] > first["wait_seconds"] and both["wait_rank"] == 1
-    assert both["wait_seconds_mean"] == (first["wait_seconds"] + second["wait_seconds"]) / 2
-    assert both["samples"] == 32 and both["bottleneck"]["limit"] == "hooks"
+    waits = [first["wait_seconds"], second["wait_seconds"]]
+    assert waits[1] >= 8 * 2 * 5e-3 and both["wait_seconds_mean"] == sum(waits) / 2
+    # Usually the second, but somebody else may have kept the first one from its core.
+    assert both["wait_seconds"] == max(waits) and both["wait_rank"] == waits.index(max(waits))
+    assert both["samples"] == 32 and both["bottleneck"] == both["ranks"][both["wait_rank"]]["bottleneck"] is not None
 
 
 def test_ranks_that_cannot_be_asked(leaf_of: Any) -> None:
@@ -148,7 +148,7 @@ def test_ranks_that_cannot_be_asked(leaf_of: Any) -> None:
 
 def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with loader_of(leaf_of(30), seconds=1e-3, log_every=10) as loader:
+    with loader_of(leaf_of(30), seconds=5e-3, log_every=10) as loader:
         for _ in zip(range(20), loader, strict=False):
             pass
     lines = [record.message for record in caplog.records if record.name == "energon_lite.loading.progress"]

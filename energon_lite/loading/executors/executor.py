@@ -134,12 +134,10 @@ class InlineExecutor(Executor):
     def _timed(self, make: Callable[[], T]) -> T:
         """What ``make`` returns; now and then it is timed."""
         began = time.monotonic()
-        if began < self._timer.due:
-            made = make()
-        else:
-            made = self._timer.run(self._pipeline.samples, make)
-        self._work.busy += time.monotonic() - began
-        return made
+        try:
+            return make() if began < self._timer.due else self._timer.run(self._pipeline.samples, make)
+        finally:
+            self._work.busy += time.monotonic() - began
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
         return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)

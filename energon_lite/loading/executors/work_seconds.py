@@ -19,9 +19,9 @@ class WorkSum(NamedTuple):
 
     Attributes:
         busy: seconds in which workers made batches.
-        timed: of the jobs that were timed.
-        cpu: of these, those in which the worker did not wait.
-        stages: of these, by stage.
+        timed: of these, those that timed jobs took or stand for: for all jobs but the last ones.
+        cpu: of ``timed``, those in which the worker did not wait.
+        stages: of ``timed``, by stage.
         sent: seconds in which workers packed and sent results.
         received: seconds in which the trainer's process took them, and began to copy them to the device.
     """
@@ -55,7 +55,7 @@ class WorkSeconds:
     """Adds up.
 
     Attributes:
-        busy: seconds in which workers made batches.
+        busy: seconds in which workers made batches; those of a job are added behind what it says by :meth:`add`.
         received: seconds in which this process took results from workers, and began to copy them to the device.
         reads: what was read.
     """
@@ -67,13 +67,15 @@ class WorkSeconds:
         self._steps: Counter[tuple[str, str]] = Counter()  # seconds, by stage and data set
 
     def add(self, times: Times) -> None:
-        """A worker says how long a job took."""
-        self._timed += times.seconds
-        self._cpu += times.cpu_seconds
+        """A worker says how long a job took. It stands for those before it that nobody timed, and for no more: a first
+        job that opens files for seconds says nothing about a million others."""
+        scale = 1.0 + max(0.0, self.busy - self._timed) / max(1e-9, times.seconds)
+        self._timed += times.seconds * scale
+        self._cpu += times.cpu_seconds * scale
         self._sent += times.sent
         self.reads += times.reads
         for stage, leaf, seconds in times.steps:
-            self._steps[stage, leaf] += seconds  # type: ignore[assignment]
+            self._steps[stage, leaf] += seconds * scale  # type: ignore[assignment]
 
     def sum(self) -> WorkSum:
         """The sums up to now."""

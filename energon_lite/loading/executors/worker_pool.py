@@ -272,9 +272,9 @@ class WorkerPool(Executor):
             (answers, seconds, said), size = received
             before, worker.since = worker.since, time.monotonic()
             self._work.received += worker.since - before
-            self._work.busy += seconds
             for times in said:
                 self._work.add(times)
+            self._work.busy += seconds
             size, seconds = size // len(answers), seconds / len(answers)
             for ticket, ok, value in answers:
                 self._seconds += 0.2 * (seconds - self._seconds)

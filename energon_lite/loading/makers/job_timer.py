@@ -79,8 +79,8 @@ class _StageCounter:
 
 class JobTimer:
     """Times the jobs of one worker. To look costs about a microsecond for each step of each sample, which is much for
-    samples that take ten. So after a job of so many steps some time passes until the next one is timed: they cost a
-    250th of all time. Jobs of slow samples are timed one by one.
+    samples that take ten. So from the beginning of a job of so many steps some time passes until the next one is timed:
+    they cost a 250th of all time. Jobs of slow samples, which take longer than that, are timed one by one.
 
     Args:
         tell: gets what a job said.
@@ -110,7 +110,7 @@ class JobTimer:
             cpu, ended = time.thread_time() - cpu, time.monotonic()
             counter.close(ended)
             samples.observers = before
-            self.due = ended + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
+            self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
             steps = dict[tuple[str, str], float]()
             for (step, leaf), seconds in counter.seconds.items():
                 stage = stage_of(step), leaf
