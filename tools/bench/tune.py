@@ -1,6 +1,7 @@
 """How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both.
 
-On a machine on which others work, only those that sleep say something.
+On a machine on which others work, only those that sleep say something, and only with `--times 10`, which makes all of it
+so many times slower.
 
 python tools/bench/tune.py --runs 3            # minutes
 """
@@ -21,11 +22,16 @@ from energon_lite.tuning.search import Bounds, tune
 from energon_lite.tuning.setting import Setting
 
 ENCODERS = '''
-import fcntl, threading, time
+import fcntl, os, threading, time
 from energon_lite import TaskEncoder, stateless
 
+TIMES = float(os.environ["STAGED_TIMES"])
+
+def sleep(seconds):
+    time.sleep(TIMES * seconds)
+
 def busy(seconds):
-    end = time.thread_time() + seconds
+    end = time.thread_time() + TIMES * seconds
     while time.thread_time() < end:
         pass
 
@@ -33,7 +39,7 @@ class Sleeps(TaskEncoder):
     """Waits for something, 2 ms: as many workers as there may be."""
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
-        time.sleep(0.002)
+        sleep(0.002)
         return {"key": sample.__key__}
 
 class Computes(TaskEncoder):
@@ -47,7 +53,7 @@ class Both(TaskEncoder):
     """Half of either."""
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
-        time.sleep(0.002)
+        sleep(0.002)
         busy(0.0005)
         return {"key": sample.__key__}
 
@@ -55,10 +61,10 @@ class Shared(TaskEncoder):
     """Waits 2 ms, then half a millisecond for something that one process after the other gets: five workers pay."""
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
-        time.sleep(0.002)
+        sleep(0.002)
         with open(__file__) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            time.sleep(0.0004)
+            sleep(0.0004)
         return {"key": sample.__key__}
 
 LOCK = threading.Lock()
@@ -68,14 +74,14 @@ class Locked(TaskEncoder):
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
         with LOCK:
-            time.sleep(0.002)
+            sleep(0.002)
         return {"key": sample.__key__}
 
 class Uneven(TaskEncoder):
     """Every 100th sample takes 50 times as long: batches ahead pay."""
     @stateless(restore_seeds=False)
     def encode_sample(self, sample):
-        time.sleep(0.05 if hash(sample.__key__) % 100 == 0 else 0.001)
+        sleep(0.05 if hash(sample.__key__) % 100 == 0 else 0.001)
         return {"key": sample.__key__}
 '''
 NAMES = ("Sleeps", "Shared", "Locked", "Uneven", "Computes", "Both")
@@ -104,15 +110,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="Of the grid.")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0, help="Of a run of tune.")
+    parser.add_argument("--times", type=float, default=1.0, help="Hooks take so many times as long, in smaller batches.")
     parser.add_argument("--hooks", nargs="*", default=NAMES, choices=NAMES)
     asked = parser.parse_args()
+    os.environ["STAGED_TIMES"] = str(asked.times)
+    batch_size = max(1, round(8 / asked.times))
     rows: list[list[Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "staged_hooks.py").write_text(ENCODERS)
         os.chdir(folder)  # where the hooks are looked for
         path = str(make_dataset(Path(folder, "text"), 20_000))
         for name in asked.hooks:
-            what = What(path, f"staged_hooks:{name}", {"batch_size": 8}, False, asked.seconds / 32)
+            what = What(path, f"staged_hooks:{name}", {"batch_size": batch_size}, False, asked.seconds / 32)
             settings = grid(asked.workers)
             found = []
             for _ in range(asked.runs):
