@@ -1,7 +1,7 @@
 """How near `energon-lite tune` comes to the best setting of a grid, where hooks sleep, compute, or both.
 
-On a machine on which others work, only those that sleep say something, and only with `--times 10`, which makes all of it
-so many times slower.
+On a machine on which others work, only those that sleep say something, with `--times 10`, which makes all of it so many
+times slower.
 
 python tools/bench/tune.py --runs 3            # minutes
 """
@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="Of the grid.")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0, help="Of a run of tune.")
-    parser.add_argument("--times", type=float, default=1.0, help="Hooks take so many times as long, in smaller batches.")
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="Hooks take so many times as long, in smaller batches."
+    )
     parser.add_argument("--hooks", nargs="*", default=NAMES, choices=NAMES)
     asked = parser.parse_args()
     os.environ["STAGED_TIMES"] = str(asked.times)
@@ -136,8 +138,8 @@ def main() -> None:
                 print(f"  {name}: {setting}: {speed:,.0f} samples/s", flush=True)
             rows.append([name, str(top), f"{speeds[top]:,.0f}", "; ".join(map(str, found)), spread(shares)])
             print(rows[-1], flush=True)
-    print(machine())
-    print(table(["hooks", "best of the grid", "samples/s", "proposed", "share of the best"], rows))
+        print(machine())  # here, since some libraries look for the folder that they are in
+        print(table(["hooks", "best of the grid", "samples/s", "proposed", "share of the best"], rows))
 
 
 if __name__ == "__main__":
