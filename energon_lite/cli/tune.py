@@ -24,7 +24,7 @@ __all__ = ["command"]
 _TRIES = 16
 #: Of the memory that is free, what a loader may have.
 _MEMORY = 0.8
-#: Looks that differ by more say that others work on this machine.
+#: Looks that differ by more say that others work on this machine, or that looks are too short.
 _QUIET = 0.15
 #: Workers for each core: of hooks that wait for something more of them than cores may pay.
 _PER_CORE = 4
@@ -117,8 +117,8 @@ def _report(found: Tuning, bounds: Bounds) -> str:
         text.append(f"What limits the loader then: {best.limit['limit']}.")
     if found.spread > _QUIET:
         text.append(
-            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine. Stop what "
-            "else runs on it, and try again."
+            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, or a few samples "
+            "take much longer than the rest. Stop what else runs on it, or give more --seconds, and try again."
         )
     return "\n".join(text)
 
