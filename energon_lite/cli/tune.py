@@ -117,8 +117,8 @@ def _report(found: Tuning, bounds: Bounds) -> str:
         text.append(f"What limits the loader then: {best.limit['limit']}.")
     if found.spread > _QUIET:
         text.append(
-            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, or a few samples "
-            "take much longer than the rest. Stop what else runs on it, or give more --seconds, and try again."
+            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, or a few "
+            "samples take much longer than the rest. Stop what else runs on it, or give more --seconds, and try again."
         )
     return "\n".join(text)
 
