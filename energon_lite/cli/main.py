@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",
+    "tune": "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
     "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
     "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",

@@ -162,8 +162,7 @@ class Pipeline:
                 return None  # before anything is read, which would be read again
         try:
             rows, places = self.samples.read_together(job.addresses)
-            self.samples.tell("decode", "*", f"{len(job.addresses)} samples")
-            fields = {number: those.fields() for number, those in rows.items()}
+            fields = self.samples.fields_of(rows)
             self.samples.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.samples.encoder.padding)
         except Exception:

@@ -7,7 +7,7 @@ that are not alike) each is read by itself, so that what is wrong is told of the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -123,7 +123,9 @@ class SampleMaker:
 
     def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
         """The samples, where no hook sees them before those of batches do; None: they have to be made one by one."""
-        if self._sample_hooks or not self.hooks.batched or self.observers or len(addresses[0]) > 3:
+        if self._sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
+            return None
+        if any(one.times_samples for one in self.observers):
             return None
         if len(addresses) * self._largest > _READ_TOGETHER:
             return None
@@ -134,7 +136,11 @@ class SampleMaker:
         try:
             rows, places = self.read_together(addresses)
             keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
-            made = [those.samples(keys[number]) for number, those in rows.items()]
+            made = []
+            for number, those in rows.items():
+                if self.observers:
+                    self._tell_columns(those)
+                made.append(those.samples(keys[number]))
         except Exception:
             return None  # whatever it is, it is found again, and told of its sample
         return made[0] if len(made) == 1 else in_order(made, places)
@@ -184,6 +190,8 @@ class SampleMaker:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
         if self.reads_ahead:
             leaves = self.leaves
+            if self.observers:
+                self.tell("read", "*", f"{len(addresses)} samples")
             fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
         numbers, indices = columns_of(addresses)
         places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
@@ -199,6 +207,15 @@ class SampleMaker:
                 self.tell("read", self.leaves[number].name, f"{len(those)} samples")
             rows[number] = Rows(self.leaves[number], those)
         return rows, places
+
+    def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
+        """The fields of what was read, by leaf."""
+        found = {}
+        for number, those in rows.items():
+            if self.observers:
+                self._tell_columns(those)
+            found[number] = those.fields()
+        return found
 
     def made(
         self,
@@ -254,6 +271,9 @@ class SampleMaker:
             given = self._cook, sample, leaf.cooker, leaf.aux
             sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
+
+    def _tell_columns(self, rows: Rows) -> None:
+        self.tell("decode_columns", rows.leaf.name, f"{len(rows.indices)} samples")
 
     # -- those who look on ----------------------------------------------------------------------------------------
 
