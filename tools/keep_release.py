@@ -17,8 +17,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/released")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/released"))
 
 import scenarios
 
@@ -27,6 +26,7 @@ from energon_lite.batching.strategy import PLAN_VERSION
 from energon_lite.cli.main import main as command
 from energon_lite.order import ORDER_VERSION
 
+ROOT = Path(__file__).resolve().parents[1]
 _DOCUMENT = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
 _BLENDS = {
     "blend.yaml": "    blend:\n      - {path: prose, weight: 3}\n      - {path: verse, weight: 1}\n",

@@ -1,4 +1,4 @@
-"""What is kept of each released version: data sets as it prepared them, and states of runs on them, each with what came next.
+"""What is kept of each released version: data sets as it prepared them, and states of runs on them with what came next.
 
 Names here are today's; what a version wrote is in its folder. A new feature with a state of its own gets a scenario.
 """
@@ -80,7 +80,8 @@ SCENARIOS: dict[str, tuple[int, Callable[[Path, WorkerConfig], Any]]] = {
     ),
     "packs": (2, _train("blend.yaml", task_encoder=Packs(), batch_size=2, packing_buffer_size=6)),
     "validation": (
-        2, lambda data, config: get_val_dataset(data / "prose", batch_size=2, task_encoder=Words(), worker_config=config)
+        2,
+        lambda data, config: get_val_dataset(data / "prose", batch_size=2, task_encoder=Words(), worker_config=config),
     ),
     "processing": (
         2, lambda data, config: get_processing_dataset(data / "prose", task_encoder=Words(), worker_config=config)

@@ -18,11 +18,11 @@ import pytest
 import energon_lite
 from energon_lite import StateError, WorkerConfig, get_loader, get_processing_dataset
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
 
+HERE = Path(__file__).parent
 RELEASES = sorted(path.name for path in HERE.iterdir() if (path / "states.json").exists())
 
 
