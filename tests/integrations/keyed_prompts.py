@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,15 @@ import torch
 from energon_lite import DefaultTaskEncoder, SkipSample, WorkerConfig, get_train_dataset, get_val_dataset
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=7)
+
+
+def write_blend(path: Path, large: Path, small: Path) -> str:
+    """A blend of two data sets, of which the smaller one says where its prompts come from."""
+    labels = "subflavors: {data_source: openai/gsm8k}"
+    lines = [f"      - {{path: {large}, weight: 3}}", f"      - {{path: {small}, weight: 1, {labels}}}"]
+    head = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
+    path.write_text("\n".join([*head, *lines]) + "\n")
+    return str(path)
 
 
 class Prompts(DefaultTaskEncoder):

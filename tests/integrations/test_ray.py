@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import blend_yaml
 
 from energon_lite import SampleError, StateMismatchError, UsageError, get_savable_loader
 from energon_lite.integrations.ray import SampleKey, SampleKeys, fetch, fetch_batch
@@ -24,15 +23,14 @@ from energon_lite.integrations.ray import SampleKey, SampleKeys, fetch, fetch_ba
 sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
 
 import keyed_prompts
-from keyed_prompts import digest
+from keyed_prompts import digest, write_blend
 
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
 def blend(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("keys") / "blend.yaml"
-    return str(blend_yaml(path, [(str(leaf_of(30)), 3), (str(leaf_of(8, "b")), 1)]))
+    return write_blend(tmp_path_factory.mktemp("keys") / "blend.yaml", leaf_of(30), leaf_of(8, "b"))
 
 
 class Actor:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blend_yaml
 from torch.utils.data import DataLoader
 
 from energon_lite import UsageError
@@ -26,7 +25,7 @@ from energon_lite.integrations.verl import AddressDataset
 
 sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
 
-from keyed_prompts import digest
+from keyed_prompts import digest, write_blend
 
 FORK = multiprocessing.get_context("fork")
 
@@ -34,11 +33,9 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def data(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """verl's ``data`` section."""
-    path = blend_yaml(tmp_path_factory.mktemp("verl") / "blend.yaml", [(leaf_of(30), 3), (leaf_of(8, "b"), 1)])
-    text = path.read_text().replace("weight: 1.0", "weight: 1.0, subflavors: {data_source: openai/gsm8k}")
-    path.write_text(text.replace("weight: 1}", "weight: 1, subflavors: {data_source: openai/gsm8k}}"))
+    path = write_blend(tmp_path_factory.mktemp("verl") / "blend.yaml", leaf_of(30), leaf_of(8, "b"))
     return {
-        "train_files": str(path),
+        "train_files": path,
         "val_files": str(leaf_of(8, "b")),
         "shuffle": False,
         "custom_cls": {"path": "pkg://energon_lite.integrations.verl", "name": "AddressDataset"},
