@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import shutil
 import sys
 import tarfile
@@ -59,6 +60,7 @@ def make_data(folder: Path) -> None:
     _run("measure", str(folder / "prose"), "--task-encoder", "scenarios:Words", "--num-workers", "0")
     lines = (json.dumps({"text": " ".join(["line"] * (number % 4 + 1))}) for number in range(15))
     (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
+    os.utime(folder / "notes.jsonl", (scenarios.TIME, scenarios.TIME))
     _run("prepare", str(folder / "notes.jsonl"))
     for name, blend in _BLENDS.items():
         (folder / name).write_text(_DOCUMENT + blend)

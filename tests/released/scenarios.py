@@ -26,6 +26,8 @@ from energon_lite import (
 
 #: Steps before a state is saved, and those behind it that have to be the same.
 BEFORE, BEHIND = 5, 6
+#: When the JSONL file was written: its index holds that, and git does not.
+TIME = 1_000_000_000
 BEST_FIT = {"strategy": "best_fit", "capacity": 20}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from functools import lru_cache
@@ -41,7 +42,8 @@ def is_promised(release: str, current: str) -> bool:
 @pytest.fixture
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The data sets of a release, as it prepared them."""
-    folder: Path = shutil.copytree(HERE / request.param / "data", tmp_path / "data", copy_function=shutil.copy2)
+    folder: Path = shutil.copytree(HERE / request.param / "data", tmp_path / "data", copy_function=shutil.copyfile)
+    os.utime(folder / "notes.jsonl", (scenarios.TIME, scenarios.TIME))
     return folder
 
 
