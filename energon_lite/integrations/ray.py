@@ -131,6 +131,7 @@ def fetch_batch(keys: Sequence[SampleKey]) -> Any:
     depends on nothing but the keys.
 
     Raises:
+        SampleError: in validation, a sample or the batch is skipped or fails: nothing is left out silently.
         UsageError: there are no keys, or keys of several data sets.
     """
     if len(found := {key.data for key in keys}) != 1:

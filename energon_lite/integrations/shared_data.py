@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.loading.makers.pipeline import Job
+from energon_lite.loading.makers.pipeline import Failure, Job
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.named_object import find_named
 from energon_lite.order.hashing import hash_ints
@@ -87,7 +87,14 @@ class OpenedData:
         """A batch; see :func:`~energon_lite.integrations.ray.fetch_batch`."""
         with self._lock:
             number = hash_ints(*addresses[0]) >> 1  # from which batch hooks have their randomness
-            return self._batched.run(Job(0, number, addresses)).batch
+            result = self._batched.run(Job(0, number, addresses))
+            failures = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
+            if failures and not self._batched.refill:
+                for address in addresses:
+                    self._loader.restore_sample(("sample", *address, 0))  # which raises what is wrong with it
+                lost = failures[0]
+                raise SampleError(f"the batch cannot be made: {lost.stage}: {lost.reason}", fix=lost.fix or None)
+            return result.batch
 
 
 def open_data(function: str, arguments: tuple[Any, ...]) -> SavableDataset:

@@ -162,9 +162,14 @@ def test_finite_data_is_dealt_pass_by_pass(leaf_of: Callable[..., Path], opened:
 
 
 def test_validation_has_no_replacements(leaf_of: Callable[..., Path]) -> None:
-    skipped = SampleKeys("keyed_prompts:open_validation", str(leaf_of(8, "b"))).key(3)
+    keys = SampleKeys("keyed_prompts:open_validation", str(leaf_of(8, "b")))
     with pytest.raises(SampleError, match="ends with 3"):
-        skipped.fetch()
+        keys.key(3).fetch()
+    with pytest.raises(SampleError, match="ends with 3"):
+        fetch_batch([keys.key(2), keys.key(3)])
+    assert len(fetch_batch([keys.key(2), keys.key(4)])["keys"]) == 2
+    with pytest.raises(SampleError, match="batch: .*no batch of three"):
+        fetch_batch([keys.key(number) for number in (2, 4, 5)])
 
 
 def test_what_cannot_be_addressed_is_refused(blend: str) -> None:

@@ -58,6 +58,17 @@ def test_extras_bring_what_messages_say(project: dict[str, Any]) -> None:
         assert not extra or package in {Requirement(line).name for line in extras[extra]}
 
 
+def test_messages_name_an_extra_where_one_brings_the_package(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"].items()
+    brought = {Requirement(line).name for extra, lines in extras if extra not in _TOOLS for line in lines}
+    asked = {
+        (path.name, name)
+        for path in sorted((ROOT / "energon_lite").rglob("*.py"))
+        for name in re.findall(r"pip install '?([\w-]+)(?![\w-]*[\[>])", path.read_text(encoding="utf-8"))
+    }
+    assert not {(where, name) for where, name in asked if name in brought}
+
+
 def test_the_version_stands_in_one_place(project: dict[str, Any]) -> None:
     assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "energon_lite.__version__"}

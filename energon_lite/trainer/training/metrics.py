@@ -156,7 +156,7 @@ class WandbRun:
         try:
             import wandb
         except ImportError:
-            fix = "pip install 'energon-lite[wandb]', or leave out train.wandb"
+            fix = "pip install energon-lite[wandb], or leave out train.wandb"
             raise UsageError("wandb is not installed", fix=fix) from None
         name = Path(folder, "wandb-id")
         if not name.exists():
