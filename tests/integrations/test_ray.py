@@ -168,7 +168,7 @@ def test_validation_has_no_replacements(leaf_of: Callable[..., Path]) -> None:
     with pytest.raises(SampleError, match="ends with 3"):
         fetch_batch([keys.key(2), keys.key(3)])
     assert len(fetch_batch([keys.key(2), keys.key(4)])["keys"]) == 2
-    with pytest.raises(SampleError, match="batch: .*no batch of three"):
+    with pytest.raises(SampleError, match=r"batch: .*no batch of three"):
         fetch_batch([keys.key(number) for number in (2, 4, 5)])
 
 

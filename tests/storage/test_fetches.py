@@ -128,13 +128,16 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 @kinds
 def test_threads_end_when_there_is_nothing_to_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(fetches: Fetches) -> None:
+        for first in (0, 40):  # threads that have ended begin again
+            for number in range(first, first + 40):  # each is done at once, and nobody is busy then
+                fetches.wait(fetches.start(ranges(1, number)))
+                assert soon(lambda: not fetches._busy.is_set())
+            assert soon(lambda: fetches._watcher is None and not fetches._threads)
+
     monkeypatch.setattr(module, "_IDLE", 0.05)
     fetches = Source(delay=0.0).fetches(kind)
-    for first in (0, 40):  # threads that have ended begin again
-        for number in range(first, first + 40):  # each is done at once, and nobody is busy then
-            fetches.wait(fetches.start(ranges(1, number)))
-            assert soon(lambda: not fetches._busy.is_set())
-        assert soon(lambda: fetches._watcher is None and not fetches._threads)
+    use(fetches)
     gone = weakref.ref(fetches)
     del fetches
     assert soon(lambda: gc.collect() >= 0 and gone() is None)
