@@ -15,7 +15,7 @@ import random
 import resource
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -100,9 +100,9 @@ class LocalFile:
         """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
         return os.preadv(self.fd, [memory], offset)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python, there is no `os`
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 class RemoteFile:
