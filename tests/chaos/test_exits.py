@@ -96,14 +96,9 @@ def _all_cases() -> list[dict[str, Any]]:
 
 def _covered(case: dict[str, Any]) -> set[Any]:
     """Choices that come together in a case: any two; with an open loader also those that decide in which order exit
-    handlers run. Three endings are one to a method of starting: the interpreter unwinds and calls exit handlers."""
+    handlers run."""
     order = tuple(case[name] for name in ("method", "finalize", "multiprocessing"))
-    unwound = case["ending"] in ("exit", "exception", "KeyboardInterrupt")
-    ending = ("ending", "unwound" if unwound else case["ending"])
-    pairs = {
-        pair for pair in itertools.combinations(case.items(), 2) if [name for name, _ in pair] != ["ending", "method"]
-    }
-    return {*pairs, (ending, case["method"]), order if case["loader"] != "closed" else ()}
+    return {*itertools.combinations(case.items(), 2), order if case["loader"] != "closed" else ()}
 
 
 def _few_cases() -> list[dict[str, Any]]:
