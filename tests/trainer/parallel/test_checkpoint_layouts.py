@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import nightly_but
 from late_collectives import watched_collectives
 from rank_processes import RunRanks
 from test_parity import Layout
@@ -29,9 +30,9 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved", LAYOUTS, ids=str)
+@pytest.mark.parametrize("saved", nightly_but({0, 2, 4, 6}, LAYOUTS), ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
-    # The next in a ring: each is written, and read as another has written it. Itself: bit for bit, in a test below.
+    # The next in a ring; each layout writes or reads. Itself: bit for bit, in a test below.
     read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(LAYOUTS.index(saved) + 1) % len(LAYOUTS)]])
 
 
