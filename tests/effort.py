@@ -47,7 +47,7 @@ def examples(count: int) -> int:
 def nightly_but(always: Collection[int], cases: Iterable[Any]) -> list[Any]:
     """Parameters of a test: those at the places ``always`` are tried each time, the others with ``-m nightly``.
 
-    Of a product, ``always`` has each value of each axis at least once.
+    Of a product, ``always`` should have each value of each axis at least once.
 
     Example:
         >>> @pytest.mark.parametrize(("world", "reduce"), nightly_but({0, 3}, itertools.product([1, 2], "ab")))
