@@ -171,9 +171,7 @@ def first_sentence(value: object) -> str:
 
 def page_of(name: Name, pages: tuple[Page, ...]) -> Page | None:
     """The page with the longest room that a name comes from."""
-    fitting = [
-        (len(room), page) for page in pages for room in page.rooms if f"{name.room}.".startswith(f"{room}.")
-    ]
+    fitting = [(len(room), page) for page in pages for room in page.rooms if f"{name.room}.".startswith(f"{room}.")]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
