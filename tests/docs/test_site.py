@@ -43,7 +43,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_a_map_as_navigation() -> None:
     navigation = tool("navigation")
-    text = "# T\n\n## A\n\n**[One](one.md).** First\nof [all](x.md).\n\n### B\n\n**[Two](../n/two.ipynb).** x\n\n## C\n\ntext\n"
+    text = "# T\n\n## A\n\n**[One](one.md).** First\nof [all](x.md).\n\n### B\n\n**[Two](../n/two.ipynb).** x\n\n## C\n\ny\n"
     assert navigation.navigation(text) == [
         {"Home": "index.md"},
         {"A": [{"One": "one.md"}, {"B": [{"Two": "notebooks/two.md"}]}]},

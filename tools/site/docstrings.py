@@ -1,4 +1,4 @@
-"""Roles in docstrings, ``:class:`~energon_lite.Batch```, as links of the reference or as code: an extension of griffe."""
+"""Roles in docstrings, as ``:class:`~energon_lite.Batch```, made links of the reference, or code: a griffe extension."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import griffe
-
 from reference import FOLDER, ROLE, listed
 
 

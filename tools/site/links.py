@@ -1,7 +1,7 @@
 """Links of the documentation, as the site needs them.
 
-Pages are written for GitHub, where a link may lead to any file of the repository. The site has pages for what lies outside
-of ``docs/``: the changelog, notebooks, and a listing of each file or folder that some page links to.
+Pages are written for GitHub, where a link may lead to any file of the repository. The site has pages for what lies
+outside of ``docs/``: the changelog, notebooks, and a listing of each file or folder that some page links to.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page under ``docs/reference`` is a table of names, each with the first sentence of its docstring, as GitHub shows it. The
-site adds the whole docstrings below (``hooks.py``). A name that is made public is in the reference with the next run, and
-a test says when that run is due.
+A page under ``docs/reference`` is a table of names, each with the first sentence of its docstring, as GitHub shows it.
+The site adds the whole docstrings below (``hooks.py``). A name that is made public is in the reference with the next
+run, and a test says when that run is due.
 """
 
 from __future__ import annotations
