@@ -43,7 +43,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_a_map_as_navigation() -> None:
     navigation = tool("navigation")
-    text = "# T\n\n## A\n\n**[One](one.md).** First\nof [all](x.md).\n\n### B\n\n**[Two](../n/two.ipynb).** x\n\n## C\n\ny\n"
+    text = "# T\n\n## A\n\n**[One](one.md).** First\nof [all](x.md).\n\n### B\n\n**[Two](../n/two.ipynb).** x\n\n## C\n"
     assert navigation.navigation(text) == [
         {"Home": "index.md"},
         {"A": [{"One": "one.md"}, {"B": [{"Two": "notebooks/two.md"}]}]},
@@ -125,3 +125,23 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="https?://(?!squidfunk)[^"]*\.(js|css|woff2?)"', page)
     assert "(order.md)" in (tmp_path / "site" / "llms.txt").read_text()
     assert (tmp_path / "site" / "order.md").read_text() == (DOCS / "order.md").read_text()
+    check_structure(tmp_path / "site")
+
+
+def check_structure(site: Path) -> None:
+    """Lists, tables and code of each page are what GitHub makes of it: Python's Markdown has stricter rules for them."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.parent.name == "reference":
+            continue
+        html = (site / page.relative_to(DOCS).with_suffix(".html")).read_text()
+        article = re.sub(
+            r"<(aside|nav|form).*?</\1>", "", html[html.index("<article") : html.index("</article>")], flags=re.S
+        )
+        assert _elements(article) == _elements(markdown.render(page.read_text())), page.name
+
+
+def _elements(html: str) -> dict[str, int]:
+    html = re.sub(r"<pre.*?</pre>", "<pre>", html, flags=re.S)
+    names = ("p", "li", "td", "pre", "h1", "h2", "h3", "h4", "img", "blockquote", "code", "strong", "em")
+    return {name: len(re.findall(rf"<{name}[ >]", html)) for name in names}

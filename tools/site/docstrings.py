@@ -1,4 +1,4 @@
-"""Roles in docstrings, as ``:class:`~energon_lite.Batch```, made links of the reference, or code: a griffe extension."""
+"""Roles in docstrings, as ``:class:`~energon_lite.Batch```, made links of the reference or code, for griffe."""
 
 from __future__ import annotations
 
