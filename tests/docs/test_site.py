@@ -129,7 +129,7 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def check_structure(site: Path) -> None:
-    """Lists, tables and code of each page are what GitHub makes of it: Python's Markdown has stricter rules for them."""
+    """Lists, tables and code of each page are what GitHub makes of it: Python's Markdown has stricter rules."""
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
     for page in sorted(DOCS.rglob("*.md")):
         if page.parent.name == "reference":
