@@ -12,7 +12,7 @@ FIGURES = DOCS / "figures"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resume"])
+@pytest.mark.parametrize("name", ["resume", "packing"])
 def test_moving_pictures_are_fresh(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FIGURES)
     drawn = importlib.import_module(name).draw()
