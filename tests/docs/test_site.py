@@ -73,13 +73,14 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_first_sentences() -> None:
-    first_sentence = tool("reference").first_sentence
+    reference = tool("reference")
+    assert reference.first_sentence("What e.g. :func:`~energon_lite.get_loader` does. And\nmore.") == (
+        "What e.g. `get_loader` does."
+    )
+    assert reference.first_sentence("Point(x: int, y: int)") == reference.first_sentence(None) == ""
+    from energon_lite.trainer import training
 
-    def documented() -> None:
-        """What e.g. :func:`~energon_lite.get_loader` does. And more."""
-
-    assert first_sentence(documented) == "What e.g. `get_loader` does."
-    assert first_sentence({}) == "A `dict`."
+    assert reference.comment_above("PRESETS", training) and not reference.comment_above("Trainer", training)
 
 
 def test_llms_txt_is_the_map() -> None:

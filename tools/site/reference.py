@@ -141,27 +141,34 @@ def public_names(module: ModuleType) -> list[Name]:
     found = []
     for name in sorted(listed, key=str.lower):
         value = getattr(module, name)
-        room = getattr(value, "__module__", None) or module.__name__
-        if inspect.ismodule(value) or not room.startswith("energon_lite"):
-            # Constants, as PRESETS, have no module of their own.
-            if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value) or name == "annotations":
-                continue
-            room = module.__name__
-        found.append(Name(name, room.removeprefix("energon_lite."), first_sentence(value)))
+        if inspect.isclass(value) or inspect.isroutine(value):
+            room, sentence = value.__module__, first_sentence(value.__doc__)
+        elif inspect.ismodule(value) or name == "annotations":
+            continue
+        else:  # a constant, or a name for a type, which does not know where it is from
+            room, sentence = module.__name__, first_sentence(comment_above(name, module))
+        if room.startswith("energon_lite."):
+            found.append(Name(name, room.removeprefix("energon_lite."), sentence))
     return found
 
 
-def first_sentence(value: object) -> str:
+def comment_above(name: str, module: ModuleType) -> str:
+    """What ``#:`` says above a constant, in its own module or in the one that it is imported from."""
+    source = inspect.getsource(module)
+    if imported := re.search(rf"^from (\S+) import {name} as {name}$", source, re.M):
+        return comment_above(name, importlib.import_module(imported[1]))
+    above = re.search(rf"^((?:#: .*\n)+){name}\b", source, re.M)
+    return re.sub(r"^#: ", "", above[1], flags=re.M) if above else ""
+
+
+def first_sentence(docstring: str | None) -> str:
     """The first sentence of a docstring, as Markdown.
 
     Example:
-        >>> first_sentence(first_sentence)
-        'The first sentence of a docstring, as Markdown.'
+        >>> first_sentence("A loader of :class:`~energon_lite.Batch`. It has ``next``.")
+        'A loader of `Batch`.'
     """
-    if not (inspect.isclass(value) or inspect.isroutine(value)):
-        return f"A `{type(value).__name__}`."
-    own = value.__doc__
-    paragraph = " ".join(inspect.cleandoc(own or "").split("\n\n")[0].split())
+    paragraph = " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
     if re.match(r"\w+\(.*\)$", paragraph):  # what a dataclass says of itself
         return ""
     sentence = re.match(r".+?(?:[.:?](?=\s+[A-Z`])|$)", paragraph)
@@ -193,17 +200,17 @@ def texts() -> dict[str, str]:
 
 
 def _integrations() -> str:
-    """The page of the adapters: a heading for each module there is, with what it says of itself."""
+    """The page of the adapters: a heading for each module that a page of the documentation names."""
     folder = ROOT / "energon_lite" / "integrations"
-    stems = [path.stem for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
+    guides = "".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")))
+    named = sorted(set(re.findall(r"energon_lite\.integrations\.(\w+)", guides)))
     parts, modules = [], []
-    for stem in stems:
-        module = importlib.import_module(f"energon_lite.integrations.{stem}")
-        names = [name for name in public_names(module) if name.room == f"integrations.{stem}"]
-        if names:
+    for stem in named:
+        if (folder / f"{stem}.py").exists():
+            module = importlib.import_module(f"energon_lite.integrations.{stem}")
             modules.append(module.__name__)
-            said = " ".join((module.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
-            parts.append(f"\n## `{module.__name__}`\n\n{said}\n\n{_table(names)}")
+            said = ROLE.sub(r"`\1`", " ".join((module.__doc__ or "").split("\n\n")[0].split())).replace("``", "`")
+            parts.append(f"\n## `{module.__name__}`\n\n{said}\n\n{_table(public_names(module))}")
     return _head(INTEGRATIONS, *modules) + "".join(parts) if parts else ""
 
 
