@@ -61,7 +61,6 @@ class StepMetrics:
             "data_wait": running.data_wait,
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
-            **self.config.optimizer.learning_rates(result.lr),
         }
         if (skipped := step - launched.updates()) > 0:
             values["skipped_updates"] = skipped
