@@ -2,7 +2,8 @@
 
     python tests/examples/notebooks.py examples/notebooks/NAME.ipynb      # runs it, and writes what came out into it
 
-Cells have no magics, so plain Python runs them. What they print is kept as text, and each ``plt.show()`` as a picture.
+Cells are plain Python, and lines of the shell that begin with ``!``. What they print is kept as text, and each
+``plt.show()`` as a picture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import types
@@ -20,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 Output = dict[str, Any]
+#: A line of the shell, with those that go on behind a backslash.
+_SHELL = re.compile(r"^!((?:.*\\\n)*.*)$", re.M)
 
 
 def run(path: Path, folder: Path) -> list[list[Output]]:
@@ -35,13 +40,15 @@ def run(path: Path, folder: Path) -> list[list[Output]]:
     import matplotlib.pyplot as plt
 
     module = types.ModuleType(f"notebook_{path.stem}")
+    module.__dict__["_shell"] = _shell
     sys.modules[module.__name__] = module  # classes made in it travel between workers and this process
     outputs: list[list[Output]] = []
     before = Path.cwd()
     os.chdir(folder)
     show = plt.show
     try:
-        for number, source in enumerate(code_cells(path)):
+        for number, cell in enumerate(code_cells(path)):
+            source = _SHELL.sub(lambda line: f"_shell({line[1]!r})", cell)
             found: list[Output] = []
             plt.show = lambda found=found: found.append(_picture())
             printed = io.StringIO()
@@ -55,6 +62,13 @@ def run(path: Path, folder: Path) -> list[list[Output]]:
         os.chdir(before)
         del sys.modules[module.__name__]
     return outputs
+
+
+def _shell(command: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    print(done.stdout, end="")
 
 
 def code_cells(path: Path) -> Iterator[str]:

@@ -1,20 +1,12 @@
-"""Notebooks run, and print what is written in them; the quickstart's moving picture is drawn from its recording."""
+"""The quickstart's moving picture is drawn from its recording."""
 
 from __future__ import annotations
 
 import json
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-from notebooks import FOLDER, printed, written
 from pages import DOCS
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.name)
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    assert printed(path, tmp_path) == written(path)
 
 
 def test_the_picture_is_that_of_the_recording() -> None:
