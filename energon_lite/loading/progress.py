@@ -16,6 +16,7 @@ from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch,
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.work_seconds import WorkSum
 from energon_lite.loading.loader_metrics import loader_metrics
+from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
 from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -195,13 +196,12 @@ def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
         start_method: of these.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    sources = [leaf.source for leaf in samples.leaves]
     return LoaderSetup(
         workers,
         start_method,
         max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))),
-        reads_ahead=any(source.read_ahead is not None for source in sources),
-        can_read_ahead=any(isinstance(source, WebdatasetSource) for source in sources),
+        reads_ahead=reads_ahead(samples.leaves),
+        can_read_ahead=any(isinstance(leaf.source, WebdatasetSource) for leaf in samples.leaves),
         own_batch=not own_hooks(samples.encoder).isdisjoint(("batch", "encode_batch")),
         seeded=bool(samples.seeded_hooks),
     )

@@ -104,7 +104,7 @@ class ShownRun:
         return os.path.dirname(os.path.abspath(local_path(self.path)))
 
     @property
-    def leaves(self) -> tuple[Leaf, ...]:
+    def leaves(self) -> Sequence[Leaf]:
         """The data sets."""
         return self.dataset.leaves
 

@@ -173,6 +173,8 @@ def test_few_leaves_are_open_and_little_is_sent(blend: Path) -> None:
     dataset = opened(blend)
     leaves = dataset.leaves
     assert isinstance(leaves, LeafTable) and isinstance(leaves[7], KnownLeaf)
+    get_savable_loader(dataset).close()
+    assert len(leaves._open) <= 1, "a loader opens leaves before it reads them"
     delivered(dataset, 40)
     assert 0 < len(leaves._open) <= 16
     number = next(iter(leaves._open))
