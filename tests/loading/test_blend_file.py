@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import BatchDataset, BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
 from energon_lite.loading import blend_file, leaf_table, opened_blend
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -183,6 +183,24 @@ def test_few_leaves_are_open_and_little_is_sent(blend: Path) -> None:
     assert len(pickle.dumps(leaves)) < 150 * LEAVES + 4000
     with pytest.raises(IndexError):
         leaves[LEAVES]
+    for one in (leaves[3], leaves[3].apart(), pickle.loads(pickle.dumps(leaves[3]))):
+        assert isinstance(one, KnownLeaf) and one.reader.sample(2).parts == {"txt": b"xxx"}
+    assert leaves[3].apart().source is not leaves[3].source
+
+
+def test_wrapped(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def sources(samples: list[Any]) -> list[Any]:
+        return [sample.__sources__ for sample in samples]
+
+    for make in (opened, opened, lambda path, **options: opened_whole(path, monkeypatch, **options)):
+        both = [make(blend, batch_size=None), opened(blend.parent / "leaf-3", batch_size=None)]
+        blended = BlendDataset((both[0], 3), (both[1], 1), worker_config=ALONE)
+        dataset = BatchDataset(blended, 4, sources, worker_config=ALONE)
+        with get_savable_loader(dataset) as loader:
+            found.append([batch for _, batch in zip(range(8), loader, strict=False)])
+    assert found[0] == found[1] == found[2]
 
 
 def replace_file(path: Path, data: bytes) -> None:

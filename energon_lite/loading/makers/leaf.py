@@ -86,30 +86,42 @@ class Leaf:
         """Where it is."""
         return self.source.path
 
+    @property
+    def opened(self) -> Leaf:
+        """The leaf with its files, which stay open as long as somebody has it."""
+        return self
+
+    def apart(self) -> Leaf:
+        """The same for another thread: open files, and what is planned, are not shared."""
+        return replace(self, source=copy.copy(self.source))
+
 
 class KnownLeaf(Leaf):
     """A leaf that is opened when one of its samples is read; what is asked of all leaves is known before.
 
     Args:
         name, path, key, length, mean_bytes: as those of :class:`Leaf`.
-        open: the leaf with its files.
+        open: gives the leaf with its files, which it may close when nobody has it any more.
     """
 
     def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
         vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, _open=open)
 
-    @cached_property
-    def _opened(self) -> Leaf:
-        found: Leaf = vars(self)["_open"]()
-        return found
-
     @property
     def path(self) -> str:
         return str(vars(self)["_path"])
 
+    @property
+    def opened(self) -> Leaf:
+        found: Leaf = vars(self)["_open"]()
+        return found
+
+    def apart(self) -> Leaf:
+        return KnownLeaf(self.name, self.path, self.key, self.length, self.mean_bytes, lambda: self.opened.apart())
+
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_OPEN:
-            return getattr(self._opened, name)
+            return getattr(self.opened, name)
         return super().__getattribute__(name)
 
 
@@ -140,9 +152,9 @@ def largest_mean_bytes(leaves: Sequence[Leaf]) -> float:
 
 
 def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
-    """The same leaves for another thread: open files, and what is planned per leaf, are not shared."""
+    """The same leaves for another thread; see :meth:`Leaf.apart`."""
     apart: Callable[[], Sequence[Leaf]] | None = getattr(leaves, "apart", None)
-    return tuple(replace(leaf, source=copy.copy(leaf.source)) for leaf in leaves) if apart is None else apart()
+    return tuple(leaf.apart() for leaf in leaves) if apart is None else apart()
 
 
 def _sample_reader(source: WebdatasetSource, loader: SampleLoader) -> SampleReader:
