@@ -31,8 +31,14 @@ _CHUNK = 1 << 20
 #: Along a slope, a share of tokens is at most about this far from its weight.
 _NEAR = Fraction(1, 1000)
 
+#: Of more leaves shares are computed to so many binary digits; exact ones would grow with each leaf.
+_FEW, _DIGITS = 200, 640
+#: They are off by less than this part of theirs.
+_OFF = Fraction(1, 1 << 500)
+
 _Piece = tuple[int, Sequence[Fraction], Sequence[Fraction]]
 _Convert = Callable[[Sequence[Fraction]], list[Fraction]]
+_Round = Callable[[Fraction], Fraction]
 
 
 def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSpec]:
@@ -51,11 +57,19 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
     means: dict[tuple[int, str], Fraction] = {}
     depths = range(max(len(spec.units) for spec in specs))
 
-    def of_samples(weights: Sequence[Fraction]) -> list[Fraction]:
+    def of_samples(weights: Sequence[Fraction], rounded: _Round = Fraction) -> list[Fraction]:
         for depth in reversed(depths):
-            weights = _one_level(specs, sources, weights, depth, means)
+            weights = _one_level(specs, sources, weights, depth, means, rounded)
         total = sum(weights)
         return [weight / total for weight in weights]
+
+    def constant_shares(weights: Sequence[Fraction]) -> list[Fraction]:
+        """Those that are the exact ones as floats."""
+        if len(weights) > _FEW:
+            near = of_samples(weights, _rounded)
+            if all(float(share * (1 - _OFF)) == float(share * (1 + _OFF)) for share in near):
+                return near
+        return of_samples(weights)
 
     stages = shared_segments([spec.share for spec in specs])
     ends = [start for start, _, _ in stages[1:]]
@@ -63,7 +77,7 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
     for (start, weights, last), stop in zip(stages, [*ends, None], strict=True):
         exact = [Fraction(weight) for weight in weights]
         if last is None or stop is None:
-            pieces.append((start, shares := of_samples(exact), shares))
+            pieces.append((start, shares := constant_shares(exact), shares))
         else:
             pieces += _straight_pieces(start, stop, exact, [Fraction(weight) for weight in last], of_samples)
     segments = [
@@ -117,6 +131,7 @@ def _one_level(
     weights: Sequence[Fraction],
     depth: int,
     means: dict[tuple[int, str], Fraction],
+    rounded: _Round,
 ) -> list[Fraction]:
     """Weights after the blends at a depth (among those with units) were turned into blends of samples. A blend keeps
     its weight as a whole."""
@@ -136,11 +151,19 @@ def _one_level(
                     means[leaf, unit] = mean_of(specs[leaf], sources[leaf], unit)
             share = sum((weights[leaf] for leaf in leaves), Fraction(0))
             mean = sum((weights[leaf] * means[leaf, unit] for leaf in leaves), Fraction(0)) / share
-            factors |= dict.fromkeys(leaves, 1 / mean)
-            whole, needed = whole + share, needed + share / mean
+            factor = rounded(1 / mean)
+            factors |= dict.fromkeys(leaves, factor)
+            whole, needed = whole + share, rounded(needed + share * factor)
+        ratio = rounded(whole / needed)
         for leaf, factor in factors.items():
-            found[leaf] = weights[leaf] * factor * whole / needed
+            found[leaf] = rounded(weights[leaf] * factor * ratio)
     return found
+
+
+def _rounded(value: Fraction) -> Fraction:
+    """A number above zero to :data:`_DIGITS` binary digits."""
+    shift = _DIGITS + value.denominator.bit_length() - value.numerator.bit_length()
+    return value if shift <= 0 else Fraction((value.numerator << shift) // value.denominator, 1 << shift)
 
 
 def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:

@@ -24,6 +24,7 @@ from energon_lite.cli.main import main
 from energon_lite.config.metadataset import LeafSpec, WeightUnit, load_metadataset
 from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
 from energon_lite.errors import DataIndexError
+from energon_lite.loading import weight_units
 from energon_lite.loading.weight_units import by_samples
 from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
@@ -251,3 +252,21 @@ def test_a_mean_is_that_of_the_samples_that_are_read(measured: Path, tmp_path: P
     write_column(tmp_path / "c", "skip", np.array([0, 1]))  # what is skipped is replaced by others
     path["splits"]["train"]["blend"][1] = {"path": str(tmp_path / "c")}
     assert loader(path).dataset.weights == pytest.approx((100 / 104, 4 / 104))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_many_leaves_shares_are_the_exact_ones_as_floats(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact fractions have as many digits as all leaves together; so they are rounded, far behind those of a float."""
+    leaves = 240
+    ways = [
+        (WeightUnit("tokens", 0, number // 7, ""), WeightUnit("tokens", 1 + number // 7, number % 7, ""))[: 1 + nested]
+        for number in range(leaves)
+    ]
+    specs = [
+        LeafSpec(f"/{number}", "train", weight=(1 + number % 9) / 1200, units=way) for number, way in enumerate(ways)
+    ]
+    means = {spec.path: Fraction(10_007 * number + 1, 7 + number % 31) for number, spec in enumerate(specs)}
+    monkeypatch.setattr(weight_units, "mean_of", lambda spec, source, unit: means[spec.path])
+    near = weight_units.by_samples(specs, specs)
+    monkeypatch.setattr(weight_units, "_FEW", leaves)
+    assert near == weight_units.by_samples(specs, specs)
