@@ -29,6 +29,9 @@ from energon_lite.batching.sequence_batches import pad_sequences as pad_sequence
 from energon_lite.batching.sequences import TokenSequence as TokenSequence
 from energon_lite.batching.sequences import cut_sequence as cut_sequence
 from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
+from energon_lite.batching.set_digest import chain_digest as chain_digest
+from energon_lite.batching.set_digest import digest_text as digest_text
+from energon_lite.batching.set_digest import set_digest as set_digest
 from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
 from energon_lite.batching.strategy import from_dict as _strategy_from_dict
 from energon_lite.batching.strategy import register_strategy as register_strategy

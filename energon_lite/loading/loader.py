@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from energon_lite.batching.set_digest import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
@@ -77,10 +78,16 @@ class DataLoader:
             stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
 
+    Attributes:
+        digest: of the samples of the last batch: their sum, modulo 2**64, over the batches and ranks of a step is the
+            same on any number of ranks. 0 on peers that got the batch of another one.
+
     Example:
         >>> with get_savable_loader(dataset, log_every=100, quarantine="bad_samples.jsonl").to("cuda") as loader:
         ...     for batch in loader: ...
     """
+
+    digest: int = NO_SAMPLES
 
     def __init__(
         self,
@@ -99,9 +106,8 @@ class DataLoader:
         cache_pool: CachePool | None = None,
     ):
         if not isinstance(dataset, SavableDataset):
-            raise UsageError(
-                f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
-            )
+            fix = "give what get_train_dataset or get_val_dataset returned"
+            raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
         runs = dataset.runs_as
         if prefetch_factor < 1:
             raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
@@ -157,6 +163,7 @@ class DataLoader:
             if self._ahead is not None:
                 batch = self._ahead.finish()
             delivered = time.monotonic()
+            self.digest = result.digest
             if self._trace is not None:
                 self._trace.add(place, asked, delivered, result)
             if self._progress.waited(delivered - asked):

@@ -149,7 +149,7 @@ def answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
     """Run a job, whatever comes of it."""
     try:
         result = pipeline.run(job)
-        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
+        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace, result.digest)
     except BaseException as error:
         return ticket, False, error
 

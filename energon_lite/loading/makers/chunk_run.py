@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from energon_lite.batching.set_digest import address_hash, address_hashes, part_hash
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
 from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.order.hashing import MASK64
 
 __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
 
@@ -44,6 +46,7 @@ class ChunkRun:
         self.buffer: tuple[int, int] | None = None
         self.packs = 0
         self.items: Sequence[Item] = ()
+        self._hashes: dict[Address, int] | None = None  # of the addresses of the chunk's samples
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
 
@@ -125,6 +128,28 @@ class ChunkRun:
     def has_outcomes(self) -> bool:
         """Whether there are any that were not taken."""
         return bool(self._outcomes)
+
+    def digest(self, items: Sequence[Item], sub: int = 0) -> int:
+        """That of a batch of items.
+
+        Args:
+            sub: its number, of the batches that were made of these items.
+        """
+        total = 0
+        for item in items:
+            part = [item.start[3] if item.result is None else item.result, sub]  # of what a pack or a sample came to
+            for origin in (*item.origins, *item.more_of):
+                if origin is not None and origin[0] >= 0:
+                    whole = self._hash_of(origin)
+                    total += part_hash(whole, *part) if any(part) else whole
+        return total & MASK64
+
+    def _hash_of(self, address: Address) -> int:
+        if self._hashes is None:
+            found = address_hashes(*self.job.samples.columns()).tolist()
+            self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
+        known = self._hashes.get(tuple(address[:3]))
+        return address_hash(*address[:3]) if known is None else known
 
 
 def origins_of(items: Sequence[Item]) -> Origins:

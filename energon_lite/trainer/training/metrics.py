@@ -133,7 +133,7 @@ class TensorBoardFolder:
     def write(self, values: Mapping[str, Any]) -> None:
         """Add the numbers of a step."""
         for name, value in values.items():
-            if name != "step":
+            if name != "step" and not isinstance(value, str):
                 self._writer.add_scalar(name, value, values["step"])
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, ToHost, run_pipeline
+from energon_lite.trainer.training.run_digest import DIGEST_PARTS, digest_parts, joined_digest
 from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.throughput import image_flops, visible_positions
 
@@ -45,8 +46,9 @@ class LaunchedStep:
     """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
 
     Args:
-        values: float64 ``[8]`` on the device: loss, tokens, three counts of :meth:`work`, gradient
-            norm, updates of the optimizer until now, and how many were left out for their losses.
+        values: float64 ``[11]`` on the device: loss, tokens, three counts of :meth:`work`, gradient
+            norm, updates of the optimizer until now, how many were left out for their losses, and the parts of the
+            digest of the step's samples.
         lr: the learning rate.
 
     Attributes:
@@ -59,7 +61,7 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, _, _, _, norm, _, _ = self._values.read()
+        loss, tokens, _, _, _, norm, *_ = self._values.read()
         self.ended = self.ended or time.perf_counter()
         return StepResult(loss, norm, int(tokens), self._lr)
 
@@ -70,6 +72,10 @@ class LaunchedStep:
     def spikes(self) -> int:
         """How many of these were left out by the :class:`SpikeGuard`."""
         return int(self._values.read()[7])
+
+    def digest(self) -> int:
+        """The digest of the step's samples, of all ranks together."""
+        return joined_digest(self._values.read()[8:])
 
     def work(self) -> tuple[float, float, float]:
         """What was computed, whether the loss counts it or not: positions of all rows, pairs of one with itself or an
@@ -101,6 +107,7 @@ def launch_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
     spikes: SpikeGuard | None = None,
+    digest: int = 0,
 ) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -116,8 +123,10 @@ def launch_step(
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
         spikes: may leave out the update for the step's loss.
+        digest: of the samples in the micro-batches of this rank; see ``loader.digest``.
     """
-    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model)), mesh)
+    counted_here = torch.cat([_count(micro_batches, model), digest_parts(digest, mesh)])
+    counts, digests = _from_last_stage(mesh.sum_over_data(counted_here), mesh).split([4, DIGEST_PARTS])
     counted, tokens = ToHost(counts), counts[0]
     optimizer.begin_step(len(micro_batches))
 
@@ -134,7 +143,7 @@ def launch_step(
     leave_out = None if spikes is None else spikes.judge(loss)
     found = optimizer.launch_step(rate, leave_out)
     left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), rate)
+    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1), digests]), rate)
 
 
 @torch.no_grad()
