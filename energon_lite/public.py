@@ -89,6 +89,9 @@ from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
 from energon_lite.hooks import stateless as stateless
+from energon_lite.loading.auditing.sample_history import SampleHistory as SampleHistory
+from energon_lite.loading.auditing.sample_history import find_samples as find_samples
+from energon_lite.loading.auditing.sample_history import sample_history as sample_history
 from energon_lite.loading.iterators.dataset import SavableDataset as SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset as LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset as PlannedDataset

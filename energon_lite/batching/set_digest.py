@@ -93,7 +93,7 @@ def _sum(addresses: Iterable[Sequence[int]]) -> int:
 
 
 def sums_of_groups(hashes: UInt64, edges: Ints) -> list[int]:
-    """Digests of groups of samples that lie one behind the other; ``edges[g]:edges[g + 1]`` are those of group ``g``."""
+    """Digests of groups of samples, one behind the other: group ``g`` is ``edges[g]:edges[g + 1]``."""
     sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
     np.cumsum(hashes, out=sums[1:])
     found: list[int] = np.diff(sums[edges]).tolist()
