@@ -106,6 +106,8 @@ def _address(text: str, dataset: Any) -> tuple[int, int]:
 def _history_lines(history: SampleHistory) -> Iterator[str]:
     times = {0: "not yet", 1: "once"}.get(history.times, f"{history.times:,} times")
     yield f"{history.key} (sample {history.index:,} of data set {history.leaf}, {history.dataset}): trained on {times}"
+    if history.left_out:
+        yield f"  the plan leaves it out, at each of {history.left_out} places that were looked at"
     if history.before_rebase:
         yield f"  {history.before_rebase:,} of these before the blend was changed, in steps of that blend"
     left = history.times - history.before_rebase - len(history.appearances)
@@ -113,7 +115,7 @@ def _history_lines(history: SampleHistory) -> Iterator[str]:
         yield f"  ... {left:,} more before these"
     for one in history.appearances:
         yield f"  {_where(one)}"
-    yield "  it does not come again in this pass" if history.coming is None else f"  next: {_where(history.coming)}"
+    yield "  it does not come again as far as one can see" if history.coming is None else f"  next: {_where(history.coming)}"
 
 
 def _where(one: Appearance) -> str:

@@ -21,6 +21,9 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Appearance", "SampleHistory", "find_samples", "sample_history"]
 
+#: A sample that a plan leaves out so many times in a row is one that it always leaves out.
+_PATIENCE = 8
+
 
 @dataclass(frozen=True)
 class Appearance:
@@ -52,7 +55,8 @@ class SampleHistory:
     Args:
         dataset: name of its data set.
         leaf, index, key: number of the data set, number of the sample in it, and its key.
-        times: how often it was delivered, as planned; what plans by tokens leave out is in it, unless listed.
+        times: how often it was delivered, as planned; 0 if the plan leaves it out, as it does samples that are too long.
+        left_out: it is left out, as far as one has looked: that often.
         before_rebase: times of these that another blend showed it, before the run's blend was changed.
         appearances: the last of them, the oldest first.
         coming: the next one; None: there is none in this pass.
@@ -63,6 +67,7 @@ class SampleHistory:
     index: int
     key: str
     times: int
+    left_out: int
     before_rebase: int
     appearances: tuple[Appearance, ...]
     coming: Appearance | None
@@ -118,19 +123,23 @@ class _History:
         self._dataset, self._leaf, self._index, self._at, self._most = dataset, leaf, index, at, most
         self._order = dataset.plan.order
         self._occurrences = Occurrences(self._order, leaf, index)
+        self._left_out = 0  # places that were looked at, at which the plan leaves it out
 
     def found(self) -> SampleHistory:
         source = self._dataset.leaves[self._leaf]
-        shown = list(islice(self._newest_first(), self._most))
+        shown = list(islice(self._newest_first(), max(1, self._most)))
+        coming = self._coming()
+        is_left_out = bool(self._left_out) and not shown and coming is None
         return SampleHistory(
             source.name,
             self._leaf,
             self._index,
             source.source.key(self._index),
-            self._times(),
+            0 if is_left_out else self._times(),
+            self._left_out if is_left_out else 0,
             self._occurrences.before_rebase,
-            tuple(reversed(shown)),
-            self._coming(),
+            tuple(sorted(shown[: self._most], key=lambda one: (one.pass_number, one.place or (), one.position))),
+            coming,
         )
 
     def _times(self) -> int:
@@ -148,12 +157,18 @@ class _History:
             start, stop = self._order.bounds(pass_number) or (0, MAX_LENGTH)
             if pass_number == self._at.pass_number:
                 stop = min(stop, self._at.high)
+            missed = 0
             for position in self._occurrences.between(start, stop, newest=True):
-                yield from (one for one in self._appearances(pass_number, position) if one.delivered)
+                found = list(self._appearances(pass_number, position))
+                yield from (one for one in found if one.delivered)
+                missed = missed + 1 if all(one.place is None for one in found) else 0
+                self._left_out += bool(missed)
+                if missed >= _PATIENCE:
+                    return
 
     def _coming(self) -> Appearance | None:
         start, stop = self._order.bounds(self._at.pass_number) or (0, MAX_LENGTH // 4)
-        for position in self._occurrences.between(max(start, self._at.low), stop):
+        for position in islice(self._occurrences.between(max(start, self._at.low), stop), _PATIENCE):
             for one in self._appearances(self._at.pass_number, position):
                 if not one.delivered and one.place is not None:
                     return one
