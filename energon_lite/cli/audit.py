@@ -115,7 +115,11 @@ def _history_lines(history: SampleHistory) -> Iterator[str]:
         yield f"  ... {left:,} more before these"
     for one in history.appearances:
         yield f"  {_where(one)}"
-    yield "  it does not come again as far as one can see" if history.coming is None else f"  next: {_where(history.coming)}"
+    yield (
+        "  it does not come again as far as one can see"
+        if history.coming is None
+        else f"  next: {_where(history.coming)}"
+    )
 
 
 def _where(one: Appearance) -> str:

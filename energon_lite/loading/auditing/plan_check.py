@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -126,12 +127,10 @@ def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault
             return Fault(step, difference, address, around[other])
     if planned.dataset.refills:
         replacement = planned.dataset.pipeline().samples.replacement
-        for tried in range(1, _REPLACEMENTS):
-            for hashed, address in own.items():
-                if len(address) == 3 and set_digest([other := replacement(address, tried)]) == (
-                    (difference + hashed) & MASK64
-                ):
-                    return Fault(step, difference, address, other, failed=True)
+        for tried, (hashed, address) in itertools.product(range(1, _REPLACEMENTS), own.items()):
+            stand_in = replacement(address, tried)
+            if set_digest([stand_in]) == (difference + hashed) & MASK64:
+                return Fault(step, difference, address, stand_in, failed=True)
     return Fault(step, difference)
 
 

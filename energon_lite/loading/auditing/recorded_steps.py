@@ -52,25 +52,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[RecordedStep]:
     Raises:
         UsageError: there are none with digests.
     """
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, RecordedStep] = {}
     for line in _lines(path):
-        if isinstance(line.get("digest"), str) and isinstance(line.get("position"), int):
-            found[int(line["step"])] = int(line["position"]), int(line["digest"], 16)
+        if {"step", "digest", "position", "micro_batches"} <= line.keys():
+            step, stop, count = (int(line[name]) for name in ("step", "position", "micro_batches"))
+            found[step] = RecordedStep(step, 0, stop - count, stop, int(line["digest"], 16))
     if not found:
         raise UsageError(
             "no line has the digest of a step", where=os.fspath(path), fix="give the metrics.jsonl of a trainer's run"
         )
-    steps = sorted(found)
-    share = min(
-        (found[step][0] - found[step - 1][0] for step in steps if step - 1 in found), default=found[steps[0]][0]
-    )
-    made = list[RecordedStep]()
-    for step in steps:
-        position, digest = found[step]
-        # Where data was passed over, a step begins behind the end of the one before it.
-        before = made[-1].stop if step - 1 in found else position - share
-        made.append(RecordedStep(step, 0, max(0, before, position - share), position, digest))
-    return made
+    return [found[step] for step in sorted(found)]
 
 
 def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:

@@ -55,7 +55,7 @@ class SampleHistory:
     Args:
         dataset: name of its data set.
         leaf, index, key: number of the data set, number of the sample in it, and its key.
-        times: how often it was delivered, as planned; 0 if the plan leaves it out, as it does samples that are too long.
+        times: how often it was delivered, as planned; 0 if the plan leaves it out, say as too long.
         left_out: it is left out, as far as one has looked: that often.
         before_rebase: times of these that another blend showed it, before the run's blend was changed.
         appearances: the last of them, the oldest first.

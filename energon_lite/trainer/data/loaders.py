@@ -23,12 +23,14 @@ class StepData(NamedTuple):
         numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
         restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
         digest: of the samples in them, modulo 2**64; see ``loader.digest``.
-        position: micro-batches of the loader's pass up to the end of the step, over all data-parallel ranks.
+        micro_batches: how many there are, over all data-parallel ranks.
+        position: how many the loader's pass had up to the end of the step, over all of them.
     """
 
     numbers: list[int]
     restore_keys: list[tuple[Any, ...]]
     digest: int = 0
+    micro_batches: int = 0
     position: int = 0
 
 
@@ -102,7 +104,7 @@ class RunData:
         share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
         # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
         numbers = list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2))
-        return StepData(numbers, self._restore_keys, self._digest, stop)
+        return StepData(numbers, self._restore_keys, self._digest, self._taken, stop)
 
     def close(self) -> None:
         """End the loaders' workers."""

@@ -63,6 +63,7 @@ class StepMetrics:
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
             "digest": digest_text(launched.digest()),
+            "micro_batches": running.data.micro_batches,
             "position": running.data.position,
         }
         if (skipped := step - launched.updates()) > 0:
