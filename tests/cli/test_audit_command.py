@@ -95,7 +95,7 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
 
 def test_lines_of_metrics(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [{"step": 0, "eval_loss": 1.0}]
+    lines: list[dict[str, Any]] = [{"step": 0, "eval_loss": 1.0}]
     # The third step passes over the data of one step; the last one has what is left of the data.
     spans = [(1, 0, 4), (2, 4, 8), (3, 12, 16), (4, 16, 20), (5, 20, 22)]
     lines += [

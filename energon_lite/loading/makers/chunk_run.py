@@ -46,7 +46,7 @@ class ChunkRun:
         self.buffer: tuple[int, int] | None = None
         self.packs = 0
         self.items: Sequence[Item] = ()
-        self._hashes: dict[Address, int] | None = None  # of the addresses of the chunk's samples
+        self._hashes: dict[Address | None, int] | None = None  # of the addresses of the chunk's samples
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
 
@@ -135,21 +135,26 @@ class ChunkRun:
         Args:
             sub: its number, of the batches that were made of these items.
         """
-        total = 0
-        for item in items:
-            part = [item.start[3] if item.result is None else item.result, sub]  # of what a pack or a sample came to
-            for origin in (*item.origins, *item.more_of):
-                if origin is not None and origin[0] >= 0:
-                    whole = self._hash_of(origin)
-                    total += part_hash(whole, *part) if any(part) else whole
+        if (known := self._hashes) is None:
+            found = address_hashes(*self.job.samples.columns()).tolist()
+            known = self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
+        total, get = 0, known.get
+        for item in items:  # quickly, as there are some for each batch
+            part = item.result
+            if part is None:
+                part = item.start[3]
+            if part or sub or item.more_of:
+                wholes = [get(origin) or _hash_of(origin) for origin in (*item.origins, *item.more_of)]
+                total += sum(part_hash(whole, part, sub) for whole in wholes if whole) if part or sub else sum(wholes)
+                continue
+            for origin in item.origins:
+                total += get(origin) or _hash_of(origin)
         return total & MASK64
 
-    def _hash_of(self, address: Address) -> int:
-        if self._hashes is None:
-            found = address_hashes(*self.job.samples.columns()).tolist()
-            self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
-        known = self._hashes.get(tuple(address[:3]))
-        return address_hash(*address[:3]) if known is None else known
+
+def _hash_of(address: Address | None) -> int:
+    """Of a sample that is not the chunk's own; 0 for one that is not known, or counted elsewhere."""
+    return 0 if address is None or address[0] < 0 else address_hash(*address[:3])
 
 
 def origins_of(items: Sequence[Item]) -> Origins:

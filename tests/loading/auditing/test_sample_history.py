@@ -71,7 +71,7 @@ def check(dataset: Any, steps: int) -> None:
             history = sample_history(dataset, leaf, index, state, most=1000)
             found = [appearance.micro_batch for appearance in history.appearances]
             assert found == seen.get((leaf, index), []) and history.times == len(found)
-            assert history.coming is None or history.coming.micro_batch >= steps
+            assert history.coming is None or (history.coming.micro_batch or 0) >= steps
             assert find_samples(dataset, history.key) == [(leaf, index)]
 
 
@@ -85,7 +85,7 @@ def test_in_passes(tmp_path: Path, blend: Any) -> None:
     with get_savable_loader(dataset) as loader:
         every = [list(loader), list(loader)]
         half = [batch for batch, _ in zip(loader, range(10), strict=False)]
-        state = loader.save_state_rank()
+        state = loader.state_dict()
     assert state["pass_number"] == 2
     keys = [key for batches in (*every, half) for batch in batches for key in batch.__key__]
     for index in range(80):
