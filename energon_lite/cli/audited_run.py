@@ -124,14 +124,15 @@ class AuditedRun:
         known = self.state
         if known is not None and (known["pass_number"], known["position"]) == (at.pass_number, at.stop):
             return known
-        if known is not None and known["kind"] == "lanes":
-            if step is None:
+        if at.pass_number or (known is not None and known["kind"] == "lanes"):
+            if step is None and known is not None:
                 return known
             raise StateError(
                 f"where the loader was after step {step} is known to its state only",
                 fix="give that with --state, or leave out --until",
             )
-        return position_state(dataset, at)
+        state: State = dataset.state_at(at.stop)
+        return state
 
     def _recorded(self, path: str) -> str | None:
         """The file that a path means, if that has lines; None: states."""
@@ -139,15 +140,6 @@ class AuditedRun:
             path = os.path.join(path, _METRICS)
             return path if os.path.isfile(path) else None
         return path if path.endswith(".jsonl") or is_trace(path) else None
-
-
-def position_state(dataset: Any, at: RecordedStep) -> State:
-    """The state of a loader behind a step."""
-    from energon_lite.loading.iterators.planned_dataset import Cursor
-
-    place, _ = dataset.plan.ahead(at.pass_number, dataset.plan.start, at.stop)
-    state: State = dataset.state(Cursor(place, pass_number=at.pass_number, position=at.stop))
-    return state
 
 
 def expanded(paths: Sequence[str]) -> tuple[str, ...]:

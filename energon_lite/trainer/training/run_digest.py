@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from energon_lite import chain_digest, digest_text
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-__all__ = ["DIGEST_PARTS", "RunDigest", "digest_parts", "joined_digest"]
+__all__ = ["RunDigest", "digest_parts", "joined_digest"]
 
 #: A digest goes along with float64 counts, whose sums over 2**31 ranks are exact for integers of so many bits.
-DIGEST_PARTS, _BITS = 3, 22
+_PARTS, _BITS = 3, 22
 _MASK, _MASK64 = (1 << _BITS) - 1, (1 << 64) - 1
 
 
@@ -53,12 +51,10 @@ class RunDigest:
         self.chain = int(state.get("chain", "0"), 16)
 
 
-def digest_parts(digest: int, mesh: ParallelMesh) -> torch.Tensor:
-    """A digest as float64 ``[DIGEST_PARTS]``, to be summed over all ranks; of a replica, one rank's counts, which loads
-    in any case."""
+def digest_parts(digest: int, mesh: ParallelMesh) -> list[float]:
+    """A digest as three numbers, to be summed over all ranks; of a replica, one that loads in any case counts."""
     counts = mesh.is_first_stage and mesh.rank("cp") == 0
-    parts = [digest >> (_BITS * part) & _MASK if counts else 0 for part in range(DIGEST_PARTS)]
-    return torch.tensor(parts, dtype=torch.float64, device=mesh.device)
+    return [float(digest >> (_BITS * part) & _MASK) if counts else 0.0 for part in range(_PARTS)]
 
 
 def joined_digest(parts: Sequence[float]) -> int:
