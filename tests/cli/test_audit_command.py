@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
+from energon_lite.loading.auditing.plan_check import PlannedSteps
 from energon_lite.loading.auditing.recorded_steps import RecordedStep, read_metrics, read_traces
 
 WriteDataset = Callable[..., Path]
@@ -91,6 +92,32 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     assert code == 1 and "is not known" in said and "--data" in said
     code, said = audit(saved, "--data", texts)
     assert code == 1 and "a state alone says nothing about steps" in said
+
+
+class Twice(TaskEncoder):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample
+        yield sample
+
+
+def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_path: Path) -> None:
+    for name, ranks in (("one", 1), ("two", 2)):
+        for rank in range(ranks):
+            config = WorkerConfig(rank=rank, world_size=ranks)
+            dataset = get_train_dataset(
+                texts, batch_size=3, task_encoder=Twice(), chunk_size=6, lanes=2, worker_config=config
+            )
+            with get_savable_loader(dataset, trace=tmp_path / f"{name}.jsonl") as loader:
+                for _ in zip(range(12 // ranks), loader, strict=False):
+                    pass
+    traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
+    code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
+    assert code == 0 and "the same samples in all" in said
+    with pytest.raises(UsageError, match="decided by the hooks"):
+        PlannedSteps(dataset)
+    digests = [json.loads(line).get("digest") for line in (tmp_path / "one.jsonl").open()][1:]
+    assert len(set(digests)) == len(digests)  # both halves of a sample are told apart
 
 
 def test_lines_of_metrics(tmp_path: Path) -> None:

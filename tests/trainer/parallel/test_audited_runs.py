@@ -26,10 +26,9 @@ def lines(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
     return tmp_path / "lines"
 
 
-def config_of(lines: Path, output: Path, steps: int, *, mesh: dict[str, int], batching: Any = None) -> TrainerConfig:
+def config_of(lines: Path, output: Path, steps: int, *, mesh: dict[str, int], share: str = "load") -> TrainerConfig:
     data = {"path": str(lines), "micro_batch_size": 2, "micro_batches_per_step": 4, "max_length": 12, "workers": 0}
-    if batching is not None:
-        data |= {"batching": batching, "length_column": None}
+    data["share"] = share
     model = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 16}
     train = {"steps": steps, "save_every": 2, "async_save": False}
     return config_from_dict(
@@ -52,18 +51,21 @@ def audit(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.parametrize("share", ["load", "broadcast"])
 def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(
-    run_ranks: RunRanks, lines: Path, tmp_path: Path
+    run_ranks: RunRanks, lines: Path, tmp_path: Path, share: str
 ) -> None:
     assert run_ranks(1, lambda rank: train(config_of(lines, tmp_path / "alone", 6, mesh={}))) == [6]
     moved = tmp_path / "moved"
     assert run_ranks(2, lambda rank: train(config_of(lines, moved, 4, mesh={}))) == [4] * 2
-    assert run_ranks(4, lambda rank: train(config_of(lines, moved, 6, mesh={"tp": 2, "pp": 2}))) == [6] * 4
+    assert run_ranks(4, lambda rank: train(config_of(lines, moved, 6, mesh={"tp": 2, "pp": 2}, share=share))) == [6] * 4
     assert digests(tmp_path / "alone") == digests(moved) and len(digests(moved)) == 6
     for run in (tmp_path / "alone", moved):
         code, said = audit(run)
         assert code == 0 and "6 steps, steps 1 to 6" in said and "just the samples" in said
     assert audit(moved, "--against", tmp_path / "alone")[0] == 0
+    if share == "broadcast":
+        return
 
     def with_a_fault(rank: int) -> int:
         if rank == 1:
