@@ -58,7 +58,7 @@ def language_shape(config: ModelConfig) -> TransformerShape:
 
 
 def encoder_shape(config: ModelConfig) -> TransformerShape:
-    """The sizes of what makes tokens of patches: encoder and projector, or a matrix. A class token counts for nothing."""
+    """The sizes of what makes tokens of patches: encoder and projector, or one matrix. Class tokens do not count."""
     vision, pixels = config.vision, 3 * config.patch_size**2
     if vision is None:
         outer = pixels * config.hidden_size
