@@ -35,14 +35,14 @@ class Chunk:
     stop: int
 
 
-def chunks_of(index: PackedIndex, rows: Sequence[int], least: int = CHUNK) -> list[Chunk]:
-    """The chunks of some shards of an index, of at least so many samples. None goes over the end of a shard.
+def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None) -> list[Chunk]:
+    """The chunks of some shards of an index, of at least so many samples (256). None goes over the end of a shard.
 
     Example:
         >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
         [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
     """
-    size, bounds = max(least, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
+    size, bounds = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
     return [
         Chunk(row, start, min(start + size, bounds[row + 1]))
         for row in rows
@@ -94,7 +94,7 @@ class ChunkWork(Work[Chunk, Measured]):
         values = Values(arrays["lengths"], arrays["flags"])
         for name, width in table["shapes"].items():
             if width:
-                values.ragged[name] = Ragged(arrays[f"counts {name}"], arrays[f"values {name}"].reshape(-1, width))
+                values.ragged[name] = Ragged(arrays[f"counts {name}"], arrays[f"values {name}"])
             else:
                 values.columns[name] = arrays[f"column {name}"]
         return Measured(values, json.loads(arrays["reasons"].tobytes()))

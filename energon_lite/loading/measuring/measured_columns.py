@@ -139,8 +139,8 @@ class MeasuredColumns:
         for name, width in sorted(shapes.items()):
             dtype = _dtype(largest.get(name, 0))
             if width:
-                path, rows = self._path(name, RaggedFile), partial(_rows, blocks, name, width)
-                write_ragged_file(path, self._prefix + name, index, rows, width=width, dtype=dtype, **made)
+                path, rows = self._path(name, RaggedFile), partial(_rows, blocks, name, abs(width))
+                write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
             else:
                 column = (None if block is None else block.column(name) for block in blocks())
                 write_column_file(self._path(name, ColumnFile), self._prefix + name, index, column, dtype=dtype, **made)

@@ -20,7 +20,7 @@ from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.outcomes import Failure, InARow
 from energon_lite.loading.makers.pipeline import Job
-from energon_lite.loading.measuring.chunks import CHUNK, Chunk, ChunkWork, Measured, chunks_of
+from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
@@ -82,7 +82,7 @@ def measure(
     wanted = index.shard_names if shards is None else shards
     numbers = {shard: row for row, shard in enumerate(index.shard_names)}
     rows = sorted(numbers[shard] for shard in set(wanted))
-    chunks, known = chunks_of(index, rows, together or CHUNK), {} if again else columns.known()
+    chunks, known = chunks_of(index, rows, together), {} if again else columns.known()
     work = ChunkWork(columns.results, index, maker)
     job = ShardedJob(
         work,

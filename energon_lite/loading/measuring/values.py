@@ -15,7 +15,8 @@ from energon_lite.storage.index.columns import LENGTH, SKIP, check_column_name
 
 __all__ = ["Costs", "Shapes", "Values", "columns_of", "joined_shapes"]
 
-#: By the name of a column: 0 for one with a number for each sample, and the width of a ragged one.
+#: By the name of a column: 0 for one with a number for each sample, and the width of a ragged one; -1 for one without
+#: any row, which fits all of these.
 Shapes = Mapping[str, int]
 
 #: What a sample says of itself: numbers, and lists of numbers or of rows of them.
@@ -40,7 +41,7 @@ class Values:
 
     def shapes(self) -> dict[str, int]:
         """The columns beside lengths and flags."""
-        return dict.fromkeys(self.columns, 0) | {name: one.values.shape[1] for name, one in self.ragged.items()}
+        return dict.fromkeys(self.columns, 0) | {name: one.values.shape[1] or -1 for name, one in self.ragged.items()}
 
     def column(self, name: str) -> NDArray[Any]:
         """A column by name; of one that is not known here, nothing but zeros."""
@@ -48,8 +49,9 @@ class Values:
 
     def rows(self, name: str, width: int) -> Ragged:
         """A ragged column by name; of one that is not known here, nothing for each sample."""
-        nothing = Ragged(np.zeros(len(self.lengths), dtype=np.int64), np.zeros((0, width), dtype=np.int64))
-        return self.ragged.get(name, nothing)
+        nothing = Ragged(np.zeros(len(self.lengths), dtype=np.int64), np.zeros((0, 0), dtype=np.int64))
+        counts, values = self.ragged.get(name, nothing)
+        return Ragged(counts, values if values.size else values.reshape(0, max(width, 0)))
 
     @classmethod
     def zeros(cls, samples: int) -> Values:
@@ -99,18 +101,21 @@ def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:
     found: dict[str, int] = {}
     for shapes in all_shapes:
         for name, width in shapes.items():
-            if found.setdefault(name, width) != width:
+            before = found.setdefault(name, width)
+            if before < 0 < width:
+                found[name] = width
+            elif before != width and not (width < 0 < before):
                 kinds = " and ".join(sorted({_kind(width), _kind(found[name])}))
                 raise FatalSampleError(
                     f"the column {name!r} is {kinds}",
                     where="sample_costs",
-                    fix="return the same kind of value for all samples; an empty list needs a width: shape (0, 2)",
+                    fix="return the same kind of value for all samples",
                 )
     return found
 
 
 def _kind(width: int) -> str:
-    return f"a list of rows of {width} of some samples" if width else "a number of some samples"
+    return f"a list of rows of {abs(width)} of some samples" if width else "a number of some samples"
 
 
 def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDArray[Any]], dict[str, Ragged]]:
@@ -132,14 +137,18 @@ def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDA
             if array.ndim == 0:
                 numbers.setdefault(name, np.zeros(len(costs), dtype=np.int64))[place] = array
             else:
-                lists.setdefault(name, [empty] * len(costs))[place] = array.reshape(len(array), -1)
+                lists.setdefault(name, [empty] * len(costs))[place] = (
+                    array if array.ndim == 2 else array.reshape(len(array), min(len(array), 1))
+                )
     if both := numbers.keys() & lists.keys():
         joined_shapes([{min(both): 0}, {min(both): 1}])  # which raises
     ragged = {}
     for name, rows in lists.items():
-        width = joined_shapes({name: one.shape[1]} for one in rows if one.size or one.shape[1]).get(name, 1)
+        width = joined_shapes({name: one.shape[1] or -1} for one in rows)[name]
         counts = np.array([len(one) for one in rows], dtype=np.int64)
-        ragged[name] = Ragged(counts, np.concatenate([one.reshape(-1, width) for one in rows]))
+        ragged[name] = Ragged(
+            counts, np.concatenate([one if one.size else one.reshape(0, max(width, 0)) for one in rows])
+        )
     return numbers, ragged
 
 
