@@ -12,11 +12,14 @@ from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 
-__all__ = ["IMAGES", "LOSS_TOKENS", "PATCHES", "SQUARED_PATCHES", "TOKENS", "CostModel", "Quadratic"]
+__all__ = ["IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"]
+__all__ += ["CostModel", "Quadratic"]
 
 #: Names of the numbers of a sample that a cost is made of. A user's own may have any other name.
 TOKENS, IMAGES, PATCHES, SQUARED_PATCHES, LOSS_TOKENS = "tokens", "images", "patches", "squared_patches", "loss_tokens"
 _KNOWN = (TOKENS, IMAGES, PATCHES, SQUARED_PATCHES, LOSS_TOKENS)
+#: The numbers of a micro-batch that coefficients multiply: sums over its segments and images.
+MICRO_BATCH_NUMBERS = ("squared_tokens", TOKENS, "segments", SQUARED_PATCHES, PATCHES, IMAGES, LOSS_TOKENS)
 #: Coefficients count attoseconds, costs nanoseconds.
 _UNIT = 1_000_000_000
 #: No cost is larger, so that sums of millions of them fit into a word: a quarter of an hour.
