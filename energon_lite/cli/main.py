@@ -21,7 +21,7 @@ COMMANDS: dict[str, str] = {
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
     "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
     "lint": "Examine all samples of a data set or a blend: which are broken, and how.",
-    "preview": "Show samples one after the other, images as small pictures.",
+    "preview": "A page to look at data: any step, samples before and after the hooks; or in the terminal.",
     "mount": "Mount a data set as a read-only folder of files.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
     "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",

@@ -58,17 +58,21 @@ class ChunkItems:
         Raises:
             SampleError: it is skipped or fails, or there are not so many.
         """
-        ((_, rows, at),) = run.samples.read([address])
-        values = self._values(address, rows, at, run)
+        values, failures, rows = self.results(address, run)
         if number < len(values):
             return values[number]
-        failures = [outcome for outcome in run.take() if isinstance(outcome, Failure)]
         what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
         raise SampleError(
             f"the sample cannot be made: {what}",
             where=f"data set {rows.leaf.name}, {failures[0].key if failures else f'sample {address[1]}'}",
             fix=(failures[0].fix or None) if failures else None,
         )
+
+    def results(self, address: Address, run: ChunkRun) -> tuple[list[Any], list[Failure], Rows]:
+        """What the sample hooks make of the sample at an address, what went wrong, and what was read."""
+        ((_, rows, at),) = run.samples.read([address])
+        values = self._values(address, rows, at, run)
+        return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)], rows
 
     def _samples(self, run: ChunkRun) -> Iterator[Item]:
         """Each result of the sample hooks."""
