@@ -121,7 +121,7 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
-            self.times.finish()
+            self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done

@@ -23,7 +23,7 @@ from energon_lite.trainer.training.throughput import encoder_shape, language_sha
 logger = logging.getLogger(__name__)
 
 #: What a run writes into its output folder: a line for each measured step, and at its end the fitted costs.
-TIMES_FILE, COSTS_FILE = "micro_batches.jsonl", "costs.json"
+TIMES_FILE, COSTS_FILE = "micro_batches.jsonl", "costs-{step:06d}.json"
 
 
 class MicroBatchTimes:
@@ -103,9 +103,13 @@ class MicroBatchTimes:
         device = torch.cuda.get_device_name(self.mesh.device) if self.mesh.device.type == "cuda" else "cpu"
         return f"{self.mesh} on {device}"
 
-    def finish(self) -> None:
-        """Fit a cost model by all that was measured, and write it into the run's folder."""
-        if not (self.every and self.mesh.is_main and self.path.exists()):
+    def finish(self, step: int) -> None:
+        """Fit a cost model by all that was measured until a step, and write it into the run's folder.
+
+        No file is written over: a run that plans by it would not be resumed with other costs.
+        """
+        path = self.path.with_name(COSTS_FILE.format(step=step))
+        if not (self.every and self.mesh.is_main and self.path.exists()) or path.exists():
             return
         try:
             fit = fit_costs(*read_micro_batches(self.path))
@@ -113,7 +117,6 @@ class MicroBatchTimes:
             logger.info("no costs are fitted: %s", error)
             return
         about = {"place": self._place(), "model": asdict(self.model)}
-        path = self.path.with_name(COSTS_FILE)
         write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
         logger.info("costs in %s: %s", path, fit)
 

@@ -90,13 +90,16 @@ def test_a_run_measures_and_fits(
             return trainer.run()
 
     run_ranks(world, train)
+    costs = (tmp_path / "run/costs-000007.json").read_bytes()
+    run_ranks(world, train)  # which has no step to do, and writes nothing over
+    assert (tmp_path / "run/costs-000007.json").read_bytes() == costs
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "rank_balance" in line] == [2, 4, 6]
     assert all(0 < line["rank_balance"] <= 1 and line["cost_error"] >= 0 for line in lines if "rank_balance" in line)
     sizes, seconds = read_micro_batches(tmp_path / "run/micro_batches.jsonl")
     assert len(seconds) == 3 * 4 and min(seconds) > 0
     assert sum(sizes["loss_tokens"]) == sum(line["tokens"] for line in lines if "rank_balance" in line)
-    fitted = read_cost_model(tmp_path / "run/costs.json")
+    fitted = read_cost_model(tmp_path / "run/costs-000007.json")
     assert sum(fitted.micro_batch_costs(sizes)) / 1e9 == pytest.approx(sum(seconds), rel=0.5)
 
 
