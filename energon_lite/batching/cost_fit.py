@@ -63,7 +63,8 @@ def fit_costs(sizes: Mapping[str, Any], seconds: Any) -> CostFit:
     Example:
         >>> tokens = np.arange(1000, 3000, 100)
         >>> fit = fit_costs({"tokens": tokens, "images": tokens % 7}, 2e-6 * tokens + 1e-3 * (tokens % 7) + 5e-3)
-        >>> [round(one, -9) for one in (fit.model.language.b, fit.model.encoder.c, fit.model.micro_batch)]  # attoseconds
+        >>> model = fit.model
+        >>> [round(one, -9) for one in (model.language.b, model.encoder.c, model.micro_batch)]  # attoseconds
         [2000000000000, 1000000000000000, 5000000000000000]
     """
     times = np.asarray(seconds, dtype=np.float64)
