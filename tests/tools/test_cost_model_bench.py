@@ -35,5 +35,6 @@ def test_predictions_are_within_8_percent_on_a_processor() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")
 def test_predictions_are_within_5_percent_on_a_gpu() -> None:
-    model = "--hidden 1024 --layers 12 --vision 768 --vision-layers 12 --capacity 8192 --count 60".split()
-    assert mean_errors("--device", "cuda", *model)["fitted"] < 0.05
+    sizes = {"hidden": 1024, "layers": 12, "vision": 768, "vision-layers": 12, "capacity": 8192, "count": 60}
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    assert mean_errors("--device", "cuda", *words)["fitted"] < 0.05
