@@ -93,7 +93,7 @@ def rebase_state(
     Args:
         state: of the whole run, or those of all ranks.
         old: the data set with which it was saved, built the same way; on any rank.
-        new: the data set with which the run will go on: the same arguments, another blend or batch size, or other costs.
+        new: the data set with which the run will go on: the same arguments; another blend, batch size or costs.
         give_up: allow samples to be passed over, in chunks, or a new micro-batch, that were begun.
 
     Returns:
