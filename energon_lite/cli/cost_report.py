@@ -39,10 +39,10 @@ def report_costs(path: str, output: str | None, compared: str | None, *, as_json
     """
     file = os.path.join(path, _TIMES) if os.path.isdir(path) else path
     other = None if compared is None else read_cost_model(compared)
-    sizes, seconds = read_micro_batches(file)
+    sizes, seconds, prior = read_micro_batches(file)
     if not seconds:
         raise UsageError("no micro-batch was measured", where=file, fix="let the run go on: train.measure_costs=10")
-    fit = fit_costs(sizes, seconds)
+    fit = fit_costs(sizes, seconds, prior)
     if output is not None:
         write_cost_model(output, fit, {"measured": os.path.abspath(file)})
     shares, error = _shares(fit.model, sizes), None

@@ -69,6 +69,29 @@ def test_the_least_squares_are_the_least_there_are(columns: int, rows: int, seed
     assert np.abs(gradient[found > 0]).max(initial=0) <= 1e-7 * rows
 
 
+def test_what_comes_together_is_told_apart_by_what_was_expected() -> None:
+    sizes = micro_batches(80)
+    # Each segment has one image of 100 patches.
+    sizes |= {
+        "images": sizes["segments"],
+        "patches": 100 * sizes["segments"],
+        "squared_patches": 10**4 * sizes["segments"],
+    }
+    times = TRUE.micro_batch_costs(sizes) / 1e9 * np.random.default_rng(0).normal(1, 0.02, 80)
+    expected = CostModel(Quadratic(3, 2000), Quadratic(5, 1000))  # by a shape, in another unit
+    fit = fit_costs(sizes, times, expected).model
+    assert fit.encoder.b * 100 + fit.encoder.a * 100**2 + fit.encoder.c + fit.language.c == pytest.approx(
+        TRUE.encoder.b * 100 + TRUE.encoder.a * 100**2 + TRUE.encoder.c + TRUE.language.c, rel=0.2
+    )
+    assert fit.encoder.b > 10**11
+    # Where the times tell, they decide, whatever was expected.
+    sizes = micro_batches(200)
+    wrong = CostModel(Quadratic(30, 2000), Quadratic(5, 100_000))
+    fit = fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9, wrong).model
+    for name in ("tokens", "squared_tokens", "patches", "squared_patches"):
+        assert fit.by_feature()[name] == pytest.approx(TRUE.by_feature()[name], rel=0.1), name
+
+
 def test_numbers_that_are_always_0_have_no_coefficient() -> None:
     sizes = micro_batches(60)
     sizes |= {name: sizes[name] * 0 for name in ("images", "patches", "squared_patches")}

@@ -121,7 +121,7 @@ def errors_of(asked: argparse.Namespace) -> dict[str, np.ndarray]:
     numbers = [micro_batch_numbers(batch, config) for batch in batches]
     sizes = {name: np.array([one[name] for one in numbers]) for name in numbers[0]}
     half = np.arange(len(seconds)) % 2 == 0
-    fit = fit_costs({name: values[half] for name, values in sizes.items()}, seconds[half])
+    fit = fit_costs({name: values[half] for name, values in sizes.items()}, seconds[half], cost_model_of(config))
     others = {name: values[~half] for name, values in sizes.items()}, seconds[~half]
     shape = cost_model_of(config).micro_batch_costs(sizes)
     scaled = {"costs by shape": shape, "tokens": sizes["tokens"]}

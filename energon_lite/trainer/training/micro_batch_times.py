@@ -85,7 +85,8 @@ class MicroBatchTimes:
         sizes = {name: [one[name] for _, rank in ranks for one in rank] for name in numbers[0]} if numbers else {}
         if not self.mesh.is_main or not max(sums, default=0.0):
             return {}
-        line = {"step": step, "place": self._place(), "ranks": len(ranks), "seconds": times, "sizes": sizes}
+        about = {"step": step, "place": self._place(), "ranks": len(ranks), "prior": self._costs.by_feature()}
+        line = {**about, "seconds": times, "sizes": sizes}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")

@@ -96,7 +96,8 @@ def test_a_run_measures_and_fits(
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "rank_balance" in line] == [2, 4, 6]
     assert all(0 < line["rank_balance"] <= 1 and line["cost_error"] >= 0 for line in lines if "rank_balance" in line)
-    sizes, seconds = read_micro_batches(tmp_path / "run/micro_batches.jsonl")
+    sizes, seconds, prior = read_micro_batches(tmp_path / "run/micro_batches.jsonl")
+    assert prior == cost_model_of(config.model)
     assert len(seconds) == 3 * 4 and min(seconds) > 0
     assert sum(sizes["loss_tokens"]) == sum(line["tokens"] for line in lines if "rank_balance" in line)
     fitted = read_cost_model(tmp_path / "run/costs-000007.json")
@@ -115,8 +116,13 @@ def test_the_file_of_measured_steps(tmp_path: Path) -> None:
     path = write(tmp_path / "times.jsonl", old, new, more)
     with open(path, "a") as stream:
         stream.write('{"seconds": [')  # a crash
-    assert read_micro_batches(path) == ({"tokens": [1, 2, 3], "images": [0, 0, 1]}, [1.0, 2.0, 3.0])
-    for wrong in ({}, {"seconds": ["long"], "sizes": {}}, {"seconds": [1.0], "sizes": {"tokens": []}}):
+    assert read_micro_batches(path) == ({"tokens": [1, 2, 3], "images": [0, 0, 1]}, [1.0, 2.0, 3.0], None)
+    for wrong in (
+        {},
+        {"seconds": ["long"], "sizes": {}},
+        {"seconds": [1.0], "sizes": {"tokens": []}},
+        {**more, "prior": 1},
+    ):
         with pytest.raises(UsageError, match="line 1"):
             read_micro_batches(write(path, wrong))
     with pytest.raises(UsageError, match="measure some steps"):
