@@ -16,6 +16,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.makers.pack_selection import default_buffer
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
@@ -82,7 +83,7 @@ def get_train_dataset(
         batch_size: samples in a micro-batch; None: single samples, not batched, or what ``batching`` says.
         batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
         packing_buffer_size: pack samples by ``select_samples_to_pack`` and ``pack_selected_samples``, which see so many
-            samples at a time. None: no packing.
+            samples at a time. None: no packing; but with ``pack_capacity`` of the task encoder, 128.
         shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which runs are mixed. No
             buffer exists: it is the order that is computed. None: mix everything.
         max_samples_per_sequence: length of the runs of neighbours that are read one after the other, for storage
@@ -263,6 +264,8 @@ class _Recipe:
     chunking: Chunking = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.packing is None and self.batching is None and isinstance(self.encoder, TaskEncoder):
+            self.packing = default_buffer(self.encoder)
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         size = self.chunks.size
         if self.batching is not None:

@@ -99,7 +99,8 @@ class Executor(Protocol):
             made = batches.popleft()
             if made.carried is not None:
                 # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
-                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
+                items, samples = deepcopy((made.carried.items, made.carried.samples))
+                made = replace(made, carried=replace(made.carried, items=items, samples=samples))
             yield made
 
 

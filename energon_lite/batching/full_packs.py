@@ -1,0 +1,85 @@
+"""Packs of a stream of samples, without a rest: so many samples from its beginning as fill whole packs.
+
+Whoever packs a buffer to its end closes a last pack that is half empty. But where the buffer ends is nobody's wish. So
+of the samples that came, in their order, those up to a good place are packed, longest first, each where it leaves the
+least room; the others wait for more. What waits is the end of the stream, so one number says what it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import accumulate
+
+from energon_lite.batching.capacity import at_least_one
+from energon_lite.errors import UsageError
+
+__all__ = ["full_packs"]
+
+#: Good enough: no other place is looked for.
+_FULL = 0.995
+#: Numbers of packs that are tried, and for each of them, places.
+_COUNTS, _PLACES = 6, 5
+
+
+def full_packs(lengths: Sequence[int], capacity: int) -> tuple[list[list[int]], int]:
+    """Packs of the first samples of a stream, and how many samples these are.
+
+    At least half of what fits into whole packs is packed, and at least one sample. Samples that together fill no pack
+    are one.
+
+    Args:
+        lengths: of the samples, in their order, in tokens.
+        capacity: tokens of a pack.
+
+    Returns:
+        Packs of places in ``lengths``, each in ascending order, and a number of samples: those before it are in packs,
+        those from it on are in none.
+
+    Raises:
+        UsageError: a sample is longer than a pack.
+
+    Example:
+        >>> full_packs([6, 3, 4, 7, 5, 4], capacity=10)  # the last two are left for later
+        ([[1, 3], [0, 2]], 4)
+    """
+    at_least_one(capacity=capacity)
+    longest = max(lengths, default=0)
+    if longest > capacity:
+        raise UsageError(
+            f"a sample of {longest} tokens does not fit into a pack of {capacity}",
+            fix="raise the capacity, or skip such samples before they are packed",
+        )
+    ends = list(accumulate(lengths))
+    whole = ends[-1] // capacity if ends else 0
+    if not whole:
+        return ([[*range(len(ends))]] if ends else []), len(ends)
+    best, best_fill = (list[list[int]](), 0), 0.0
+    for count in range(whole, max(0, whole - _COUNTS, (whole - 1) // 2), -1):
+        most = bisect_left(ends, count * capacity + 1)
+        for taken in range(most, max(0, most - _PLACES), -1):
+            packs = _packed(lengths[:taken], capacity)
+            fill = ends[taken - 1] / (capacity * len(packs))
+            if fill > best_fill:
+                best, best_fill = (packs, taken), fill
+            if len(packs) <= count:
+                break
+        if best_fill >= _FULL:
+            break
+    return best
+
+
+def _packed(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """The samples in packs, longest first, each where it leaves the least room."""
+    packs: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # of each pack, ascending
+    for sample in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+        at = bisect_left(rooms, (lengths[sample], -1))
+        if at == len(rooms):
+            room, pack = capacity, len(packs)
+            packs.append([])
+        else:
+            room, pack = rooms.pop(at)
+        packs[pack].append(sample)
+        insort(rooms, (room - lengths[sample], pack))
+    return [sorted(pack) for pack in packs]

@@ -1,0 +1,62 @@
+"""The selection for packing where the user wrote none: packs of so many tokens, and full ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon_lite.batching.capacity import at_least_one
+from energon_lite.batching.full_packs import full_packs
+from energon_lite.errors import FatalSampleError, field_of
+from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
+from energon_lite.loading.makers.sample_length import SampleLength
+
+__all__ = ["DEFAULT_BUFFER", "PackSelection", "default_buffer", "pack_selection"]
+
+#: Samples of a buffer if the user does not say. From about 64 on, packs hardly become fuller; a run that goes on makes
+#: those of the running buffers again.
+DEFAULT_BUFFER = 128
+
+
+def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
+    """The selection that an encoder leaves to the library; None: it has one of its own, or does not pack."""
+    capacity = encoder.pack_capacity
+    if capacity is None or is_overridden(encoder, "select_samples_to_pack"):
+        return None
+    at_least_one("give the tokens of a pack, or None", pack_capacity=capacity)
+    return PackSelection(SampleLength(encoder), capacity)
+
+
+def default_buffer(encoder: TaskEncoder) -> int | None:
+    """Samples in a buffer where the user says nothing about it; None: the encoder does not pack."""
+    return DEFAULT_BUFFER if pack_selection(encoder) is not None else None
+
+
+@dataclass(frozen=True)
+class PackSelection:
+    """In place of ``select_samples_to_pack``: as many samples of a buffer, from its beginning on, as make full packs.
+
+    Args:
+        length: of a sample.
+        capacity: tokens of a pack.
+    """
+
+    length: SampleLength
+    capacity: int
+
+    def __call__(self, samples: list[Any]) -> PackedSamplesOutput[Any]:
+        """The packs, and the last samples of the buffer pushed back.
+
+        Raises:
+            FatalSampleError: a sample has no length, or is longer than a pack.
+        """
+        lengths = list(map(self.length, samples))
+        longest = max(lengths)
+        if longest > self.capacity:
+            raise FatalSampleError(
+                f"a sample of {longest} tokens does not fit into a pack of {self.capacity}",
+                where=str(field_of(samples[lengths.index(longest)], "__key__") or ""),
+                fix="raise pack_capacity of the task encoder, or skip or cut such samples before they are packed",
+            )
+        packs, taken = full_packs(lengths, self.capacity)
+        return PackedSamplesOutput([[samples[place] for place in pack] for pack in packs], samples[taken:])
