@@ -54,7 +54,6 @@ class LaneDataset(SavableDataset):
             batch_size=self.plan.batch_size,
             packing_buffer_size=self.plan.packing_buffer_size,
             keep_remainder=self.plan.keep_remainder,
-            pushback=self.plan.pushback,
             error_handler=self.worker_config.global_error_handler,
             bundler=None if self.bundling is None else BundlesByTokens(self.bundling, self.task_encoder),
         )
@@ -87,7 +86,8 @@ class LaneDataset(SavableDataset):
         offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
         samples = self.plan.addresses(number, pass_number, offset, stride)
         is_last = count is not None and number + stride >= count
-        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried)
+        pushback = self.plan.pushback
+        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, pushback)
 
     def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
         """The cursor of this rank from a state that has (at least) its lanes.

@@ -42,13 +42,11 @@ class ChunkItems:
         hooks: those that are in force.
         buffer_size: samples in a buffer that is packed; None: no packing.
         selection: in place of the encoder's ``select_samples_to_pack``; None: there is one.
-        pushback: samples that are pushed back at a chunk's end go on to another chunk.
     """
 
     hooks: Hooks
     buffer_size: int | None
     selection: PackSelection | None = None
-    pushback: bool = False
 
     def of(self, run: ChunkRun) -> Iterator[Item]:
         """What is put together to batches, from the job's first batch on (with groups: from the chunk's start)."""
@@ -138,7 +136,7 @@ class ChunkItems:
         job, turn = run.job, 0
         buffer: list[Item] = []
         fresh, is_over = 0, False  # samples at the buffer's end that came one after the other; no others come
-        goes_on = self.pushback and job.hands_over
+        goes_on = job.pushback and job.hands_over
         for sample in self._samples(run):
             if sample.start[:2] < start:
                 continue
@@ -199,7 +197,7 @@ class ChunkItems:
         first, place = run.packs, run.selects()
         run.at = (*start, first, 0)
         packs, pushed_back = self._select(buffer, start, turn, run)
-        run.is_end = not pushed_back or (self.pushback and _is_end(buffer, pushed_back, fresh))
+        run.is_end = not pushed_back or (run.job.pushback and _is_end(buffer, pushed_back, fresh))
         restarts = run.is_end and bool(pushed_back) and not is_last
         end = pushed_back[0].start if restarts else end
         run.filled(place, end if restarts else None)

@@ -126,6 +126,8 @@ class ChunkJob:
         stride: what does not fill a batch goes to the chunk so many after this one; 0: nothing is handed over.
         is_last: there is no such chunk any more.
         carried: what this chunk was handed; or the job whose chunk hands it over, and which makes that again.
+        pushback: samples that a selection for packing pushes back, because its buffer ends, are the beginning of the
+            next buffer, also where that is one of a later chunk.
     """
 
     pass_number: int
@@ -137,6 +139,7 @@ class ChunkJob:
     stride: int = 0
     is_last: bool = False
     carried: Carried | ChunkJob | None = None
+    pushback: bool = False
 
     @property
     def addresses(self) -> Sequence[Address]:

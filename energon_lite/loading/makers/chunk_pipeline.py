@@ -46,7 +46,6 @@ class ChunkPipeline:
         keep_remainder: what is left at a chunk's end, and not handed over, becomes smaller batches; else it is dropped,
             and counted.
         bundler: makes batches by the lengths of all samples of a chunk; None: by their number, or by groups.
-        pushback: samples that are pushed back at a chunk's end go on to a later chunk.
     """
 
     def __init__(
@@ -60,13 +59,12 @@ class ChunkPipeline:
         error_handler: ErrorHandler | None = None,
         keep_remainder: bool = True,
         bundler: Bundler | None = None,
-        pushback: bool = False,
     ):
         packing, batched = packing_buffer_size is not None, batch_size is not None
         hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=bundler is not None)
         self.hooks, self.keep_remainder = hooks, keep_remainder
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
-        self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder), pushback)
+        self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder))
         self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
         self._batches_yield = not hooks.generators.isdisjoint(("batch", "encode_batch"))
         self._likeness: Made | None = None
