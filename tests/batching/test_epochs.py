@@ -174,7 +174,7 @@ def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chun
     assert flat == sorted(flat) and max(flat) > 4
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(50))
 @given(
     document=st.sampled_from(DOCUMENTS),
     size=st.sampled_from([10, 100, 3000]),
@@ -186,7 +186,7 @@ def test_small_data_with_any_chunk(
     document: dict[str, Any], size: int, chunk: int, step: int | None, repeat: bool
 ) -> None:
     """Each sample once in each epoch, none twice in a micro-batch, and no micro-batch of two epochs."""
-    chunk = max(chunk, size // 100)  # a plan for each few samples takes its time
+    chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
     leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
     order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
     plan = TokenPlan(order, from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
@@ -195,7 +195,7 @@ def test_small_data_with_any_chunk(
         planned = plan.make(0, number)
         for micro_batch in range(len(planned)):
             spans = planned.spans(micro_batch)
-            assert len({index for _, index, *_ in spans}) == len(spans)
+            assert len({(index, start) for _, index, _, start, *_ in spans}) == len(spans)  # pieces of one may meet
             assert len({epoch for _, _, epoch, *_ in spans}) <= 1
             for _, index, epoch, _, tokens, _ in spans:
                 shown[epoch][index] += tokens
