@@ -92,6 +92,11 @@ class Executor(Protocol):
                 return
             yield self.result(tickets.popleft())
 
+    @property
+    def makes_all_batches(self) -> bool:
+        """Whether all batches of a chunk are there when the first one is; else each is made when it is asked for."""
+        return True
+
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The batches that the job of a chunk makes. Each ticket is asked for once."""
         batches = deque(self.result(ticket).batch)
@@ -135,6 +140,10 @@ class InlineExecutor(Executor):
             if len(near) > _NEAR:
                 yield near.popleft()
         yield from near
+
+    @property
+    def makes_all_batches(self) -> bool:
+        return False
 
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""

@@ -66,6 +66,8 @@ class LaneDataset(SavableDataset):
 
     def stride(self, lanes: int) -> int:
         """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
+        if self.plan.pushback and not self.is_endless:
+            return lanes  # so only the last chunks of a pass keep what they have left
         return lanes * _HANDED_ON if self.plan.carries or self.plan.pushback else 0
 
     def job(

@@ -24,6 +24,7 @@ class _Stream:
     at: LanePlace  # behind the batch that was popped last
     begun: int  # the chunk in which it began; what chunks before it hand over is made again
     next_chunk: int  # the first one that was not submitted yet
+    known: int = -1  # what the chunks up to this one hand over is known
     handed_over: dict[int, Carried] = field(default_factory=dict)  # by the chunk that gets it
     tickets: deque[Any] = field(default_factory=deque)  # of chunks submitted and not opened
     batches: Iterator[Made] | None = None  # of the open chunk, which is that of `at`
@@ -125,6 +126,10 @@ class LanePrefetcher:
             return False
         self._look_ahead(lane)
         stream.batches, stream.had_batches = self._executor.batches(stream.tickets.popleft()), False
+        if self._stride and self._executor.makes_all_batches:
+            made = deque(stream.batches)
+            self._know(stream, made[-1].carried if made else None)
+            stream.batches = (made.popleft() for _ in range(len(made)))
         self._look_ahead(lane)
         return True
 
@@ -134,7 +139,7 @@ class LanePrefetcher:
             later = chunk + self._stride
             tails = (*tails, *filter(None, [made.carried.tail]))
             begins = (*begins, *([Tail(later, made.carried.begins_at)] if made.carried.samples else []))
-            stream.handed_over[later] = made.carried
+        self._know(stream, made.carried)
         stream.batches, stream.at = None, stream.at.next(self._lanes, tails, begins)
         stream.lost += made.outcomes
         self._check(made.outcomes)
@@ -149,11 +154,20 @@ class LanePrefetcher:
                 "encoder (0: any number)",
             )
 
+    def _know(self, stream: _Stream, carried: Carried | None) -> None:
+        """What the open chunk hands over is known, perhaps before its batches are taken."""
+        chunk = stream.at.chunk
+        if chunk > stream.known and carried is not None:
+            stream.handed_over[chunk + self._stride] = carried
+        stream.known = max(stream.known, chunk)
+
     def _submit(self, stream: _Stream) -> bool:
         """Submit the lane's next chunk. False: there is none, or what it is handed is not known yet."""
         number = stream.next_chunk
         before = number - self._stride
-        if (self._count is not None and number >= self._count) or (self._stride and stream.at.chunk <= before):
+        if self._count is not None and number >= self._count:
+            return False
+        if self._stride and stream.begun <= before and before > stream.known:
             return False
         first = START
         carried: Carried | ChunkJob | None = stream.handed_over.pop(number, None)
