@@ -16,7 +16,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.makers.pack_selection import default_buffer
+from energon_lite.loading.makers.pack_selection import packing_buffer
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
@@ -113,7 +113,8 @@ def get_train_dataset(
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
-    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -158,7 +159,8 @@ def get_val_dataset(
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
-    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     specs = _find(path, split_part, recipe.reading)
@@ -264,8 +266,6 @@ class _Recipe:
     chunking: Chunking = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.packing is None and self.batching is None and isinstance(self.encoder, TaskEncoder):
-            self.packing = default_buffer(self.encoder)
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         size = self.chunks.size
         if self.batching is not None:

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from energon_lite import (
+    BestFit,
+    ByTokens,
+    Capacity,
     FatalSampleError,
     SkipSample,
     TaskEncoder,
     WorkerConfig,
+    get_processing_dataset,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -125,3 +129,13 @@ def test_a_sample_that_is_longer_than_a_pack() -> None:
 def test_a_run_can_go_on_on_many_numbers_of_ranks(world: int) -> None:
     """If the user says nothing about lanes."""
     assert {1, 2, 3, 4, 6, 8, 12, 24} <= {*worlds_for(default_lanes(world))}
+
+
+def test_where_nothing_is_packed() -> None:
+    """A plan packs, and jobs that go through the data once want single samples."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    job = get_processing_dataset("mix://chat", task_encoder=Packed(), worker_config=config)
+    assert [one["index"] for _, one in zip(range(3), get_savable_loader(job), strict=False)] == [0, 1, 2]
+    planned = ByTokens(BestFit(Capacity(CAPACITY)), length_column=None)
+    dataset = get_train_dataset("mix://chat", task_encoder=Packed(), batching=planned, worker_config=config)
+    assert "packing_buffer_size" not in dataset.identity.settings

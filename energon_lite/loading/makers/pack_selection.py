@@ -11,7 +11,7 @@ from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.sample_length import SampleLength
 
-__all__ = ["DEFAULT_BUFFER", "PackSelection", "default_buffer", "pack_selection"]
+__all__ = ["DEFAULT_BUFFER", "PackSelection", "pack_selection", "packing_buffer"]
 
 #: Samples of a buffer if the user does not say. From about 64 on, packs hardly become fuller; a run that goes on makes
 #: those of the running buffers again.
@@ -27,8 +27,15 @@ def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
     return PackSelection(SampleLength(encoder), capacity)
 
 
-def default_buffer(encoder: TaskEncoder) -> int | None:
-    """Samples in a buffer where the user says nothing about it; None: the encoder does not pack."""
+def packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
+    """Samples in a buffer of packing; None: hooks do not pack.
+
+    Args:
+        size: what the user says.
+        by_tokens: batches are made by tokens, so hooks do not pack unless the user says so, which is an error.
+    """
+    if size is not None or by_tokens or not isinstance(encoder, TaskEncoder):
+        return size
     return DEFAULT_BUFFER if pack_selection(encoder) is not None else None
 
 
