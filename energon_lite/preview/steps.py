@@ -68,7 +68,7 @@ class MicroBatch:
 class _Origins:
     """An observer that notes which samples a batch was made of."""
 
-    sees_samples = True
+    sees_samples = times_samples = True
 
     def begin(self) -> None:
         pass

@@ -113,12 +113,12 @@ def test_a_checkpoint_has_one_entry_whatever_the_place(tmp_path: Path) -> None:
         batches = iter(saved)
         assert [digest(next(batches)) for _ in range(place)] == whole[:place]
         folder = tmp_path / str(place)
-        dcp.save({"dataloader": saved}, checkpoint_id=folder, no_dist=True)
+        dcp.save({"dataloader": saved}, checkpoint_id=folder)
         entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
         assert list(entries) == ["dataloader.state"]
         loaded = loader_of(train, 1, 2)
         assert digest(next(iter(loaded))) == whole[1]  # it was somewhere else
-        dcp.load({"dataloader": loaded}, checkpoint_id=folder, no_dist=True)
+        dcp.load({"dataloader": loaded}, checkpoint_id=folder)
         assert digests(loaded, 2) == whole[place + 1 : place + 4 : 2]
 
 
