@@ -24,6 +24,8 @@ __all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 #: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing: many where the last one
 #: is not full, few where it is filled from another chunk.
 _CHUNK_BATCHES, _CARRIED_BATCHES = 32, 8
+#: So far before its first position no chunk begins: these are the samples of a buffer.
+_FAR = 1 << 20
 #: Samples of a micro-batch where nobody knows.
 _TYPICAL_BATCH = 32
 
@@ -83,7 +85,7 @@ class ChunkPlan(ChunkedOrder):
 
     def is_behind(self, number: int, first: int, stride: int) -> bool:
         """Whether there are positions as far back as a negative ``first`` of a chunk says."""
-        return first >= 0 or (self.pushback and number + (first // self.chunk) * stride >= 0)
+        return first >= 0 or (self.pushback and first > -_FAR and number + (first // self.chunk) * stride >= 0)
 
 
 def default_chunk_size(

@@ -19,11 +19,13 @@ from energon_lite import (
     PackedSamplesOutput,
     SavableDataset,
     SkipSample,
+    StateError,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    rebase_state,
 )
 
 ROOM = 20
@@ -229,6 +231,41 @@ def test_a_state_from_before_they_went_on(leaf_of: Callable[..., Path]) -> None:
     new.restore_state_rank(state)
     assert [batch for _, batch in zip(range(15), new, strict=False)] == [next(batches) for _ in range(15)]
     assert new.save_state_rank() == old.save_state_rank()
+
+
+@pytest.mark.parametrize("kind", [Full, Greedy])
+def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
+    """Another batch size begins behind all chunks that were begun; what is passed over is known."""
+    config = WorkerConfig(rank=0, world_size=1)
+    old, new = (builder(leaf_of(50), size, 6, 16, kind, 0, False)(config) for size in (2, 3))
+    for steps in (0, 7, 40):
+        loader = get_savable_loader(old)
+        delivered = sum(len(pack) for _, batch in zip(range(steps), loader, strict=False) for pack in batch["packs"])
+        state, report = rebase_state(loader.save_state_rank() or {}, old, new, give_up=True)
+        assert delivered + report.given_up >= report.first == -(-report.first // 16) * 16
+        assert report.given_up <= report.first - delivered + 12 * 4 * 6  # ends that count for both sizes of batches
+        again = get_savable_loader(new).with_restored_state_rank(state)
+        assert all(len(batch["packs"]) == 3 for _, batch in zip(range(20), again, strict=False))
+
+
+WRONG: list[list[Any]] = [
+    [0, 0, [-1]],  # there is nothing before the first chunk
+    [0, 12_000, [-(1 << 40)]],
+    [0, 0, [0, -1]],
+    [0, 0, [[-1]]],
+    [0, 12_000, [], [4, -(1 << 40)]],
+    [0, 0, [], [-4, 1]],  # later chunks that begin where they always do
+    [0, 0, [], [-4]],
+    [0, 0, [], [0, -1]],
+]
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_places_that_cannot_be(leaf_of: Callable[..., Path], row: list[Any]) -> None:
+    loader = get_savable_loader(builder(leaf_of(50), 2, 6, 16, Full, 0, False)(WorkerConfig(rank=0, world_size=1)))
+    state = loader.save_state_rank() or {}
+    with pytest.raises(StateError, match="damaged"):
+        loader.restore_state_rank({**state, "cursors": [row, *state["cursors"][1:]]})
 
 
 class Stubborn(Greedy):
