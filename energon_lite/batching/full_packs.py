@@ -8,7 +8,7 @@ least room; the others wait for more. What waits is the end of the stream, so on
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from energon_lite.batching.capacity import at_least_one
@@ -22,7 +22,13 @@ _FULL = 0.995
 _COUNTS, _PLACES = 6, 5
 
 
-def full_packs(lengths: Sequence[int], capacity: int) -> tuple[list[list[int]], int]:
+#: A sample, and which copy of it.
+Owner = tuple[Hashable, Hashable]
+
+
+def full_packs(
+    lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None] | None = None
+) -> tuple[list[list[int]], int]:
     """Packs of the first samples of a stream, and how many samples these are.
 
     At least half of what fits into whole packs is packed, and at least one sample. Samples that together fill no pack
@@ -31,6 +37,7 @@ def full_packs(lengths: Sequence[int], capacity: int) -> tuple[list[list[int]], 
     Args:
         lengths: of the samples, in their order, in tokens.
         capacity: tokens of a pack.
+        owners: which sample each is, and which copy of it: two copies are not put into one pack. None: nobody's.
 
     Returns:
         Packs of places in ``lengths``, each in ascending order, and a number of samples: those before it are in packs,
@@ -52,13 +59,14 @@ def full_packs(lengths: Sequence[int], capacity: int) -> tuple[list[list[int]], 
         )
     ends = list(accumulate(lengths))
     whole = ends[-1] // capacity if ends else 0
+    owners = [None] * len(lengths) if owners is None else owners
     if not whole:
-        return ([[*range(len(ends))]] if ends else []), len(ends)
+        return _packed(lengths, capacity, owners), len(ends)
     best, best_fill = (list[list[int]](), 0), 0.0
     for count in range(whole, max(0, whole - _COUNTS, (whole - 1) // 2), -1):
         most = bisect_left(ends, count * capacity + 1)
         for taken in range(most, max(0, most - _PLACES), -1):
-            packs = _packed(lengths[:taken], capacity)
+            packs = _packed(lengths[:taken], capacity, owners)
             fill = ends[taken - 1] / (capacity * len(packs))
             if fill > best_fill:
                 best, best_fill = (packs, taken), fill
@@ -69,17 +77,23 @@ def full_packs(lengths: Sequence[int], capacity: int) -> tuple[list[list[int]], 
     return best
 
 
-def _packed(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """The samples in packs, longest first, each where it leaves the least room."""
+def _packed(lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None]) -> list[list[int]]:
+    """The samples in packs, longest first, each where it leaves the least room, and no other copy of it is."""
     packs: list[list[int]] = []
+    copies: list[dict[Hashable, Hashable]] = []  # in each pack
     rooms: list[tuple[int, int]] = []  # of each pack, ascending
     for sample in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
-        at = bisect_left(rooms, (lengths[sample], -1))
+        at, owner = bisect_left(rooms, (lengths[sample], -1)), owners[sample]
+        while owner and at < len(rooms) and copies[rooms[at][1]].get(owner[0], owner[1]) != owner[1]:
+            at += 1
         if at == len(rooms):
             room, pack = capacity, len(packs)
             packs.append([])
+            copies.append({})
         else:
             room, pack = rooms.pop(at)
         packs[pack].append(sample)
+        if owner:
+            copies[pack][owner[0]] = owner[1]
         insort(rooms, (room - lengths[sample], pack))
     return [sorted(pack) for pack in packs]

@@ -25,6 +25,19 @@ def test_a_beginning_in_packs(lengths: list[int], capacity: int) -> None:
         assert sum(lengths[:taken]) > sum(lengths) // capacity // 2 * capacity - max(lengths) * 6
 
 
+@settings(max_examples=examples(100))
+@given(owners=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(10, 60))
+def test_no_two_copies_in_a_pack(owners: list[int], capacity: int) -> None:
+    copies = [(owner, owners[:place].count(owner)) for place, owner in enumerate(owners)]
+    packs, taken = full_packs([owner + 1 for owner in owners], capacity, copies)
+    assert sorted(place for pack in packs for place in pack) == [*range(taken)] and (taken > 0) == bool(owners)
+    assert all(len({owners[place] for place in pack}) == len(pack) for pack in packs)
+    results = [(owner, 0) for owner in owners]  # several of one sample, of one epoch: they may
+    assert full_packs([owner + 1 for owner in owners], capacity, results)[0] == full_packs(
+        [owner + 1 for owner in owners], capacity
+    )[0]  # fmt: skip
+
+
 def test_streams_are_packed_fully() -> None:
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(5.5, 0.9, 4000), 8, 4096).astype(int).tolist()

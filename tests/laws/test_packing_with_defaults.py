@@ -49,7 +49,8 @@ class Mix:
 
     def __init__(self, url: str):
         self.identity = url
-        self.tokens = tokens_of(url.removeprefix("mix://"))
+        mix, _, count = url.removeprefix("mix://").partition("-of-")
+        self.tokens = tokens_of(mix, int(count or 20_000))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -100,6 +101,18 @@ def test_fill_with_defaults(mix: str, size: int) -> None:
     assert max(shown.values()) == 1 and stats["samples"] == len(shown)
     assert stats["skipped"] == stats["failed"] == stats["dropped"] == 0
     assert len(json.dumps(state)) < 4096
+
+
+@pytest.mark.parametrize("samples", [1, 10, 100])
+def test_small_data(samples: int) -> None:
+    """Packs of several epochs have no sample twice, and of all samples there are about as many."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(f"mix://chat-of-{samples}", task_encoder=Packed(), batch_size=1, worker_config=config)
+    with get_savable_loader(dataset) as loader:
+        packs = [pack["indices"] for _, batch in zip(range(400), loader, strict=False) for pack in batch]
+    assert all(len(set(pack)) == len(pack) for pack in packs)
+    shown = Counter(index for pack in packs for index in pack)
+    assert len(shown) == samples and min(shown.values()) > 0.5 * sum(shown.values()) / samples
 
 
 def test_nothing_is_lost_in_a_pass() -> None:

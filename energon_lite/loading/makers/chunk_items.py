@@ -234,7 +234,7 @@ class ChunkItems:
         try:
             with run.of_chunk(_SELECT, *start, *([turn] if turn else []), number=start[0]):
                 packs, pushback = run.samples.guarded(
-                    "select_samples_to_pack", "*", name, values, self._selected, values, run
+                    "select_samples_to_pack", "*", name, values, self._selected, buffer, values, run
                 )
         except Rejected as rejected:
             run.fail(rejected.failure, _addresses(buffer))
@@ -245,9 +245,12 @@ class ChunkItems:
             run.fail(why, _addresses(left_out))
         return packs, _pushed_back(buffer, packs, pushback)
 
-    def _selected(self, values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
+    def _selected(self, buffer: list[Item], values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
         """What the selection says."""
-        select = self.selection or run.samples.encoder.select_samples_to_pack
+        if self.selection is not None:
+            full = self.selection(values, _addresses(buffer))
+            return list(map(list, full.packs)), list(full.pushback)
+        select = run.samples.encoder.select_samples_to_pack
         selected = select(list(values))
         if selected is None:
             raise returned_nothing("select_samples_to_pack", select)

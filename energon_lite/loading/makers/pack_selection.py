@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.full_packs import full_packs
 from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
+from energon_lite.loading.makers.outcomes import Address
 from energon_lite.loading.makers.sample_length import SampleLength
 
 __all__ = ["DEFAULT_BUFFER", "PackSelection", "pack_selection", "packing_buffer"]
@@ -51,8 +53,12 @@ class PackSelection:
     length: SampleLength
     capacity: int
 
-    def __call__(self, samples: list[Any]) -> PackedSamplesOutput[Any]:
-        """The packs, and the last samples of the buffer pushed back.
+    def __call__(self, samples: list[Any], addresses: Sequence[Address | None]) -> PackedSamplesOutput[Any]:
+        """The packs, none of which has a sample of two epochs, and the last samples of the buffer pushed back.
+
+        Args:
+            samples: of the buffer.
+            addresses: of them, as far as they are known.
 
         Raises:
             FatalSampleError: a sample has no length, or is longer than a pack.
@@ -65,5 +71,6 @@ class PackSelection:
                 where=str(field_of(samples[lengths.index(longest)], "__key__") or ""),
                 fix="raise pack_capacity of the task encoder, or skip or cut such samples before they are packed",
             )
-        packs, taken = full_packs(lengths, self.capacity)
+        owners = [None if one is None else (one[:2], one[2]) for one in addresses]
+        packs, taken = full_packs(lengths, self.capacity, owners)
         return PackedSamplesOutput([[samples[place] for place in pack] for pack in packs], samples[taken:])
