@@ -40,15 +40,15 @@ def full_packs(
         owners: which sample each is, and which copy of it: two copies are not put into one pack. None: nobody's.
 
     Returns:
-        Packs of places in ``lengths``, each in ascending order, and a number of samples: those before it are in packs,
-        those from it on are in none.
+        Packs of places in ``lengths``, as their longest samples came, and a number of samples: those before it are in
+        packs, those from it on are in none.
 
     Raises:
         UsageError: a sample is longer than a pack.
 
     Example:
         >>> full_packs([6, 3, 4, 7, 5, 4], capacity=10)  # the last two are left for later
-        ([[1, 3], [0, 2]], 4)
+        ([[0, 2], [1, 3]], 4)
     """
     at_least_one(capacity=capacity)
     longest = max(lengths, default=0)
@@ -96,4 +96,6 @@ def _packed(lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None
         if owner:
             copies[pack][owner[0]] = owner[1]
         insort(rooms, (room - lengths[sample], pack))
-    return [sorted(pack) for pack in packs]
+    # In the order in which their longest samples came: else the longest, or the shortest, would be delivered first of
+    # each buffer, on all ranks at the same time.
+    return [sorted(pack) for pack in sorted(packs)]
