@@ -14,7 +14,10 @@ from itertools import accumulate
 from energon_lite.batching.capacity import at_least_one
 from energon_lite.errors import UsageError
 
-__all__ = ["full_packs"]
+__all__ = ["PACK_VERSION", "full_packs"]
+
+#: Raised when the same lengths make other packs.
+PACK_VERSION = 1
 
 #: Good enough: no other place is looked for.
 _FULL = 0.995

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
+from energon_lite.batching.full_packs import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden
@@ -129,7 +130,7 @@ def _by_content(
         "chunk_remainder": "carry" if carries else "keep" if plan.keep_remainder else "drop",
         "groups": groups,
         **({PUSHBACK: "carry"} if pushback else {}),
-        **({"pack_capacity": selection.capacity} if selection is not None else {}),
+        **({} if selection is None else {"pack_capacity": selection.capacity, "pack_version": PACK_VERSION}),
     }
     return _in_lanes(plan, identity, settings, chunking, **common)
 

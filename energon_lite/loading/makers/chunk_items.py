@@ -3,8 +3,10 @@
 Packing works on buffers: ``packing_buffer_size`` samples that came through ``preencode_sample`` (fewer at a chunk's
 end). ``select_samples_to_pack`` makes lists of them, the samples of each list go through ``postencode_sample``, and
 ``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun, but for
-samples that the selection pushes back: the next buffer begins with them. Such buffers are one as far as places go, with
-the packs of all of them numbered on, so who goes on in the middle makes their selections again, but not their packs.
+samples that the selection pushes back: the next buffer begins with them. If they are the end of what was read, that is
+a place like any other, and at the chunk's end they go on to a later chunk, which then begins there. Else such buffers
+are one as far as places go, with the packs of all of them numbered on, so who goes on in the middle makes their
+selections again, but not their packs.
 """
 
 from __future__ import annotations
