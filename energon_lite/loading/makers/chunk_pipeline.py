@@ -129,7 +129,7 @@ class ChunkPipeline:
                 key = ("chunk", run.job.pass_number, run.job.number, *Place(*item.start))
                 set_restore_key(item.value, key if item.start[0] >= 0 else (*key, run.job.stride))
             run.items = [item]
-            yield Made(item.value, run.take(item.origins), Place(*item.after))
+            yield Made(item.value, run.take(item.origins), Place(*item.after), digest=run.digest([item]))
         if run.left:
             yield self._handed_over(run)
 
@@ -163,7 +163,8 @@ class ChunkPipeline:
                     if not own:
                         after, tail = START, Tail(bundle.chunk, after)
                 rows = rows_of(batch, len(bundle.items)) if self._batches_yield else len(bundle.items)
-                yield Made(batch, run.take(origins), after, rows=rows, tail=tail)
+                digest = run.digest(bundle.items, sub)
+                yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
                 origins, told = (), tail or Tail(job.number, after or START)
         if run.left:
             yield self._handed_over(run)
