@@ -23,11 +23,13 @@ from energon_lite.batching.cost_model import Quadratic as Quadratic
 from energon_lite.batching.fixed_size import Fixed as Fixed
 from energon_lite.batching.fixed_size import LengthDifference as LengthDifference
 from energon_lite.batching.fixed_size import MaxLength as MaxLength
+from energon_lite.batching.full_packs import full_packs as full_packs
 from energon_lite.batching.greedy import Greedy as Greedy
 from energon_lite.batching.image_patches import ImagePatches as ImagePatches
 from energon_lite.batching.learning_rate import learning_rate_scale as learning_rate_scale
 from energon_lite.batching.loss_tokens import count_loss_tokens as count_loss_tokens
 from energon_lite.batching.micro_batches import MicroBatches as MicroBatches
+from energon_lite.batching.mrope import mrope_positions as mrope_positions
 from energon_lite.batching.segment_mask import flex_segment_mask as flex_segment_mask
 from energon_lite.batching.segment_mask import segment_mask as segment_mask
 from energon_lite.batching.sequence_batches import PackedBatch as PackedBatch
@@ -62,6 +64,8 @@ from energon_lite.errors import TrustError as TrustError
 from energon_lite.errors import UnknownLengthError as UnknownLengthError
 from energon_lite.errors import UsageError as UsageError
 from energon_lite.errors import WorkerError as WorkerError
+from energon_lite.extras.image_text_packing import ImageTextRow as ImageTextRow
+from energon_lite.extras.image_text_packing import ImageTextTaskEncoder as ImageTextTaskEncoder
 from energon_lite.extras.packed_list import PackedList as PackedList
 from energon_lite.factories.base import BaseCoreDatasetFactory as BaseCoreDatasetFactory
 from energon_lite.factories.joined import JoinedWebdatasetFactory as JoinedWebdatasetFactory
