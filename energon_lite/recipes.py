@@ -17,6 +17,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.makers.pack_selection import packing_buffer
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
 from energon_lite.loading.options import ByTokens, Chunks, Reading
@@ -83,7 +84,7 @@ def get_train_dataset(
         batch_size: samples in a micro-batch; None: single samples, not batched, or what ``batching`` says.
         batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
         packing_buffer_size: pack samples by ``select_samples_to_pack`` and ``pack_selected_samples``, which see so many
-            samples at a time. None: no packing.
+            samples at a time. None: no packing; but with ``pack_capacity`` of the task encoder, 128.
         shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which runs are mixed. No
             buffer exists: it is the order that is computed. None: mix everything.
         max_samples_per_sequence: length of the runs of neighbours that are read one after the other, for storage
@@ -113,7 +114,8 @@ def get_train_dataset(
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
-    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -158,7 +160,8 @@ def get_val_dataset(
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
-    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing_buffer_size, encoder, *groups)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    recipe = _Recipe(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     specs = _find(path, split_part, recipe.reading)

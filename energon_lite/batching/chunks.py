@@ -1,9 +1,9 @@
 """Which samples make up which chunk, where content decides what becomes of them. Integers only: no torch, no I/O.
 
 A pass is cut into chunks of equal length. What a chunk's samples become depends on nothing outside of it, so any chunk
-can be worked on by itself, anywhere; only the few that do not fill a batch at its end go on to a later chunk of the
-same lane. Chunks are assigned to lanes in turn: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch ``m`` of a pass
-is the next one of lane ``m % lanes``.
+can be worked on by itself, anywhere; only the few that do not fill a batch, or a pack, at its end go on to a later
+chunk of the same lane. Chunks are assigned to lanes in turn: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch
+``m`` of a pass is the next one of lane ``m % lanes``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ __all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 #: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing: many where the last one
 #: is not full, few where it is filled from another chunk.
 _CHUNK_BATCHES, _CARRIED_BATCHES = 32, 8
+#: So far before its first position no chunk begins: these are the samples of a buffer.
+_FAR = 1 << 20
 #: Samples of a micro-batch where nobody knows.
 _TYPICAL_BATCH = 32
 
@@ -40,6 +42,7 @@ class ChunkPlan(ChunkedOrder):
         keep_remainder: what is left at a chunk's end, or at that of the pass, becomes smaller batches; else it is
             dropped.
         carries: what is left at a chunk's end goes on to another chunk, where batches are of so many samples.
+        pushback: samples that a selection for packing pushes back at a chunk's end go on to another chunk.
 
     Example:
         >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk=3)
@@ -53,6 +56,7 @@ class ChunkPlan(ChunkedOrder):
     packing_buffer_size: int | None = None
     keep_remainder: bool = True
     carries: bool = False
+    pushback: bool = False
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1, or None", batch_size=self.batch_size)
@@ -64,10 +68,24 @@ class ChunkPlan(ChunkedOrder):
                 fix="give a multiple of packing_buffer_size, or leave out chunk_size",
             )
 
-    def addresses(self, number: int, pass_number: int, first: int = 0) -> Addresses:
-        """Addresses of a chunk's samples, from its ``first`` position on."""
-        start, stop = self.positions(pass_number, number)
-        return self.order.lookup(np.arange(start + first, max(start + first, stop), dtype=np.int64))
+    def addresses(self, number: int, pass_number: int, first: int = 0, stride: int = 0) -> Addresses:
+        """Addresses of a chunk's samples, from its ``first`` position on. If that is negative, those of the last
+        positions of the chunk ``stride`` before it come first, and those of chunks before that.
+
+        Example:
+            >>> ChunkPlan(ConcatOrder([9]), 1, chunk=3).addresses(2, 0, first=-1, stride=2).index.tolist()
+            [2, 6, 7, 8]
+        """
+        parts = []
+        for back in range(-(-max(0, -first) // self.chunk), -1, -1):
+            start, stop = self.positions(pass_number, number - back * stride)
+            begin = start + max(0, first + back * self.chunk)
+            parts.append(np.arange(begin, max(begin, stop), dtype=np.int64))
+        return self.order.lookup(np.concatenate(parts))
+
+    def is_behind(self, number: int, first: int, stride: int) -> bool:
+        """Whether there are positions as far back as a negative ``first`` of a chunk says."""
+        return first >= 0 or (self.pushback and first > -_FAR and number + (first // self.chunk) * stride >= 0)
 
 
 def default_chunk_size(

@@ -102,6 +102,10 @@ class Plan(ChunkedOrder, ABC):
         """For each place the addresses ``(leaf, index, epoch)`` of its micro-batch, with ``(first token, tokens, 1 if
         that is not the whole sample)`` behind them where tokens are planned; none at the end of the pass."""
 
+    def batches_in(self, pass_number: int, chunks: int) -> int:
+        """Micro-batches of the first so many chunks of a pass."""
+        return chunks
+
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
         """Which of the next ``world_size`` micro-batches from a place on a rank takes."""
         return rank

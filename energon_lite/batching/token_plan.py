@@ -193,6 +193,9 @@ class TokenPlan(Plan):
             self.steps.prepare(pass_number, chunk, number + 1)
         return spans
 
+    def batches_in(self, pass_number: int, chunks: int) -> int:
+        return sum(len(self.chunks.get(pass_number, chunk)) for chunk in range(chunks))
+
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
         return rank if self.step is None else rank_slot(rank, world_size, place[1] % self.step // world_size)
 

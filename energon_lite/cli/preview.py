@@ -198,7 +198,7 @@ def _restore_key(text: str | None) -> list[Any]:
         not isinstance(value, list)
         or len(value) < 3
         or value[0] not in ("sample", "batch", "chunk")
-        or not all(type(one) is int and one >= 0 for one in value[1:])
+        or not all(type(one) is int for one in value[1:])
     ):
         raise UsageError(f"{text} is not a restore key", fix="write it as JSON: '[\"sample\", 0, 12, 0, 0]'")
     return value

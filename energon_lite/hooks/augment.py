@@ -61,6 +61,10 @@ class AugmentTaskEncoder(
         return self.task_encoder.failure_tolerance
 
     @property
+    def pack_capacity(self) -> int | None:  # type: ignore[override]
+        return self.task_encoder.pack_capacity
+
+    @property
     def padding(self) -> Padding:  # type: ignore[override]
         return self.task_encoder.padding
 

@@ -55,6 +55,9 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         cookers: for crude data sets; the first one that matches the data set's subflavors is used.
         failure_tolerance: so many samples failing in a row end the iteration; 0: no limit. Energon's
             ``__default_failure_tolerance__`` is taken for it.
+        pack_capacity: tokens of a pack. With it, samples are packed, and ``select_samples_to_pack`` need not be
+            written: samples make full packs as they come, by the length of what ``encode_sample`` (or
+            ``preencode_sample``) returns. None: packing needs a selection of yours.
         padding: what the default ``batch`` does with tensors of one field whose shapes differ. None: that is an error.
             A number: pad their ends with it. ``"list"``: leave them in a list. A dict says it field by field.
 
@@ -67,6 +70,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     decoder: SampleDecoder | None = SampleDecoder()
     cookers: ClassVar[Sequence[Cooker]] = ()
     failure_tolerance: int = 100
+    pack_capacity: int | None = None
     padding: Padding = None
 
     def __init_subclass__(cls, **more: Any):
@@ -104,7 +108,8 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
     @stateless
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
-        """Say which samples of a buffer make up which pack; in force with ``packing_buffer_size``.
+        """Say which samples of a buffer make up which pack; in force with ``packing_buffer_size``. Not needed with
+        ``pack_capacity``.
 
         Args:
             samples: a buffer of at most ``packing_buffer_size`` samples, in their order.

@@ -134,11 +134,13 @@ def _check_packing(encoder: TaskEncoder, size: int | None) -> None:
         return
     if size < 1:
         raise UsageError(f"packing_buffer_size is {size}", fix="give at least 1, or None for no packing")
-    missing = [name for name in _PACKING if not is_overridden(encoder, name)]
+    needed = _PACKING if encoder.pack_capacity is None else _PACKING[1:]
+    missing = [name for name in needed if not is_overridden(encoder, name)]
     if missing:
         raise UsageError(
             f"packing_buffer_size={size}, but {type(encoder).__name__} has no {' and no '.join(missing)}",
-            fix="write both select_samples_to_pack and pack_selected_samples, or leave out packing_buffer_size",
+            fix="write both select_samples_to_pack and pack_selected_samples (or give pack_capacity in place of the "
+            "first one), or leave out packing_buffer_size",
         )
 
 

@@ -16,8 +16,9 @@ class PackedSamplesOutput(Generic[T]):
     """The packs of a buffer, and samples that go back into it.
 
     The next buffer begins with those that were pushed back, in their order, and is filled up with the samples that
-    follow. So a pack need not be closed half full because a buffer ends. At the end of a chunk no samples follow: the
-    rest is selected by itself, as long as that makes packs; what is pushed back then is dropped, and counted.
+    follow. So a pack need not be closed half full because a buffer ends. At the end of a chunk, samples that are the
+    last ones of their buffer go on to a later chunk. Others are selected by themselves there, as long as that makes
+    packs; what is pushed back then is dropped, and counted.
 
     Args:
         packs: lists of samples.

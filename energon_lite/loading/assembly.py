@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
+from energon_lite.batching.full_packs import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_cursor import MAX_LANES, check_topology
-from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.makers.pack_selection import pack_selection
 from energon_lite.loading.makers.token_chunks import TokenBundling
 from energon_lite.loading.token_batching import TokenBatching, plan_by_tokens
 from energon_lite.order.hashing import hash_ints
@@ -117,14 +119,18 @@ def _by_content(
             fix='give "keep" or "drop"',
         )
     buffer, size = chunking.packing_buffer_size, chunking.chunk_size
+    selection = None if buffer is None else pack_selection(common["task_encoder"])
     if size is None:
         size = default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None, carries=carries)
-    plan = ChunkPlan(order, batch_size, size, buffer, keep_remainder=chunking.keeps, carries=carries)
+    pushback = buffer is not None and chunking.chunk_remainder in (None, "carry") and not groups
+    plan = ChunkPlan(order, batch_size, size, buffer, keep_remainder=chunking.keeps, carries=carries, pushback=pushback)
     settings = {
         "packing_buffer_size": buffer,
         "chunk_size": size,
         "chunk_remainder": "carry" if carries else "keep" if plan.keep_remainder else "drop",
         "groups": groups,
+        **({PUSHBACK: "carry"} if pushback else {}),
+        **({} if selection is None else {"pack_capacity": selection.capacity, "pack_version": PACK_VERSION}),
     }
     return _in_lanes(plan, identity, settings, chunking, **common)
 

@@ -194,12 +194,14 @@ class DataLoader:
         self._dataset_iterator.start_loop()
 
     def __len__(self) -> int:
-        """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold.
+        """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold. By tokens, that
+        of a pass is counted by planning it, and that of an endless stream is an estimate.
 
         Raises:
             UnknownLengthError: hooks decide how many batches there are, and there is no ``virtual_epoch_length``.
         """
-        return len(self.dataset)
+        own = self._dataset_iterator.loop_steps()
+        return len(self.dataset) if own is None else own
 
     def _take(self) -> Result | None:
         """This rank's next batch: its own, or its peer's. None: the loop is over."""

@@ -52,9 +52,9 @@ class Chunks:
             ends. None, by tokens: 131,072 (of small data sets, 64 epochs or more), or 1,024 if they must be encoded
             first. Each epoch is planned by itself.
         remainder: where hooks decide: what becomes of samples that do not fill a batch at a chunk's end: ``"carry"``
-            them over to a later chunk (at the end of a pass ``batch_drop_last`` decides), ``"keep"`` them in smaller
-            batches, or ``"drop"`` and count them. None: "carry"; with groups "keep", or "drop" with
-            ``batch_drop_last``.
+            them over to a later chunk (at the end of a pass ``batch_drop_last`` decides), as the samples that a
+            selection for packing pushes back, ``"keep"`` them in smaller batches, or ``"drop"`` and count them. None:
+            "carry"; with groups "keep", or "drop" with ``batch_drop_last``.
         lanes: where hooks decide, and by tokens without a column: among so many lanes chunks are divided. A run can go
             on on every number of ranks that divides it. None: the smallest number that 24 and twice the ranks divide
             with which the run begins.

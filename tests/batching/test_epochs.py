@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from effort import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.epochs import plan_epochs
@@ -171,6 +172,39 @@ def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chun
     assert all(len(one) == 1 for one in epochs)
     flat = [epoch for one in epochs for epoch in one]
     assert flat == sorted(flat) and max(flat) > 4
+
+
+@settings(max_examples=examples(50))
+@given(
+    document=st.sampled_from(DOCUMENTS),
+    size=st.sampled_from([10, 100, 3000]),
+    chunk=st.integers(1, 20_000) | st.integers(1, 40),
+    step=st.sampled_from([None, None, 2, 4]),
+    repeat=st.booleans(),
+)
+def test_small_data_with_any_chunk(
+    document: dict[str, Any], size: int, chunk: int, step: int | None, repeat: bool
+) -> None:
+    """Each sample once in each epoch, none twice in a micro-batch, and no micro-batch of two epochs."""
+    chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
+    leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
+    order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
+    plan = TokenPlan(order, from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
+    shown: dict[int, Counter[int]] = defaultdict(Counter)
+    for number in range(-(-2 * size // chunk) if repeat else plan.count(0) or 0):
+        planned = plan.make(0, number)
+        for micro_batch in range(len(planned)):
+            spans = planned.spans(micro_batch)
+            assert len({(index, start) for _, index, _, start, *_ in spans}) == len(spans)  # pieces of one may meet
+            assert len({epoch for _, _, epoch, *_ in spans}) <= 1
+            for _, index, epoch, _, tokens, _ in spans:
+                shown[epoch][index] += tokens
+        missing = {*planned.addresses.index.tolist()} - {index for counts in shown.values() for index in counts}
+        assert len(missing) <= planned.batches.counts.dropped_samples
+    for epoch in range(2 if repeat else 1):
+        whole = {index: int(lengths[index]) for index in shown[epoch]}
+        assert shown[epoch] == whole or document.get("oversize") == "truncate"
+        assert len(whole) == size or document.get("oversize") == "drop"
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))

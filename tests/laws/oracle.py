@@ -249,7 +249,8 @@ class LaneRun:
             counts = Counter[str]()  # since the last batch of this chunk
             items, before = handed_over.pop(chunk, ([], Counter()))
             counts += before
-            later = chunk + self._lanes * HANDED_ON
+            # A pass that packs and ends is handed on to the very next chunk: only its last ones keep what they have.
+            later = chunk + self._lanes * (1 if plan.pushback and count is not None else HANDED_ON)
             may_hand_over = plan.carries and (count is None or later < count)
             had = len(items)
             for bundle in self._bundles(chunk, counts, items, may_hand_over):

@@ -21,7 +21,6 @@ from energon_lite import (
     SampleError,
     StateError,
     StateMismatchError,
-    UnknownLengthError,
     UsageError,
     WorkerConfig,
     get_savable_loader,
@@ -164,8 +163,20 @@ def test_loops_of_an_endless_stream(leaf_of: Callable[..., Any]) -> None:
     assert len(first) == len(second) == 7
     other = get_savable_loader(dataset_of(leaf_of(120)))
     assert tokens_of(first + second) == tokens_of([batch for batch, _ in zip(other, range(14), strict=False)])
-    with pytest.raises(UnknownLengthError):
-        len(other)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_length_of_passes_and_of_endless_streams(leaf_of: Callable[..., Any], world: int) -> None:
+    config = WorkerConfig(rank=0, world_size=world)
+    loader = get_savable_loader(dataset_of(leaf_of(120), config, repeat=False))
+    lengths = []
+    for _ in range(4):  # each pass has its own
+        lengths.append(len(loader))
+        assert sum(1 for _ in loader) == lengths[-1]
+    assert lengths[0] == len(loader.dataset)
+    endless = dataset_of(leaf_of(120), config)
+    steps = sum(len(endless.plan.make(0, number)) for number in range(4)) * 120 / (4 * endless.plan.chunk * world)
+    assert abs(len(endless) - steps) <= 1.5
 
 
 def test_a_loop_that_was_left_goes_on(leaf_of: Callable[..., Any]) -> None:

@@ -59,6 +59,13 @@ class Packs(Words):
         return {**samples[0], "key": "+".join(one["key"] for one in samples)}
 
 
+class FullPacks(Packs):
+    """The library selects."""
+
+    pack_capacity = 12
+    select_samples_to_pack = TaskEncoder.select_samples_to_pack
+
+
 def _train(name: str, **options: Any) -> Callable[[Path, WorkerConfig], Any]:
     options = {"task_encoder": Words(), "batch_size": 3} | options
     return lambda data, config: get_train_dataset(data / name, worker_config=config, **options)
@@ -81,6 +88,7 @@ SCENARIOS: dict[str, tuple[int, Callable[[Path, WorkerConfig], Any]]] = {
                chunks=Chunks(size=10)),
     ),
     "packs": (2, _train("blend.yaml", task_encoder=Packs(), batch_size=2, packing_buffer_size=6)),
+    "full_packs": (2, _train("blend.yaml", task_encoder=FullPacks(), batch_size=2, packing_buffer_size=6)),
     "validation": (
         2,
         lambda data, config: get_val_dataset(data / "prose", batch_size=2, task_encoder=Words(), worker_config=config),

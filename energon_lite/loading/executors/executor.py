@@ -96,6 +96,11 @@ class Executor(Protocol):
                 return
             yield self.result(tickets.popleft())
 
+    @property
+    def makes_all_batches(self) -> bool:
+        """Whether all batches of a chunk are there when the first one is; else each is made when it is asked for."""
+        return True
+
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The batches that the job of a chunk makes. Each ticket is asked for once."""
         batches = deque(self.result(ticket).batch)
@@ -103,7 +108,8 @@ class Executor(Protocol):
             made = batches.popleft()
             if made.carried is not None:
                 # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
-                made = replace(made, carried=replace(made.carried, items=deepcopy(made.carried.items)))
+                items, samples = deepcopy((made.carried.items, made.carried.samples))
+                made = replace(made, carried=replace(made.carried, items=items, samples=samples))
             yield made
 
 
@@ -151,6 +157,10 @@ class InlineExecutor(Executor):
             if len(near) > _NEAR:
                 yield near.popleft()
         yield from near
+
+    @property
+    def makes_all_batches(self) -> bool:
+        return False
 
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""

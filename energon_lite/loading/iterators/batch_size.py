@@ -7,13 +7,12 @@ split of the global batch, each global batch then has the samples that it would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 from typing import Any, TypeVar
 
 from energon_lite.errors import StateMismatchError
-from energon_lite.loading.iterators.state import Numbers
+from energon_lite.loading.iterators.state import Numbers, saved_settings
 
 __all__ = ["BATCH_SIZE", "next_position", "resized", "saved_batch_size", "steps_to"]
 
@@ -26,9 +25,7 @@ _MOST = 1 << 32
 
 def saved_batch_size(state: Any) -> Any:
     """The ``batch_size`` of the run that a state is of, as it was given; None: single samples, or it does not say."""
-    identity = state.get("identity") if isinstance(state, Mapping) else None
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    size = settings.get(BATCH_SIZE) if isinstance(settings, Mapping) else None
+    size = (saved_settings(state) or {}).get(BATCH_SIZE)
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
 
 

@@ -145,7 +145,11 @@ class SavableDataset:
             SampleError: the sample (or the batch) cannot be made.
         """
         parts = tuple(key) if isinstance(key, (tuple, list)) else ()
-        if all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts[1:]):
+        signed = 3 if parts[:1] == ("chunk",) else 0  # a position of a chunk may be one before it
+        if all(
+            isinstance(part, int) and not isinstance(part, bool) and (part >= 0 or place == signed)
+            for place, part in enumerate(parts[1:], 1)
+        ):
             for made in self._restored(parts, pipeline):
                 return made
         raise UsageError(

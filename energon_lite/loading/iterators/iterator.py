@@ -89,6 +89,10 @@ class DatasetIterator(ABC):
             UsageError: there is no such step, or nobody knows before it is made.
         """
 
+    def loop_steps(self) -> int | None:
+        """Batches of the ``for`` loop that is running, or comes next; None: as many as in every other one."""
+        return None
+
     @abstractmethod
     def planned_counts(self) -> dict[str, int] | None:
         """What plans by tokens dropped, truncated and split; None: there are none."""

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_LANES",
     "LaneCursor",
     "LanePlace",
+    "begin_of_chunk",
     "check_topology",
     "ends_of",
     "lanes_of",
@@ -39,11 +40,25 @@ class LanePlace(NamedTuple):
         chunk: the chunk of its next batch.
         place: where in it that batch begins.
         tails: what chunks before it handed over, and no batch has used yet.
+        begins: later chunks that begin before their own first position, with samples that an earlier one handed over,
+            and where they do.
     """
 
     chunk: int
     place: Place = START
     tails: tuple[Tail, ...] = ()
+    begins: tuple[Tail, ...] = ()
+
+    def next(self, lanes: int, tails: tuple[Tail, ...], begins: tuple[Tail, ...]) -> LanePlace:
+        """The beginning of the lane's next chunk."""
+        chunk = self.chunk + lanes
+        later = tuple(begin for begin in begins if begin.chunk > chunk)
+        return LanePlace(chunk, begin_of_chunk(chunk, begins), tails, later)
+
+
+def begin_of_chunk(chunk: int, begins: Sequence[Tail]) -> Place:
+    """Where a chunk begins, by what is known of those that do not begin at their first position."""
+    return next((begin.place for begin in begins if begin.chunk == chunk), START)
 
 
 @dataclass(frozen=True)
@@ -103,9 +118,9 @@ def check_topology(lanes: int, world_size: int) -> None:
 
 def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
     """A lane as plain data: its number, its chunk, the place in it; for each tail, how many chunks of the lane before,
-    and the place."""
-    tails = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in at.tails]
-    return [lane, at.chunk, at.place.to_plain(), *tails]
+    and the place. Chunks that begin elsewhere are further on in the lane: their number is negative."""
+    ends = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in (*at.tails, *at.begins)]
+    return [lane, at.chunk, at.place.to_plain(), *ends]
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
@@ -135,14 +150,23 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
     lane, chunk, place, *tails = row
     if not (is_count(lane, lanes) and is_count(chunk, MAX_CHUNK) and chunk % lanes == lane):
         raise damaged("a lane", row)
-    if not _are_counts(place, len(START)) or not all(_are_counts(tail, 1 + len(START)) and tail for tail in tails):
+    if not _is_place(place) or not all(isinstance(tail, (list, tuple)) and _is_place(tail[1:]) for tail in tails):
         raise damaged("a lane", row)
-    ends = tuple(Tail(chunk - before * lanes, Place(*numbers)) for before, *numbers in tails)
-    if not all(0 <= end.chunk < chunk for end in ends):
+    if not all(tail and _is_whole(tail[0]) and tail[0] for tail in tails):
         raise damaged("a lane", row)
-    return lane, LanePlace(chunk, Place(*place), ends)
+    ends = [Tail(chunk - before * lanes, Place(*numbers)) for before, *numbers in tails]
+    found = tuple(end for end in ends if end.chunk < chunk), tuple(end for end in ends if end.chunk > chunk)
+    if any(end.chunk < 0 for end in ends) or any(begin.place.unit >= 0 for begin in found[1]):
+        raise damaged("a lane", row)
+    return lane, LanePlace(chunk, Place(*place), *found)
 
 
-def _are_counts(value: Any, most: int) -> bool:
-    is_list = isinstance(value, (list, tuple)) and len(value) <= most
-    return is_list and all(is_count(number, MAX_BATCH) for number in value)
+def _is_place(value: Any) -> bool:
+    """Whether these are the numbers of a place. Only the first one may be negative."""
+    if not isinstance(value, (list, tuple)) or len(value) > len(START):
+        return False
+    return all(map(_is_whole, value[:1])) and all(is_count(number, MAX_BATCH) for number in value[1:])
+
+
+def _is_whole(value: Any) -> bool:
+    return is_count(value, MAX_BATCH) or (isinstance(value, int) and is_count(-value, MAX_BATCH))

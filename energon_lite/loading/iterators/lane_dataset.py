@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from typing_extensions import Self
+
 from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, listed
@@ -13,12 +15,15 @@ from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
-from energon_lite.loading.iterators.state import State, checked, damaged
+from energon_lite.loading.iterators.state import State, checked, damaged, saved_settings
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
 
-__all__ = ["LaneDataset"]
+__all__ = ["PUSHBACK", "LaneDataset"]
+
+#: The setting that says that samples which are pushed back at a chunk's end go on.
+PUSHBACK = "pushback"
 
 #: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
 #: worked on at the same time; each of them adds a place to the state.
@@ -60,8 +65,10 @@ class LaneDataset(SavableDataset):
         return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
 
     def stride(self, lanes: int) -> int:
-        """How many chunks further on the items are used that do not fill a batch at a chunk's end; 0: nowhere."""
-        return lanes * _HANDED_ON if self.plan.carries else 0
+        """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
+        if self.plan.pushback and not self.is_endless:
+            return lanes  # so only the last chunks of a pass keep what they have left
+        return lanes * _HANDED_ON if self.plan.carries or self.plan.pushback else 0
 
     def job(
         self,
@@ -79,9 +86,10 @@ class LaneDataset(SavableDataset):
             stride, carried: see :class:`~energon_lite.loading.makers.chunk_job.ChunkJob`.
         """
         offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
-        samples = self.plan.addresses(number, pass_number, offset)
+        samples = self.plan.addresses(number, pass_number, offset, stride)
         is_last = count is not None and number + stride >= count
-        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried)
+        pushback = self.plan.pushback
+        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, pushback)
 
     def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
         """The cursor of this rank from a state that has (at least) its lanes.
@@ -116,14 +124,34 @@ class LaneDataset(SavableDataset):
                 "restore_state_global([...]), or `energon-lite checkpoint merge`",
             )
         cursor = LaneCursor(lanes, {lane: found[lane] for lane in own if lane in found}, **vars(numbers))
+        self._check_places(cursor)
         chunks = [at.chunk for at in cursor.at.values()]
         if not self.plan.reaches(cursor.pass_number, max(chunks, default=0)):
             raise damaged("cursors", f"in chunk {max(chunks)} of pass {cursor.pass_number}")
-        if not self.plan.carries and any(at.tails for at in cursor.at.values()):
-            raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
         if reads:
             self.check_rebase(min(chunks, default=0) * self.plan.chunk)
         return cursor
+
+    def _check_places(self, cursor: LaneCursor) -> None:
+        """Refuse places of a state that this data set cannot have."""
+        stride = self.stride(cursor.lanes)
+        for at in cursor.at.values():
+            if at.tails and not self.plan.carries:
+                raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
+            for number, place in ((at.chunk, at.place), *at.tails, *at.begins):
+                if not self.plan.is_behind(number, place.unit, stride):
+                    raise damaged("cursors", f"chunk {number} begins at position {place.unit}")
+
+    def at(self, state: Any) -> Self:
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. A state that does not say what becomes
+        of samples that are pushed back at a chunk's end is from before they went on: its run keeps to that."""
+        dataset = super().at(state)
+        settings = saved_settings(state)
+        if not dataset.plan.pushback or settings is None or PUSHBACK in settings:
+            return dataset
+        own = {name: value for name, value in dataset.identity.settings.items() if name != PUSHBACK}
+        identity = replace(dataset.identity, settings=own)
+        return replace(dataset, plan=replace(dataset.plan, pushback=False), identity=identity)
 
     def _check_batch_size(self, state: State) -> None:
         """Refuse a state that only has another batch size, and say what can be done."""
@@ -147,18 +175,22 @@ class LaneDataset(SavableDataset):
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the
         chunks before that place."""
         cursor, size = self.cursor(state, whole=True), self.plan.chunk
-        begun = [at.chunk if at.place != START else at.chunk - cursor.lanes for at in cursor.at.values()]
+        begun = [
+            at.chunk if any(at.place[2:]) or at.place.unit > 0 else at.chunk - cursor.lanes for at in cursor.at.values()
+        ]
         first, given_up, places = max(0, max(begun) + 1), 0, {}
-        for lane, (chunk, place, tails) in cursor.at.items():
+        for lane, (chunk, place, tails, begins) in cursor.at.items():
             left = len(range(chunk, first, cursor.lanes))
-            given_up += left * size - (place.unit if left else 0) + sum(size - tail.place.unit for tail in tails)
+            given_up += left * size - (place.unit if left or place.unit < 0 else 0)
+            given_up += sum(size - tail.place.unit for tail in tails) - sum(begin.place.unit for begin in begins)
             places[lane] = LanePlace(chunk + left * cursor.lanes)
         return Moved(replace(cursor, at=places), first * size, given_up, up_to=True)
 
     def _restored(self, key: tuple[Any, ...], pipeline: ChunkPipeline) -> list[Any]:
         match key:
             case ("chunk", pass_number, number, *place) if 0 <= len(place) - len(Place._fields) <= 1:
-                return [self._batch_at(pass_number, number, place, pipeline)]
+                if self.plan.is_behind(number, place[0], sum(place[len(Place._fields) :])):
+                    return [self._batch_at(pass_number, number, place, pipeline)]
             case ("sample", leaf, index, epoch, 0, *sub) if len(sub) <= 1 and self.has(leaf, index):
                 return [pipeline.restore((leaf, index, epoch), 0, *sub)]
             case ("empty",):

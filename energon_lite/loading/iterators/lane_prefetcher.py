@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, begin_of_chunk
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
 from energon_lite.loading.makers.pipeline import Failure, Outcome
@@ -24,6 +24,7 @@ class _Stream:
     at: LanePlace  # behind the batch that was popped last
     begun: int  # the chunk in which it began; what chunks before it hand over is made again
     next_chunk: int  # the first one that was not submitted yet
+    known: int = -1  # what the chunks up to this one hand over is known
     handed_over: dict[int, Carried] = field(default_factory=dict)  # by the chunk that gets it
     tickets: deque[Any] = field(default_factory=deque)  # of chunks submitted and not opened
     batches: Iterator[Made] | None = None  # of the open chunk, which is that of `at`
@@ -90,9 +91,9 @@ class LanePrefetcher:
         if made is not None and made.tail is not None:
             at = at._replace(tails=(*self._other_tails(at), made.tail))
         elif made is not None and made.after is not None:
-            at = LanePlace(at.chunk, made.after, self._other_tails(at))
+            at = LanePlace(at.chunk, made.after, self._other_tails(at), at.begins)
         elif made is not None:
-            at, stream.batches = LanePlace(at.chunk + self._lanes, START, self._other_tails(at)), None
+            at, stream.batches = at.next(self._lanes, self._other_tails(at), at.begins), None
         stream.at, stream.next = at, None
         lost, stream.lost = stream.lost, []
         return at, lost
@@ -126,15 +127,21 @@ class LanePrefetcher:
             return False
         self._look_ahead(lane)
         stream.batches, stream.had_batches = self._executor.batches(stream.tickets.popleft()), False
+        if self._stride and self._executor.makes_all_batches:
+            made = deque(stream.batches)
+            self._know(stream, made[-1].carried if made else None)
+            stream.batches = (made.popleft() for _ in range(len(made)))
         self._look_ahead(lane)
         return True
 
     def _end_chunk(self, stream: _Stream, made: Made) -> None:
-        chunk, tails = stream.at.chunk, self._other_tails(stream.at)
+        chunk, tails, begins = stream.at.chunk, self._other_tails(stream.at), stream.at.begins
         if made.carried is not None:
-            tails = (*tails, made.carried.tail)
-            stream.handed_over[chunk + self._stride] = made.carried
-        stream.batches, stream.at = None, LanePlace(chunk + self._lanes, START, tails)
+            later = chunk + self._stride
+            tails = (*tails, *filter(None, [made.carried.tail]))
+            begins = (*begins, *([Tail(later, made.carried.begins_at)] if made.carried.samples else []))
+        self._know(stream, made.carried)
+        stream.batches, stream.at = None, stream.at.next(self._lanes, tails, begins)
         stream.lost += made.outcomes
         self._check(made.outcomes)
         if stream.had_batches or made.rows:
@@ -151,15 +158,26 @@ class LanePrefetcher:
                 "encoder (0: any number)",
             )
 
+    def _know(self, stream: _Stream, carried: Carried | None) -> None:
+        """What the open chunk hands over is known, perhaps before its batches are taken."""
+        chunk = stream.at.chunk
+        if chunk > stream.known and carried is not None:
+            stream.handed_over[chunk + self._stride] = carried
+        stream.known = max(stream.known, chunk)
+
     def _submit(self, stream: _Stream) -> bool:
         """Submit the lane's next chunk. False: there is none, or what it is handed is not known yet."""
         number = stream.next_chunk
         before = number - self._stride
-        if (self._count is not None and number >= self._count) or (self._stride and stream.at.chunk <= before):
+        if self._count is not None and number >= self._count:
             return False
-        first = stream.at.place if number == stream.at.chunk == stream.begun else START
+        if self._stride and stream.begun <= before and before > stream.known:
+            return False
+        first = START
         carried: Carried | ChunkJob | None = stream.handed_over.pop(number, None)
-        if self._stride and before < stream.begun:
+        if before < stream.begun or not self._stride:  # what it is handed is made again
+            is_open = number == stream.at.chunk
+            first = stream.at.place if is_open else begin_of_chunk(number, stream.at.begins)
             carried = self._handing_over(number, stream.at.tails)
         job = self._dataset.job(self._pass, number, first, stride=self._stride, carried=carried)
         stream.tickets.append(self._executor.submit(job))

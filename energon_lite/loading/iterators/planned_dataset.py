@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan, Place, Plan
-from energon_lite.errors import StateMismatchError, UnknownLengthError, UsageError
+from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
@@ -19,6 +20,8 @@ from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["Cursor", "PlannedDataset"]
 
+#: Chunks of an endless stream that are planned to say how many steps an epoch has.
+_LOOKED_AT = 4
 #: A number in a place from which on a state is damaged.
 _MOST = 1 << 60
 
@@ -130,7 +133,9 @@ class PlannedDataset(SavableDataset):
 
     def _steps(self, pass_number: int) -> int:
         """Steps of a pass that ends, whatever its loops are."""
-        world, count = self.worker_config.world_size, self.plan.ahead(pass_number, self.plan.start, _MOST)[1]
+        world = self.worker_config.world_size
+        most = _MOST if self.limit is None else self.limit * world
+        count = self.plan.ahead(pass_number, self.plan.start, most)[1]
         steps = count // world if self.drop_last else -(-count // world)
         return steps if self.limit is None else min(steps, self.limit)
 
@@ -215,29 +220,48 @@ class PlannedDataset(SavableDataset):
         return []
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop; for an endless stream, in as many samples as the leaves hold, or
-        as an epoch of a blend by repetitions has.
+        """Micro-batches per rank in one ``for`` loop, which is the first one; for an endless stream, in as many samples
+        as the leaves hold, or as an epoch of a blend by repetitions has.
 
-        Raises:
-            UnknownLengthError: they are planned by tokens, and there is no ``virtual_epoch_length``.
+        By tokens, a pass that ends is planned to its end for it; that of an endless stream is an estimate, by the first
+        chunks of the plan.
         """
+        return self.loop_steps(0)
+
+    def loop_steps(self, pass_number: int) -> int:
+        """The same of the loop that is a later pass: by tokens, passes differ by a few micro-batches."""
         world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
-        if self.plan.rows is None:
-            raise UnknownLengthError(
-                "how many batches there are is not known before all of them are planned",
-                fix="give virtual_epoch_length; `energon-lite plan` tells the number of steps",
-            )
         count = self.plan.count(0)
         if count is None:
             repetitions = self.repetitions or (1.0,) * len(self.leaves)
             samples = round(sum(leaf.length * r for leaf, r in zip(self.leaves, repetitions, strict=True)))
+            if self.plan.rows is None:
+                return self._estimated_steps(samples)
             return -(-samples // (self.plan.rows * world))
+        if self.plan.rows is None:
+            if pass_number not in self._planned_steps:
+                self._planned_steps[pass_number] = self._steps(pass_number)
+            return self._planned_steps[pass_number]
         if self.once:
             return -((self.worker_config.rank - count) // world)
         steps = count // world if self.drop_last else -(-count // world)
         return steps if self.limit is None else min(steps, self.limit)
+
+    @cached_property
+    def _planned_steps(self) -> dict[int, int]:
+        """Steps of passes that were planned to count them."""
+        return {}
+
+    def _estimated_steps(self, samples: int) -> int:
+        """Steps in which an endless stream that is planned by tokens shows so many samples: as full as those of its
+        first chunks are."""
+        chunks = min(-(-samples // self.plan.chunk), _LOOKED_AT)
+        batches = self._planned_steps.get(-1)
+        if batches is None:
+            batches = self._planned_steps[-1] = self.plan.batches_in(0, chunks)
+        return max(1, -(-batches * samples // (chunks * self.plan.chunk * self.worker_config.world_size)))
 
     def __str__(self) -> str:
         return self.describe(self.plan.describe())

@@ -100,6 +100,12 @@ class PlannedIterator(DatasetIterator):
             fix="steps are counted from 0 in each pass; an endless stream has pass 0 only",
         )
 
+    def loop_steps(self) -> int | None:
+        dataset, cursor = self.dataset, self.cursor
+        if not self._by_tokens or dataset.is_endless:
+            return None
+        return int(dataset.loop_steps(cursor.pass_number + (dataset.step(cursor) is None)))
+
     def planned_counts(self) -> dict[str, int] | None:
         return asdict(self.counts) if self._by_tokens else None
 

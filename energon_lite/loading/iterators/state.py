@@ -27,6 +27,7 @@ __all__ = [
     "kind_of",
     "make_state",
     "read_rebase",
+    "saved_settings",
 ]
 
 #: Plain data: dicts, lists, strings and integers.
@@ -96,6 +97,13 @@ def make_state(
 def kind_of(state: Any) -> Any:
     """What a state says it is about; see :data:`KINDS`."""
     return state.get("kind") if isinstance(state, Mapping) else None
+
+
+def saved_settings(state: Any) -> Mapping[str, Any] | None:
+    """The settings of the run that a state is of; None: it does not say."""
+    identity = state.get("identity") if isinstance(state, Mapping) else None
+    settings = identity.get("settings") if isinstance(identity, Mapping) else None
+    return settings if isinstance(settings, Mapping) else None
 
 
 def checked(state: Any, kind: str | None = None) -> Numbers:

@@ -60,7 +60,7 @@ class BundlesByCount:
                 yield Bundle(some, *(tail or (job.number, begin)), following)
                 some, begin, tail = [], following, None
         chunk, place = tail or (job.number, begin)
-        if some and job.stride and not job.is_last:
+        if some and job.hands_over:
             yield Bundle(some, chunk, place, None, is_filled=False)
         elif some:
             yield from _remainder([some], place, run, chunk)

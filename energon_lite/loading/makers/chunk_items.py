@@ -3,8 +3,10 @@
 Packing works on buffers: ``packing_buffer_size`` samples that came through ``preencode_sample`` (fewer at a chunk's
 end). ``select_samples_to_pack`` makes lists of them, the samples of each list go through ``postencode_sample``, and
 ``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun, but for
-samples that the selection pushes back: the next buffer begins with them. Such buffers are one as far as places go, with
-the packs of all of them numbered on, so who goes on in the middle makes their selections again, but not their packs.
+samples that the selection pushes back: the next buffer begins with them. If they are the end of what was read, that is
+a place like any other, and at the chunk's end they go on to a later chunk, which then begins there. Else such buffers
+are one as far as places go, with the packs of all of them numbered on, so who goes on in the middle makes their
+selections again, but not their packs.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from typing import Any
 
 from energon_lite.errors import FatalSampleError, SampleError
 from energon_lite.hooks import Hooks, PackedSamplesOutput, place_of
-from energon_lite.loading.makers.chunk_job import ChunkJob, Item, Origins, Reading
+from energon_lite.loading.makers.chunk_job import Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
+from energon_lite.loading.makers.pack_selection import PackSelection
 from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
 from energon_lite.loading.makers.sample_names import SampleNames
 
@@ -43,10 +46,12 @@ class ChunkItems:
     Args:
         hooks: those that are in force.
         buffer_size: samples in a buffer that is packed; None: no packing.
+        selection: in place of the encoder's ``select_samples_to_pack``; None: there is one.
     """
 
     hooks: Hooks
     buffer_size: int | None
+    selection: PackSelection | None = None
 
     def of(self, run: ChunkRun) -> Iterator[Item]:
         """What is put together to batches, from the job's first batch on (with groups: from the chunk's start)."""
@@ -78,7 +83,8 @@ class ChunkItems:
         return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)], rows
 
     def _samples(self, run: ChunkRun) -> Iterator[Item]:
-        """Each result of the sample hooks."""
+        """Each result of the sample hooks; first those that were handed over."""
+        yield from run.job.carried_samples
         read = run.samples.read(run.job.addresses, together=_READ_TOGETHER)
         for unit, (address, rows, at) in enumerate(read, run.job.offset):
             run.reads(unit)
@@ -124,25 +130,45 @@ class ChunkItems:
 
     def _packed(self, run: ChunkRun) -> Iterator[Item]:
         """Each result of packing."""
-        job: ChunkJob = run.job
+        job = run.job
         start = (0, 0) if self.hooks.whole_chunks else (job.first.unit, job.first.item)
-        run.buffer, run.packs, turn = start, 0, 0
+        run.buffer, run.packs = start, 0
+        yield from self._packs_of_buffers(run, start)
+        run.filled(run.selects())  # what was read for none
+
+    def _packs_of_buffers(self, run: ChunkRun, start: tuple[int, int]) -> Iterator[Item]:
+        """The packs of one buffer after the other; the first one begins at ``start``."""
+        job, turn = run.job, 0
         buffer: list[Item] = []
+        fresh, is_over = 0, False  # samples at the buffer's end that came one after the other; no others come
+        goes_on = job.pushback and job.hands_over
         for sample in self._samples(run):
             if sample.start[:2] < start:
                 continue
             buffer.append(sample)
+            fresh, is_over = fresh + 1, False
             if len(buffer) == self.buffer_size:
-                buffer = yield from self._packs(buffer, start, turn, sample.after, run)
+                is_over = goes_on and sample.after[:2] >= job.end[:2]
+                buffer = yield from self._packs(buffer, start, turn, sample.after, run, fresh, is_last=is_over)
                 if len(buffer) == self.buffer_size:
                     raise FatalSampleError(
                         f"select_samples_to_pack pushed back {len(buffer)} samples, as many as a buffer has",
                         fix="make at least one pack of a full buffer, or give a larger packing_buffer_size",
                     )
                 turn += 1
-                if not buffer:
-                    start = run.buffer = sample.after[:2]
+                fresh = len(buffer) if run.is_end else 0
+                if run.is_end and not is_over:
+                    start = run.buffer = buffer[0].start[:2] if buffer else sample.after[:2]
                     run.packs = turn = 0
+        if goes_on and buffer:
+            few = self.selection is not None and 2 * len(buffer) < (self.buffer_size or 0)
+            if not is_over and not few:
+                buffer = yield from self._packs(buffer, start, turn, job.end, run, fresh, is_last=True)
+                turn += 1
+                is_over = True
+            if few or run.is_end:
+                run.left = buffer
+                return
         while buffer:  # all that is behind its last sample was lost, and is told with its packs
             before, buffer = len(buffer), (yield from self._packs(buffer, start, turn, job.end, run))
             turn += 1
@@ -153,19 +179,33 @@ class ChunkItems:
                 return
 
     def _packs(
-        self, buffer: list[Item], start: tuple[int, int], turn: int, end: Reading, run: ChunkRun
+        self,
+        buffer: list[Item],
+        start: tuple[int, int],
+        turn: int,
+        end: Reading,
+        run: ChunkRun,
+        fresh: int = 0,
+        *,
+        is_last: bool = False,
     ) -> Generator[Item, None, list[Item]]:
         """The packs of a buffer; those that were delivered are selected again, but not made again. Returns what is
-        pushed back.
+        pushed back, and notes in the run whether that is the end of what was read.
 
         Args:
             start: of the buffer, or of the first of those that pushed samples back.
             turn: number of the buffer among these.
             end: behind its last sample.
+            fresh: samples at its end that came one after the other.
+            is_last: the last one of the chunk: what it pushes back goes on, if that is the end of what was read.
         """
-        first = run.packs
+        first, place = run.packs, run.selects()
         run.at = (*start, first, 0)
         packs, pushed_back = self._select(buffer, start, turn, run)
+        run.is_end = not pushed_back or (run.job.pushback and _is_end(buffer, pushed_back, fresh))
+        restarts = run.is_end and bool(pushed_back) and not is_last
+        end = pushed_back[0].start if restarts else end
+        run.filled(place, end if restarts else None)
         run.packs = first + len(packs)
         known = {id(sample.value): sample for sample in buffer}
         for number, pack in enumerate(packs, first):
@@ -179,7 +219,8 @@ class ChunkItems:
             origins = [origin for origin in origins if origin is not _COUNTED]
             with run.of_chunk(_PACK, *here, number=start[0] + number):
                 values = run.apply("pack_selected_samples", encoded, name=f"a pack of {len(encoded)}", origins=origins)
-            following = (*start, number + 1, 0) if number + 1 < run.packs or pushed_back else (*end[:2], 0, 0)
+            is_inside = number + 1 < run.packs or (pushed_back and not restarts)
+            following = (*start, number + 1, 0) if is_inside else (*end[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
                 yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
@@ -195,7 +236,7 @@ class ChunkItems:
         try:
             with run.of_chunk(_SELECT, *start, *([turn] if turn else []), number=start[0]):
                 packs, pushback = run.samples.guarded(
-                    "select_samples_to_pack", "*", name, values, _selected, values, run
+                    "select_samples_to_pack", "*", name, values, self._selected, buffer, values, run
                 )
         except Rejected as rejected:
             run.fail(rejected.failure, _addresses(buffer))
@@ -205,6 +246,20 @@ class ChunkItems:
             why = dropped("select_samples_to_pack", "it was not selected", name="a sample")
             run.fail(why, _addresses(left_out))
         return packs, _pushed_back(buffer, packs, pushback)
+
+    def _selected(self, buffer: list[Item], values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
+        """What the selection says."""
+        if self.selection is not None:
+            full = self.selection(values, _addresses(buffer))
+            return list(map(list, full.packs)), list(full.pushback)
+        select = run.samples.encoder.select_samples_to_pack
+        selected = select(list(values))
+        if selected is None:
+            raise returned_nothing("select_samples_to_pack", select)
+        if not isinstance(selected, PackedSamplesOutput):
+            selected = PackedSamplesOutput(selected)
+        packs = [list(pack) for pack in _checked_packs(selected.packs, values, select)]
+        return [pack for pack in packs if pack], list(selected.pushback)
 
     def _encode_selected(
         self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], run: ChunkRun
@@ -227,17 +282,6 @@ class ChunkItems:
                 encoded_origins += [origin] * len(made)
             pack, origins = encoded, encoded_origins
         return pack, origins
-
-
-def _selected(values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
-    select = run.samples.encoder.select_samples_to_pack
-    selected = select(list(values))
-    if selected is None:
-        raise returned_nothing("select_samples_to_pack", select)
-    if not isinstance(selected, PackedSamplesOutput):
-        selected = PackedSamplesOutput(selected)
-    packs = [list(pack) for pack in _checked_packs(selected.packs, values, select)]
-    return [pack for pack in packs if pack], list(selected.pushback)
 
 
 def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) -> list[Any]:
@@ -279,6 +323,15 @@ def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]
         again = is_new or id(value) in packed or key in packed_keys
         found.append(replace(item, value=value, origins=(_COUNTED,) if again else item.origins))
     return found
+
+
+def _is_end(buffer: list[Item], pushed_back: list[Item], fresh: int) -> bool:
+    """Whether what is pushed back are the last samples of a buffer, as they came: then a place says which."""
+    count = len(pushed_back)
+    if count > fresh:
+        return False
+    pairs = zip(buffer[-count:], pushed_back, strict=True)
+    return all(sample.value is back.value and sample.origins == back.origins for sample, back in pairs)
 
 
 def _addresses(samples: list[Item]) -> Origins:

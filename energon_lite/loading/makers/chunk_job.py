@@ -22,7 +22,8 @@ class Place(NamedTuple):
     """Where in a chunk a batch begins: what has been read of it, and how many batches were made of that.
 
     Attributes:
-        unit: positions of the chunk that are done with; with packing: position at which the current buffer begins.
+        unit: positions of the chunk that are done with; with packing: position at which the current buffer begins. A
+            buffer that begins with the last positions of the chunk before it in the same lane has a negative one.
         item: results of the next position that are done with (a generator yields several).
         pack: packs of the current buffer that are done with.
         part: results of the next pack that are done with.
@@ -91,16 +92,24 @@ class Carried:
     """What one chunk hands over to another.
 
     Args:
-        tail: from here on it is made again; behind the last batch that there was.
+        tail: from here on the items are made again; behind the last batch that there was. None: there are none.
         begin: here the batch begins that is to be filled: at the tail, or behind what failed after it.
-        items: too few for a batch, at least one.
+        items: too few for a batch.
         outcomes: what happened to samples since the tail; told with the batch.
+        samples: those that are in no pack yet, and with which the first buffer of the chunk begins that gets them.
+            Their places are those in that chunk, so positions are negative.
     """
 
-    tail: Tail
-    begin: Tail
+    tail: Tail | None
+    begin: Tail | None
     items: list[Item]
     outcomes: list[Outcome]
+    samples: list[Item] = field(default_factory=list)
+
+    @property
+    def begins_at(self) -> Place:
+        """The place at which the chunk begins that gets it."""
+        return Place(*self.samples[0].start) if self.samples else START
 
 
 @dataclass(frozen=True)
@@ -110,13 +119,16 @@ class ChunkJob:
     Args:
         pass_number: which pass over the data.
         number: which chunk of the pass.
-        samples: addresses of its samples, from position ``offset`` of the chunk on.
+        samples: addresses of its samples, from position ``offset`` of the chunk on. A negative one: before them are
+            those of the last positions of the chunk before it in the same lane.
         offset: see above.
         first: the first batch wanted.
         empty: one batch without samples is wanted, in the likeness of the first one of this chunk.
         stride: what does not fill a batch goes to the chunk so many after this one; 0: nothing is handed over.
         is_last: there is no such chunk any more.
         carried: what this chunk was handed; or the job whose chunk hands it over, and which makes that again.
+        pushback: samples that a selection for packing pushes back, because its buffer ends, are the beginning of the
+            next buffer, also where that is one of a later chunk.
     """
 
     pass_number: int
@@ -128,6 +140,7 @@ class ChunkJob:
     stride: int = 0
     is_last: bool = False
     carried: Carried | ChunkJob | None = None
+    pushback: bool = False
 
     @property
     def addresses(self) -> Sequence[Address]:
@@ -136,8 +149,18 @@ class ChunkJob:
 
     @property
     def carried_items(self) -> list[Item]:
-        """What it was handed."""
+        """The items that it was handed."""
         return [*self.carried.items] if isinstance(self.carried, Carried) else []
+
+    @property
+    def carried_samples(self) -> list[Item]:
+        """The samples that it was handed, and need not be made again."""
+        return [*self.carried.samples] if isinstance(self.carried, Carried) and self.offset >= 0 else []
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether there is a chunk that gets what is left of this one."""
+        return bool(self.stride) and not self.is_last
 
     @property
     def end(self) -> Reading:

@@ -20,11 +20,12 @@ import numpy as np
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
-from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Place, Tail
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Item, Made, Place, Tail
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
 from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Failure, Result
+from energon_lite.loading.makers.pack_selection import pack_selection
 from energon_lite.loading.makers.sample_maker import SampleMaker, set_restore_key
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler
@@ -63,7 +64,7 @@ class ChunkPipeline:
         hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=bundler is not None)
         self.hooks, self.keep_remainder = hooks, keep_remainder
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
-        self._items = ChunkItems(hooks, packing_buffer_size)
+        self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder))
         self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
         self._batches_yield = not hooks.generators.isdisjoint(("batch", "encode_batch"))
         self._likeness: Made | None = None
@@ -106,6 +107,8 @@ class ChunkPipeline:
         if isinstance(job.carried, ChunkJob):
             before = self._made(self._run(job.carried))
             job = replace(job, carried=next((made.carried for made in before if made.carried), None))
+        if job.carried_samples and isinstance(job.carried, Carried):
+            job = replace(job, first=job.carried.begins_at)
         keeps = self.keep_remainder if keep_remainder is None else keep_remainder
         return ChunkRun(job, self.samples, keep_remainder=keeps)
 
@@ -123,22 +126,27 @@ class ChunkPipeline:
         """Items as they are."""
         for item in self._items.of(run):
             if self.hooks.packs:
-                set_restore_key(item.value, ("chunk", run.job.pass_number, run.job.number, *Place(*item.start)))
+                key = ("chunk", run.job.pass_number, run.job.number, *Place(*item.start))
+                set_restore_key(item.value, key if item.start[0] >= 0 else (*key, run.job.stride))
             run.items = [item]
             yield Made(item.value, run.take(item.origins), Place(*item.after), digest=run.digest([item]))
+        if run.left:
+            yield self._handed_over(run)
 
     def _batched(self, run: ChunkRun) -> Iterator[Made]:
         job = run.job
-        told = job.carried.tail if isinstance(job.carried, Carried) else Tail(job.number, job.first)
+        tail = job.carried.tail if isinstance(job.carried, Carried) else None
+        told = tail or Tail(job.number, job.first)
         for bundle in self._bundler.bundles(self._items.of(run), run):
             begin, own = bundle.begin, bundle.chunk == job.number
             if own and begin.bundle < job.first.bundle:
                 continue  # only with groups: delivered, and needed only to know what is in the others
             if not bundle.is_filled:
-                handed_over = Carried(told, Tail(bundle.chunk, begin), bundle.items, run.take())
-                added = len(bundle.items) - len(job.carried_items)
+                items, outcomes, left = bundle.items, run.take(), _moved(run.left, job.end[0])
+                handed_over = Carried(told, Tail(bundle.chunk, begin), items, outcomes, left)
+                added = len(items) - len(job.carried_items) + len(left)
                 yield Made(None, is_batch=False, rows=added, carried=handed_over)
-                continue
+                return
             batches = self._batches_of(bundle, run)
             origins = origins_of(bundle.items)
             if begin.sub:  # what happened on the way to the bundle was told with its first batch
@@ -148,7 +156,7 @@ class ChunkPipeline:
             key = ("chunk", job.pass_number, bundle.chunk, *start, begin.bundle)
             for sub, batch in enumerate(batches[begin.sub :], begin.sub):
                 # A batch that goes on in another chunk can be made again only if it is known which one that is.
-                set_restore_key(batch, (*key, sub) if own else (*key, sub, job.stride))
+                set_restore_key(batch, (*key, sub) if own and start[0] >= 0 else (*key, sub, job.stride))
                 after, tail = bundle.following, None
                 if sub + 1 < len(batches):
                     after = begin._replace(sub=sub + 1)
@@ -158,6 +166,13 @@ class ChunkPipeline:
                 digest = run.digest(bundle.items, sub)
                 yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
                 origins, told = (), tail or Tail(job.number, after or START)
+        if run.left:
+            yield self._handed_over(run)
+
+    def _handed_over(self, run: ChunkRun) -> Made:
+        """Samples that are in no pack, where no items go with them."""
+        carried = Carried(None, None, [], [], _moved(run.left, run.job.end[0]))
+        return Made(None, run.take(), is_batch=False, rows=len(run.left), carried=carried)
 
     def _batches_of(self, bundle: Bundle, run: ChunkRun) -> list[Any]:
         """What ``batch`` and ``encode_batch`` make of a bundle: usually one batch."""
@@ -189,6 +204,14 @@ class ChunkPipeline:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
+
+
+def _moved(samples: list[Item], units: int) -> list[Item]:
+    """Samples with their places in a chunk that begins so many positions later."""
+    return [
+        replace(one, start=(one.start[0] - units, *one.start[1:]), after=(one.after[0] - units, *one.after[1:]))
+        for one in samples
+    ]
 
 
 def _no_chunk() -> ChunkJob:

@@ -19,6 +19,8 @@ __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
 
 #: Behind all that any chunk has.
 BEHIND: Reading = (1 << 62, 0, 0, 0)
+#: Before all of them.
+_BEFORE: Reading = (-1 << 62, 0, 0, 0)
 
 
 class ChunkRun:
@@ -39,6 +41,8 @@ class ChunkRun:
             None: there are no buffers.
         packs: packs that were made since there, before the running buffer.
         items: what the batch was made of that was made last.
+        left: samples at the chunk's end that are in no pack, and go on to another chunk.
+        is_end: what a selection pushed back is the end of what it was given, or nothing.
     """
 
     def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
@@ -48,6 +52,10 @@ class ChunkRun:
         self.buffer: tuple[int, int] | None = None
         self.packs = 0
         self.items: Sequence[Item] = ()
+        self.left: list[Item] = []
+        self.is_end = True
+        self._unit: int | None = None  # the position that is read for a buffer
+        self._read: list[tuple[int, Outcome]] = []  # what happened while it was filled, by position
         self._hashes: dict[Address | None, int] | None = None  # of the addresses of the chunk's samples
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
@@ -62,7 +70,7 @@ class ChunkRun:
             origin: tells it from others of the chunk.
             number: of the thing, for the index that hooks can ask for.
         """
-        job, index = self.job, self.job.number << 20 | number
+        job, index = self.job, (self.job.number << 20) + number
         return self.context.move(self.samples.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
 
     def of_batch(self, tag: int, chunk: int, number: int, *origin: int) -> HookContext:
@@ -107,14 +115,43 @@ class ChunkRun:
 
     def reads(self, unit: int) -> None:
         """A position of the chunk is read now."""
-        if self.buffer is None:
+        if unit < 0:  # what is wrong with samples of an earlier chunk was told there
+            self.at = _BEFORE
+        elif self.buffer is None:
             self.at = (unit, 0, 0, 0)
-        else:  # a position whose results began in the buffer before this one belongs to that buffer
-            self.at = (self.buffer[0], self.buffer[1] if unit > self.buffer[0] else 0, self.packs, 0)
+        else:
+            self.at, self._unit = self._in_buffer(unit), unit
+
+    def _in_buffer(self, unit: int) -> Reading:
+        """Where a position is read. One whose results began in the buffer before this one belongs to that buffer."""
+        begin, item = self.buffer or (0, 0)
+        return begin, item if unit > begin else 0, self.packs, 0
+
+    def selects(self) -> int:
+        """A buffer is filled: what happens from here on happens to its packs. Returns where :meth:`filled` has to put
+        what happened before."""
+        self._unit = None
+        return len(self._outcomes)
+
+    def filled(self, place: int, following: Sequence[int] | None = None) -> None:
+        """What happened while the buffer was filled is told now; but what happened behind the place at which the
+        following buffer begins is told with that one, since who goes on there reads it again.
+
+        Args:
+            place: what :meth:`selects` returned.
+            following: position, and result of it, at which the following buffer begins; None: all is told.
+        """
+        end = 1 << 62 if following is None else following[0] + (following[1] > 0)
+        self._outcomes[place:place] = [
+            outcome for unit, outcome in self._read if unit < end and self._in_buffer(unit) >= self._told
+        ]
+        self._read = [(unit, outcome) for unit, outcome in self._read if unit >= end]
 
     def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
         """These samples were skipped, failed, or were dropped."""
-        if self.at >= self._told:
+        if self._unit is not None:
+            self._read += [(self._unit, outcome) for outcome in of_each(failure, origins)]
+        elif self.at >= self._told:
             self._outcomes += of_each(failure, origins)
 
     def mark(self, mark: Mark, times: int) -> None:
@@ -124,7 +161,10 @@ class ChunkRun:
 
     def fine(self) -> None:
         """A sample went well: failures are not in a row any more."""
-        if self._outcomes and isinstance(self._outcomes[-1], Failure):
+        last = self._read[-1][1] if self._read else self._outcomes[-1] if self._outcomes else None
+        if isinstance(last, Failure) and self._unit is not None:
+            self._read.append((self._unit, Mark.FINE))
+        elif isinstance(last, Failure):
             self._outcomes.append(Mark.FINE)
 
     def take(self, origins: Origins = ()) -> list[Outcome]:

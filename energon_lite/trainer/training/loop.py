@@ -24,6 +24,7 @@ from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
+from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
@@ -77,6 +78,7 @@ class Trainer:
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
+        self.times = MicroBatchTimes(train.measure_costs, config.output, config.model, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
         self.digest = RunDigest()
 
@@ -121,6 +123,7 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
+            self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
@@ -146,8 +149,10 @@ class Trainer:
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
-            digest = running.data.digest
-            running.launched = launch_step(*parts, lr=lr, record=record, spikes=self.spikes, digest=digest)
+            passes = self.times.recorder(step) if record is None else None
+            digest, told = running.data.digest, record or passes
+            running.launched = launch_step(*parts, lr=lr, record=told, spikes=self.spikes, digest=digest)
+        running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # its time ends here
             running.evaluation = self.evaluate()
