@@ -286,16 +286,14 @@ class _Recipe:
         weights = stages[0].weights
         settings = self.settings("train")
         settings |= {"shuffle_buffer_size": window, "max_samples_per_sequence": run, "repeat": repeat}
-        order: Order
         if repetitions:
             _check_epoch(leaves, repetitions)
-            order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
+            order: Order = EpochBlendOrder(orders, repetitions, **mixed, repeat=repeat)
             settings["blend"] = "repetitions"
         else:
             length = _length_of_pass(leaves, repeat)
             order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
-        share: tuple[str, ...] = ("repetitions",) if repetitions else ()
-        values = repetitions or weights
+        share, values = (("repetitions",), repetitions) if repetitions else ((), weights)
         identities = blend.identities(lambda number: (*share, values[number], multipliers[number]))
         identity = Identity(settings, identities)
         if len(stages) > 1:
@@ -318,9 +316,9 @@ class _Recipe:
             found: OpenedBlend | Sequence[LeafSpec] = find()  # plans are made by what is in the files of all leaves
         else:
             found = blend_of_many(path, self.encoder, self.reading, self.split_part, find, run=run, window=window)
-        if isinstance(found, OpenedBlend):
-            return found
-        return blend_of_leaves(found, *self.open(found, run=run, window=window))
+        if not isinstance(found, OpenedBlend):
+            found = blend_of_leaves(found, *self.open(found, run=run, window=window))
+        return found
 
     def open(
         self, specs: Sequence[LeafSpec], run: int | None, window: int | None

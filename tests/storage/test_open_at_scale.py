@@ -144,9 +144,16 @@ def test_workers_do_not_grow_over_a_hundred_thousand_samples() -> None:
 @pytest.mark.nightly
 def test_the_marks_at_full_size() -> None:
     """10,000 shards, an index of 10**8 samples, an epoch of 10**6; 8 GB of disk."""
-    found = measured("--full")
+    found = measured("--full", "--only", "shards", "--only", "index", "--only", "workers")
     assert found["first batch"] <= 2 and found["opened"] <= 0.5
     assert found["private memory per worker"] <= 50 and found["growth per worker"] < 20
+
+
+@pytest.mark.nightly
+def test_the_marks_of_ten_thousand_data_sets() -> None:
+    found = measured("--only", "leaves")
+    assert found["processor, leaves"] <= 5 and found["samples beside share"] <= 1
+    assert found["memory, leaves"] <= 64 and found["memory per worker, leaves"] <= 64
 
 
 def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
