@@ -278,12 +278,11 @@ class _Recipe:
     ) -> SavableDataset:
         """The data set for training; arguments as those of :func:`get_train_dataset` that mean the same."""
         blend = self.blend(path, run=run if window else None, window=window)  # one alone has no effect
-        leaves, stages, repetitions = blend.leaves, blend.stages, blend.repetitions
+        leaves, stages, repetitions, weights = blend.leaves, blend.stages, blend.repetitions, blend.stages[0].weights
         multipliers = [multiply_epochs(copies, one) for one in blend.multipliers]
         seed = self.worker_config.seed_offset
         orders = LeafOrders.seeded(blend.lengths, blend.keys, multipliers, seed)
         mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
-        weights = stages[0].weights
         settings = self.settings("train")
         settings |= {"shuffle_buffer_size": window, "max_samples_per_sequence": run, "repeat": repeat}
         if repetitions:

@@ -290,7 +290,7 @@ def test_a_damaged_file_is_made_again(blend: Path, how: str, monkeypatch: pytest
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= how == "flipped"
     data[12] ^= how == "version"
-    file.write_bytes({"cut": data[:-9], "other": b"not one of ours" * 99}.get(how, data))
+    file.write_bytes(bytes({"cut": data[:-9], "other": b"not one of ours" * 99}.get(how, data)))
     dataset, found = is_from_file(blend, monkeypatch)
     assert len(found) == LEAVES and delivered(dataset) == expected
     assert not is_from_file(blend, monkeypatch)[1]
