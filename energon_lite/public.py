@@ -13,6 +13,8 @@ from energon_lite.batching.collate import generic_batch as generic_batch
 from energon_lite.batching.concat_split import ConcatSplit as ConcatSplit
 from energon_lite.batching.context_parallel import context_parallel_positions as context_parallel_positions
 from energon_lite.batching.context_parallel import context_parallel_slice as context_parallel_slice
+from energon_lite.batching.cost_model import CostModel as CostModel
+from energon_lite.batching.cost_model import Quadratic as Quadratic
 from energon_lite.batching.fixed_size import Fixed as Fixed
 from energon_lite.batching.fixed_size import LengthDifference as LengthDifference
 from energon_lite.batching.fixed_size import MaxLength as MaxLength
@@ -32,6 +34,7 @@ from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
 from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
 from energon_lite.batching.strategy import from_dict as _strategy_from_dict
 from energon_lite.batching.strategy import register_strategy as register_strategy
+from energon_lite.batching.transformer_shape import TransformerShape as TransformerShape
 from energon_lite.error_handlers import log_exception as log_exception
 from energon_lite.error_handlers import reraise_exception as reraise_exception
 from energon_lite.errors import ConfigError as ConfigError

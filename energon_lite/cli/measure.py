@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
+from energon_lite.cli.part_options import AskedParts, asked_parts, part_options
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
@@ -21,6 +22,7 @@ from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
+from energon_lite.loading.measuring.part_lengths import measure_parts, part_columns, part_settings
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
@@ -29,6 +31,7 @@ from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.read.shard_checks import check_known
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
@@ -40,8 +43,12 @@ _SHOWN_REASONS = 20
 
 @click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path(path_type=str))
-@click.option("--task-encoder", required=True, metavar="MODULE:CLASS", help="Whose encode_sample is run.")
-@click.option("--length-field", help="Field of an encoded sample that has its length.  [default: as said above]")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="Whose encode_sample is run.")
+@click.option(
+    "--length-field",
+    help="Field of an encoded sample that has its length; without an encoder, PART.  [default: as said above]",
+)
+@part_options
 @click.option(
     "--split-part",
     "split_parts",
@@ -58,7 +65,7 @@ _SHOWN_REASONS = 20
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
 @click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON, a line for each data set.")
 @job_options("Processes that encode.", least_workers=0)
-def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
+def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> None:
     """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
 
     Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
@@ -68,23 +75,32 @@ def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
     encoder returns, if it has such a method, else the length of the field tokens, input_ids, token_ids or text_tokens.
     A tensor's length is its first dimension, a list's its number of items; a whole number stands for itself.
 
+    What sample_costs(encoded) of the encoder returns, a dict of whole numbers and lists, becomes columns beside it.
+    --column, --images and --patches add columns of what is stored in the shards. For these, and for a --length-field
+    that is a part, no encoder is needed.
+
     Killed and run again, it goes on where it was; run again after shards were changed or added, it measures these, and
     samples that failed. Under torchrun, or with --rank and --world-size, processes share the work.
 
     \b
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
+      energon-lite measure data/coco --images --patches 14 --column bytes=jpg
     """
     path, trust_code = local_dataset(path, "measure"), asked["trust_code"]
     if asked["name"]:
         check_column_name(asked["name"])
-    encoder = make_task_encoder(task_encoder)
-    length = SampleLength(encoder, asked["length_field"])
+    parts = asked_parts(asked)
     labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
     # An empty split stands for all shards.
-    parts = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
+    splits = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
     files = asked["dataset_config"], asked["split_config"]
-    specs = [spec for part in parts for spec in find_leaves(path, part, *files, labels)]
+    specs = [spec for part in splits for spec in find_leaves(path, part, *files, labels)]
+    if task_encoder is None:
+        _measure_parts(path, dict.fromkeys(spec.path for spec in specs), parts, ranks, asked)
+        return
+    encoder = make_task_encoder(task_encoder)
+    length = SampleLength(encoder, asked["length_field"])
     for folder, same in _by_folder(specs).items():
         settings = {
             "by": "measure",
@@ -92,12 +108,15 @@ def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
             "encoder_class": type(encoder).__name__,
             "length": str(length),
             "sample": _reading(same[0], trust_code),
+            **part_settings(*parts),
         }
         leaf = open_whole(same[0], encoder, trust_code)
+        assert isinstance(leaf.source, WebdatasetSource)  # others have no place for columns
+        by_parts = part_columns(leaf.source, parts.columns, images=parts.images, patches=parts.patches)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
         with measuring(folder, asked["show_progress"]) as show:
             report = measure(
-                MeasuringPipeline(leaf, encoder, length),
+                MeasuringPipeline(leaf, encoder, length, by_parts),
                 maker,
                 shards=_shards(same),
                 name=asked["name"],
@@ -106,12 +125,50 @@ def command(path: str, task_encoder: str, ranks: Ranks, **asked: Any) -> None:
                 again=asked["again"],
                 progress=show,
             )
-        if ranks.rank:
-            show_share(ranks, f"{report.samples} samples measured")
-        elif asked["as_json"]:
-            click.echo(json.dumps(dataclasses.asdict(report)))
-        else:
-            show_report(report)
+        _show(report, ranks, as_json=asked["as_json"])
+
+
+def _measure_parts(
+    path: str, folders: Iterable[str], parts: AskedParts, ranks: Ranks, asked: Mapping[str, Any]
+) -> None:
+    """Measure by what is stored in the shards, without an encoder."""
+    length = asked["length_field"]
+    if length is None and not parts:
+        raise UsageError(
+            "nothing says what is to be measured",
+            where=path,
+            fix="give --task-encoder module:Class; or --images, --column NAME=PART or --length-field PART",
+        )
+    if asked["split_parts"]:
+        raise UsageError(
+            "--split-part needs a task encoder", fix="leave it out: what is stored is measured of all shards"
+        )
+    for folder in folders:
+        with measuring(folder, asked["show_progress"]) as show:
+            report = measure_parts(
+                folder,
+                length,
+                columns=parts.columns,
+                images=parts.images,
+                patches=parts.patches,
+                name=asked["name"],
+                by="measure",
+                command=_command_line(path),
+                ranks=ranks,
+                workers=asked["num_workers"],
+                again=asked["again"],
+                progress=show,
+            )
+        _show(report, ranks, as_json=asked["as_json"])
+
+
+def _show(report: MeasureReport, ranks: Ranks, *, as_json: bool) -> None:
+    if ranks.rank:
+        show_share(ranks, f"{report.samples} samples measured")
+    elif as_json:
+        click.echo(json.dumps(dataclasses.asdict(report)))
+    else:
+        show_report(report)
 
 
 def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
@@ -168,6 +225,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
 _DECIDING = {
     *("task_encoder", "length_field", "name", "split_parts"),
     *("dataset_config", "split_config", "subflavors", "trust_code"),
+    *("columns", "images", "patches"),
 }
 
 
@@ -186,11 +244,14 @@ def show_report(report: MeasureReport) -> None:
     """Say what was measured."""
     known = f", {report.known:,} of them known before" if report.known else ""
     click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")
-    if report.kept:
+    if report.kept and report.total:
         click.echo(
             f"  {report.kept:,} have a length: {report.shortest:,} to {report.longest:,}, "
             f"{report.total / report.kept:,.1f} on average, {report.total:,} in all"
         )
+    for name, (count, total, largest) in report.columns.items():
+        added = f", {total:,} in all" if total else ""
+        click.echo(f"  column {name}: {count:,} values of up to {largest:,}{added}")
     if report.skipped or report.failed:
         click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
     if report.known and report.reasons:

@@ -19,6 +19,7 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.media_options import extract_media, media_options
+from energon_lite.cli.part_options import asked_parts, part_options
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -60,6 +61,7 @@ __all__ = ["command"]
     metavar="PART",
     help="Store lengths as a column: bytes of a part (txt), rows of an array (npy), a value in it (json.tokens).",
 )
+@part_options
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
 @click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
@@ -129,9 +131,9 @@ def _prepare_url(url: str, asked: _Asked) -> None:
         raise UsageError(
             "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
         )
-    if asked["length_field"] is not None:
+    if asked["length_field"] is not None or asked_parts(asked):
         raise UsageError(
-            "--length-field works on local folders",
+            "--length-field, --column, --images and --patches work on local folders",
             where=url,
             fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
         )
@@ -336,16 +338,30 @@ def _store_media(root: str, asked: _Asked) -> None:
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:
-    """Store the column ``length`` of what has just been prepared, if it is wanted, and say what it holds."""
-    if asked["length_field"] is None:
+    """Store columns of what has just been prepared, if they are wanted, and say what they hold."""
+    parts = asked_parts(asked)
+    if asked["length_field"] is None and not parts:
         return
     from energon_lite.cli.measure import measuring, show_report  # imports torch
     from energon_lite.loading.measuring.part_lengths import measure_parts
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
-    again = shlex.join(["energon-lite", "prepare", root, *only, "--length-field", asked["length_field"]])
+    length = asked["length_field"]
+    given = [] if length is None else ["--length-field", length]
+    given += [word for one in asked["columns"] for word in ("--column", one)] + ["--images"] * parts.images
+    given += [] if parts.patches is None else ["--patches", asked["patches"]]
+    again = shlex.join(["energon-lite", "prepare", root, *only, *given])
     with measuring(root, asked["show_progress"]) as show:
-        report = measure_parts(root, asked["length_field"], command=again, workers=asked["num_workers"], progress=show)
+        report = measure_parts(
+            root,
+            length,
+            columns=parts.columns,
+            images=parts.images,
+            patches=parts.patches,
+            command=again,
+            workers=asked["num_workers"],
+            progress=show,
+        )
     show_report(report)
 
 

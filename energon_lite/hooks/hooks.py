@@ -34,6 +34,7 @@ HOOK_ORDER = (
     "postencode_sample",
     "pack_selected_samples",
     "sample_length",
+    "sample_costs",
     "batch_group_criterion",
     "batch",
     "encode_batch",

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.loading.measuring.report import Maker
-from energon_lite.storage.index.column_file import shard_table
+from energon_lite.loading.measuring.values import Values
+from energon_lite.storage.index.column_file import Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
@@ -22,6 +22,8 @@ __all__ = ["CHUNK", "Chunk", "ChunkWork", "Measured", "chunks_of"]
 CHUNK = 256
 #: Result files of one measuring, but for a few for each shard: of large data sets chunks are larger.
 _MOST_FILES = 1 << 16
+#: Of the results.
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,14 @@ class Chunk:
     stop: int
 
 
-def chunks_of(index: PackedIndex, rows: Sequence[int]) -> list[Chunk]:
-    """The chunks of some shards of an index. None goes over the end of a shard.
+def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None) -> list[Chunk]:
+    """The chunks of some shards of an index, of at least so many samples (256). None goes over the end of a shard.
 
     Example:
         >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
         [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
     """
-    size, bounds = max(CHUNK, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
+    size, bounds = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
     return [
         Chunk(row, start, min(start + size, bounds[row + 1]))
         for row in rows
@@ -53,13 +55,11 @@ class Measured:
     """What was found out about a chunk.
 
     Args:
-        lengths: int64 ``[n]``, 0 where there is none.
-        flags: uint8 ``[n]``, see :mod:`energon_lite.storage.index.columns`.
+        values: of its samples.
         reasons: ``[stage, reason, skipped, key]`` of each sample that was skipped or failed.
     """
 
-    lengths: NDArray[np.int64]
-    flags: NDArray[np.uint8]
+    values: Values
     reasons: list[list[Any]] = field(default_factory=list)
 
 
@@ -77,15 +77,24 @@ class ChunkWork(Work[Chunk, Measured]):
         return f"{self._shards[unit.row]}[{unit.start - first}:{unit.stop - first}]"
 
     def inputs(self, unit: Chunk) -> list[Any]:
-        return [dict(self._maker.settings), self._maker.code, self._identities[unit.row]]
+        return [dict(self._maker.settings), self._maker.code, self._identities[unit.row], _FORMAT]
 
     def belongs(self, unit: Chunk, inputs: list[Any]) -> bool:
-        return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2] == self._identities[unit.row])
+        return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2:] == [self._identities[unit.row], _FORMAT])
 
     def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
-        reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
-        arrays: Arrays = {"lengths": result.lengths, "flags": result.flags, "reasons": reasons}
-        return {"failed": int((result.flags == FAILED).sum())}, arrays
+        values, reasons = result.values, np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
+        arrays = {"lengths": values.lengths, "flags": values.flags, "reasons": reasons}
+        arrays |= {f"column {name}": column for name, column in values.columns.items()}
+        for name, rows in values.ragged.items():
+            arrays |= {f"counts {name}": rows.counts, f"values {name}": rows.values}
+        return {"failed": int((values.flags == FAILED).sum()), "shapes": values.shapes()}, arrays
 
     def unpack(self, table: Table, arrays: Arrays) -> Measured:
-        return Measured(arrays["lengths"], arrays["flags"], json.loads(arrays["reasons"].tobytes()))
+        values = Values(arrays["lengths"], arrays["flags"])
+        for name, width in table["shapes"].items():
+            if width:
+                values.ragged[name] = Ragged(arrays[f"counts {name}"], arrays[f"values {name}"])
+            else:
+                values.columns[name] = arrays[f"column {name}"]
+        return Measured(values, json.loads(arrays["reasons"].tobytes()))

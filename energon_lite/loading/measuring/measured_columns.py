@@ -3,102 +3,168 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from glob import glob
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measuring.report import Maker
-from energon_lite.storage.index.column_file import ColumnFile, write_column_file
+from energon_lite.loading.measuring.values import Shapes, Values
+from energon_lite.storage.files.atomic_file import remove_if_there
+from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file, write_ragged_file
 from energon_lite.storage.index.columns import LENGTH, SKIP, column_path, stored_columns, writable_folder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Block", "MeasuredColumns"]
+__all__ = ["Blocks", "MeasuredColumns"]
 
-#: Lengths and flags of the samples of a shard.
-Block = tuple[NDArray[Any], NDArray[Any]]
+#: Gives for each shard what was measured, or None: it is not known.
+Blocks = Callable[[], Iterable[Values | None]]
 
 
 class MeasuredColumns:
-    """The columns ``length`` and ``skip`` of a data set, made by one maker.
+    """The columns of a data set that are made by one maker: ``length``, ``skip``, and others by name.
 
     Args:
         source: the whole data set.
         maker: by what the columns are made.
         name: put before their names, with a dot, so that several measurings stand side by side.
         flags: False: there is no column ``skip``.
+        lengths: False: there is no column ``length``.
 
     Attributes:
-        paths: their files.
         results: the folder for the results of the work, until they are written.
 
     Raises:
         UsageError: a column of another maker, in a folder that cannot be written, would go before these.
     """
 
-    def __init__(self, source: WebdatasetSource, maker: Maker, name: str = "", *, flags: bool = True):
-        prefix = f"{name}." if name else ""
+    def __init__(
+        self, source: WebdatasetSource, maker: Maker, name: str = "", *, flags: bool = True, lengths: bool = True
+    ):
+        self._prefix = f"{name}." if name else ""
         self._source, self._maker = source, maker
         self._folder = writable_folder(source.path)
         # The lengths last: a run that is killed between the two is not done, and finds its results.
-        self._names = [prefix + SKIP, prefix + LENGTH] if flags else [prefix + LENGTH]
-        self.paths = tuple(column_path(self._folder, one) for one in self._names)
-        self.results = os.path.join(self._folder, f"{prefix}{LENGTH}.results")
-        self._check_not_hidden()
+        self._fixed = [self._prefix + one for one, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
+        self.results = os.path.join(self._folder, f"{self._prefix}{LENGTH if lengths else 'columns'}.results")
+        for one in self._fixed:
+            self._check_not_hidden(one, ColumnFile)
 
-    def _check_not_hidden(self) -> None:
+    def paths(self, shapes: Shapes) -> tuple[str, ...]:
+        """Their files."""
+        others = [self._path(name, RaggedFile if width else ColumnFile) for name, width in sorted(shapes.items())]
+        return *others, *(column_path(self._folder, one) for one in self._fixed)
+
+    def _path(self, name: str, kind: type[ColumnFile]) -> str:
+        return column_path(self._folder, self._prefix + name, kind.suffix)
+
+    def _check_not_hidden(self, name: str, kind: type[ColumnFile]) -> None:
         """Columns beside the data go before those in the user's cache, so none of another maker may stand there."""
-        for name in self._names:
-            for file in stored_columns(self._source.path, name):
-                if os.path.dirname(file.path) == self._folder:
-                    break
-                if file.fits(self._source.index) and not self._is_ours(file):
-                    raise UsageError(
-                        f"the data set has a column {name!r} already, made by something else, and its folder cannot be "
-                        "written; what is measured now would stand behind it",
-                        where=file.path,
-                        fix="store it under another name: --name mine",
-                    )
+        for file in stored_columns(self._source.path, name, kind):
+            if os.path.dirname(file.path) == self._folder:
+                break
+            if file.fits(self._source.index) and not self._is_ours(file):
+                raise UsageError(
+                    f"the data set has a column {name!r} already, made by something else, and its folder cannot be "
+                    "written; what is measured now would stand behind it",
+                    where=file.path,
+                    fix="store it under another name: --name mine",
+                )
 
     def _is_ours(self, file: ColumnFile) -> bool:
         return self._maker.made(file.maker, file.code)
 
-    def known(self) -> dict[int, Block]:
+    def known(self) -> dict[int, Values]:
         """The values of unchanged shards, by row, from the columns that are there."""
-        found: list[dict[int, NDArray[Any]]] = []
-        for name in self._names:
+        index = self._source.index
+        fixed: list[dict[int, NDArray[Any]]] = []
+        for name in self._fixed:
             made = [file for file in stored_columns(self._source.path, name) if self._is_ours(file)]
-            found.append(made[0].unchanged(self._source.index) if made else {})
-        flags, lengths = found[0], found[-1]
-        if len(self._names) == 1:
-            flags = {row: np.zeros(len(values), dtype=np.uint8) for row, values in lengths.items()}
-        return {row: (lengths[row], flags[row]) for row in lengths.keys() & flags.keys()}
+            fixed.append(made[0].unchanged(index) if made else {})
+        columns = {name: file.unchanged(index) for name, file in self._others(ColumnFile).items()}
+        ragged = {
+            name: file.unchanged_ragged(index)
+            for name, file in self._others(RaggedFile).items()
+            if isinstance(file, RaggedFile)
+        }
+        known = [set(found) for found in (*fixed, *columns.values(), *ragged.values())]
+        by_name = dict(zip(self._fixed, fixed, strict=True))
+        values = {}
+        for row in set.intersection(*known) if known else ():
+            one = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
+            one.lengths = by_name.get(self._prefix + LENGTH, {}).get(row, one.lengths)
+            one.flags = by_name.get(self._prefix + SKIP, {}).get(row, one.flags)
+            one.columns = {name: found[row] for name, found in columns.items()}
+            one.ragged = {name: found[row] for name, found in ragged.items()}
+            values[row] = one
+        return values
 
-    def up_to_date(self) -> bool:
+    def _others(self, kind: type[ColumnFile], *, any_code: bool = False) -> dict[str, ColumnFile]:
+        """Files of this maker, by name of the column, but for lengths and flags."""
+        found = {}
+        for file_name in sorted(glob(f"{self._prefix}*{kind.suffix}", root_dir=self._folder)):
+            name = file_name.removesuffix(kind.suffix).removeprefix(self._prefix)
+            if name in (LENGTH, SKIP) or "." in name:  # such as those of another --name
+                continue
+            try:
+                file = kind(os.path.join(self._folder, file_name))
+            except (DataIndexError, OSError):
+                continue
+            if self._is_ours(file) or (any_code and dict(file.maker) == dict(self._maker.settings)):
+                found[name] = file
+        return found
+
+    def up_to_date(self, shapes: Shapes) -> bool:
         """Whether they are there, and by this very maker."""
-        present = [ColumnFile(path) for path in self.paths if os.path.exists(path)]
-        return len(present) == len(self.paths) and all(
+        paths = self.paths(shapes)
+        present = [_kind(path)(path) for path in paths if os.path.exists(path)]
+        return len(present) == len(paths) and all(
             file.fits(self._source.index) and self._is_ours(file) and file.code == self._maker.code for file in present
         )
 
-    def write(self, blocks: Callable[[], Iterable[Block | None]], longest: int) -> None:
-        """Write them.
+    def write(self, blocks: Blocks, largest: dict[str, int], shapes: Shapes) -> None:
+        """Write them, and remove those that this maker wrote formerly and does no more.
 
         Args:
-            blocks: gives for each shard its values, or None: they are not known. It is called for each column.
-            longest: the largest length of all.
+            blocks: what was measured; it is called for each column.
+            largest: the largest value of each column, lengths included.
+            shapes: the columns beside lengths and flags.
         """
-        for path, name in zip(self.paths, self._names, strict=True):
+        for name, width in shapes.items():
+            self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
+        index, made = self._source.index, self._made_by()
+        for name, width in sorted(shapes.items()):
+            dtype = _dtype(largest.get(name, 0))
+            if width:
+                path, rows = self._path(name, RaggedFile), partial(_rows, blocks, name, abs(width))
+                write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
+            else:
+                column = (None if block is None else block.column(name) for block in blocks())
+                write_column_file(self._path(name, ColumnFile), self._prefix + name, index, column, dtype=dtype, **made)
+        for name in self._fixed:
             of_lengths = name.endswith(LENGTH)
-            write_column_file(
-                path,
-                name,
-                self._source.index,
-                (None if block is None else block[0 if of_lengths else 1] for block in blocks()),
-                dtype="|u1" if not of_lengths else "<i4" if longest < 2**31 else "<i8",
-                maker=self._maker.settings,
-                code=self._maker.code,
-                command=self._maker.command,
-            )
+            column = (None if block is None else block.lengths if of_lengths else block.flags for block in blocks())
+            dtype = _dtype(largest.get(LENGTH, 0)) if of_lengths else "|u1"
+            write_column_file(column_path(self._folder, name), name, index, column, dtype=dtype, **made)
+        for kind in (ColumnFile, RaggedFile):
+            for name, file in self._others(kind, any_code=True).items():
+                if name not in shapes or bool(shapes[name]) != (kind is RaggedFile):
+                    remove_if_there(file.path)
+
+    def _made_by(self) -> dict[str, Any]:
+        return {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
+
+
+def _rows(blocks: Blocks, name: str, width: int) -> Iterator[Ragged | None]:
+    return (None if block is None else block.rows(name, width) for block in blocks())
+
+
+def _kind(path: str) -> type[ColumnFile]:
+    return RaggedFile if path.endswith(RaggedFile.suffix) else ColumnFile
+
+
+def _dtype(largest: int) -> str:
+    return "<i4" if largest < 2**31 else "<i8"

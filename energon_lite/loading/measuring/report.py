@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
-
+from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
 __all__ = ["Maker", "MeasureReport"]
@@ -47,6 +46,8 @@ class MeasureReport:
         shortest, longest, total: of the lengths of the others.
         reasons: ``(count, stage, reason, skipped)`` of what was not known before, the most frequent first.
         failures: a few of the failed samples: shard, key, stage and reason in words.
+        columns: by the name of another column: how many values it has (one for each sample, but in ragged ones), their
+            sum, and the largest; ragged ones of rows have no sum.
         written: the files of the columns; none on other ranks than 0.
     """
 
@@ -61,6 +62,7 @@ class MeasureReport:
     total: int = 0
     reasons: tuple[tuple[int, str, str, bool], ...] = ()
     failures: tuple[str, ...] = ()
+    columns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     written: tuple[str, ...] = ()
 
     @property
@@ -68,13 +70,18 @@ class MeasureReport:
         """Samples that have a length."""
         return self.samples - self.skipped - self.failed
 
-    def add(self, lengths: NDArray[Any], flags: NDArray[Any]) -> None:
+    def add(self, block: Values) -> None:
         """Count the samples of one shard."""
-        kept = lengths[flags == 0]
+        flags, kept = block.flags, block.lengths[block.flags == 0]
         if len(kept):
             self.shortest = min(self.shortest, int(kept.min())) if self.kept else int(kept.min())
             self.longest = max(self.longest, int(kept.max()))
-        self.samples += len(lengths)
+        self.samples += len(flags)
         self.skipped += int((flags == SKIPPED).sum())
         self.failed += int((flags == FAILED).sum())
         self.total += int(kept.sum())
+        values = {**block.columns, **{name: rows.values for name, rows in block.ragged.items()}}
+        for name, found in values.items():
+            count, total, largest = self.columns.get(name, (0, 0, 0))
+            more = int(found.sum()) if found.ndim == 1 or found.shape[1] == 1 else 0
+            self.columns[name] = count + len(found), total + more, max(largest, int(found.max(initial=0)))

@@ -21,10 +21,11 @@ from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.outcomes import Failure, InARow
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
-from energon_lite.loading.measuring.measured_columns import Block, MeasuredColumns
+from energon_lite.loading.measuring.measured_columns import MeasuredColumns
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
-from energon_lite.storage.index.columns import FAILED
+from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
+from energon_lite.storage.index.columns import FAILED, LENGTH
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.helpers import Outcome
@@ -46,10 +47,12 @@ def measure(
     shards: Sequence[str] | None = None,
     name: str = "",
     flags: bool = True,
+    lengths: bool = True,
     ranks: Ranks | None = None,
     workers: int | None = None,
     again: bool = False,
     progress: Progress | None = None,
+    together: int | None = None,
 ) -> MeasureReport:
     """Measure a data set, and store columns.
 
@@ -59,11 +62,12 @@ def measure(
         maker: what says by what the columns are made.
         shards: measure these; None: all. Of the others, what is known is kept.
         name: put before the columns' names, with a dot, so that several measurings stand side by side.
-        flags: also write the column ``skip``.
+        flags, lengths: also write the columns ``skip`` and ``length``.
         ranks: the processes that do this together, on one folder; None: this process alone.
         workers: processes of this rank; None: one per core; 0: none, all is done here.
         again: measure also what is known.
         progress: called with the number of samples that are done, of all, and a few words.
+        together: samples in a unit of work, where there is little to do for each; None: 256.
 
     Raises:
         FatalSampleError: ``failure_tolerance`` samples in a row failed, or a sample has no length.
@@ -74,11 +78,11 @@ def measure(
     ranks, source = ranks or Ranks(), pipeline.leaves[0].source
     assert isinstance(source, WebdatasetSource)  # as open_whole gives it
     index = source.index
-    columns = MeasuredColumns(source, maker, name, flags=flags)
+    columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
     wanted = index.shard_names if shards is None else shards
     numbers = {shard: row for row, shard in enumerate(index.shard_names)}
     rows = sorted(numbers[shard] for shard in set(wanted))
-    chunks, known = chunks_of(index, rows), {} if again else columns.known()
+    chunks, known = chunks_of(index, rows, together), {} if again else columns.known()
     work = ChunkWork(columns.results, index, maker)
     job = ShardedJob(
         work,
@@ -95,21 +99,27 @@ def measure(
     if ranks.rank:
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
     blocks = partial(_blocks, index, rows, known, job)
-    report, longest = _sum_up(source, rows, job, blocks)
-    report.written = columns.paths
-    if any(job.done.values()) or not columns.up_to_date():
-        columns.write(blocks, longest)
+    shapes = joined_shapes([*(one.shapes() for one in known.values()), *_shapes_of(job)])
+    report, largest = _sum_up(source, rows, job, blocks)
+    report.written = columns.paths(shapes)
+    if any(job.done.values()) or not columns.up_to_date(shapes):
+        columns.write(blocks, largest, shapes)
         work.remove()
     return report
 
 
-def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[int, Block]) -> list[Chunk]:
+def _shapes_of(job: ShardedJob[Chunk, Measured]) -> Iterator[Shapes]:
+    """The columns that were measured now."""
+    return (table["shapes"] for table in job.done.values() if table)
+
+
+def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[int, Values]) -> list[Chunk]:
     """Chunks that need not be measured because the columns know them; those with failed samples are tried again."""
     bounds = index.shards[:, 3].tolist()
     return [
         chunk
         for chunk in chunks
-        if chunk.row in known and not (known[chunk.row][1][_place(chunk, bounds[chunk.row])] == FAILED).any()
+        if chunk.row in known and not (known[chunk.row].flags[_place(chunk, bounds[chunk.row])] == FAILED).any()
     ]
 
 
@@ -128,13 +138,13 @@ def _measure(
     with closing(executor):
         jobs = (Job(0, one.start, [(0, sample, 0) for sample in range(one.start, one.stop)]) for one in chunks)
         for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):
-            lengths, flags = result.batch
+            values, flags = result.batch, result.batch.flags
             failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
             reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
             table = earlier.get(chunk)
             # Of all attempts that with the fewest failures counts.
             if table is None or np.count_nonzero(flags == FAILED) <= table["failed"]:
-                table = work.write(chunk, work.inputs(chunk), Measured(lengths, flags, reasons))
+                table = work.write(chunk, work.inputs(chunk), Measured(values, reasons))
             yield chunk, table
             _check_failures(in_a_row, flags, failures)
 
@@ -152,11 +162,11 @@ def _check_failures(in_a_row: InARow, flags: NDArray[np.uint8], failures: Sequen
 def _blocks(
     index: PackedIndex,
     rows: Sequence[int],
-    known: Mapping[int, Block],
+    known: Mapping[int, Values],
     job: ShardedJob[Chunk, Measured],
     visit: Callable[[int, Measured], None] = lambda row, measured: None,
-) -> Iterator[Block | None]:
-    """Lengths and flags of each shard of the index; ``visit`` sees the results that are used, by shard."""
+) -> Iterator[Values | None]:
+    """What is known of each shard of the index; ``visit`` sees the results that are used, by shard."""
     wanted, bounds = set(rows), index.shards[:, 3].tolist()
     measured: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in job.units:
@@ -167,24 +177,21 @@ def _blocks(
         if row not in wanted or (old is not None and row not in measured):
             yield old
             continue
-        samples = bounds[row + 1] - bounds[row]
-        lengths, flags = np.zeros(samples, dtype=np.int64), np.zeros(samples, dtype=np.uint8)
-        if old is not None:
-            lengths[:], flags[:] = old
+        parts = []
         for chunk in measured[row]:
-            found, place = job.read(chunk), _place(chunk, bounds[row])
-            lengths[place], flags[place] = found.lengths, found.flags
+            found = job.read(chunk)
+            parts.append((chunk.start - bounds[row], found.values))
             visit(row, found)
-        yield lengths, flags
+        yield (Values.zeros(bounds[row + 1] - bounds[row]) if old is None else old).replaced(parts)
 
 
 def _sum_up(
     source: WebdatasetSource,
     rows: Sequence[int],
     job: ShardedJob[Chunk, Measured],
-    blocks: Callable[..., Iterator[Block | None]],
-) -> tuple[MeasureReport, int]:
-    """The report, and the largest length of all, also of shards that were not asked for now."""
+    blocks: Callable[..., Iterator[Values | None]],
+) -> tuple[MeasureReport, dict[str, int]]:
+    """The report, and the largest value of each column, also of shards that were not asked for now."""
     report = MeasureReport(source.path, len(rows))
     report.known = sum(chunk.stop - chunk.start for chunk, table in job.done.items() if not table)
     reasons, failures = Counter[tuple[str, str, bool]](), list[str]()
@@ -196,15 +203,17 @@ def _sum_up(
             if not skipped and len(failures) < _SHOWN_FAILURES:
                 failures.append(f"{source.index.shard_names[row]}, {key}: {stage}: {reason}")
 
-    wanted, longest = set(rows), 0
+    wanted, every = set(rows), MeasureReport(source.path)
+    longest = 0
     for row, block in enumerate(blocks(visit)):
-        if block is not None and len(block[0]):
-            longest = max(longest, int(block[0].max()))
+        if block is not None and len(block.lengths):
+            longest = max(longest, int(block.lengths.max()))
+            every.add(block)
             if row in wanted:
-                report.add(*block)
+                report.add(block)
     report.reasons = tuple((count, *reason) for reason, count in reasons.most_common())
     report.failures = tuple(failures)
-    return report, longest
+    return report, {LENGTH: longest} | {name: largest for name, (_, _, largest) in every.columns.items()}
 
 
 class _Samples:

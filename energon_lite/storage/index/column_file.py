@@ -10,6 +10,11 @@ The file is an array file (:mod:`energon_lite.storage.files.array_file`) with th
     shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, 1 if its values are known
                    (else they are 0), crc32 of its values
     shard_names    bytes: relative to the data set, separated by NUL
+
+A ragged column has any number of values for each sample, such as the sizes of its images. In its file, ``values`` are
+those of all samples one after the other, with a width, ``[values, width]``, and there is a fourth array::
+
+    ends           int64: where the values of each sample end in ``values``
 """
 
 from __future__ import annotations
@@ -17,24 +22,38 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.array_file import FileKind, writing
+from energon_lite.storage.files.array_file import ArrayWriter, FileKind, writing
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.stored_array import open_arrays
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["ColumnFile", "shard_table", "write_column_file"]
+__all__ = ["ColumnFile", "Ragged", "RaggedFile", "shard_table", "write_column_file", "write_ragged_file"]
 
-_COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", "remove the file, and measure again")
+_CURE = "remove the file, and measure again"
+_COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", _CURE)
+_RAGGED_FILE = FileKind(b"ENRGLRAG", 1, "ragged column of a data set", _CURE)
 
 #: Columns of the table of shards: those by which a shard is recognised come first.
 _IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
+
+
+class Ragged(NamedTuple):
+    """Any number of values for each of some samples.
+
+    Attributes:
+        counts: int64 ``[samples]``, how many values each sample has.
+        values: ``[sum of counts, width]``, those of the first sample first.
+    """
+
+    counts: Int64
+    values: NDArray[Any]
 
 
 class ColumnFile:
@@ -59,22 +78,27 @@ class ColumnFile:
         FileNotFoundError: there is no such file.
     """
 
+    kind: ClassVar[FileKind] = _COLUMN_FILE
+    suffix: ClassVar[str] = ".col"
+
     def __init__(self, path: str):
-        arrays, meta = open_arrays(path, _COLUMN_FILE)
+        arrays, meta = open_arrays(path, self.kind)
         try:
             self.values, self.shards = arrays["values"], arrays["shards"][:]
+            #: One row for each sample.
+            self.rows = arrays.get("ends", self.values)
             names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
             self.name, self.digest, self.maker, self.code, self.command = (
                 meta[name] for name in ("name", "digest", "maker", "code", "command")
             )
         except (KeyError, TypeError):
-            raise _COLUMN_FILE.damaged(path, "its table is incomplete") from None
+            raise self.kind.damaged(path, "its table is incomplete") from None
         self.path = path
         self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
 
     def fits(self, index: PackedIndex) -> bool:
         """Whether each value belongs to the sample of the same number in ``index``."""
-        if self.digest != index.digest or len(self.values) != len(index):
+        if self.digest != index.digest or len(self.rows) != len(index):
             return False
         return bool(np.array_equal(self.shards[:, :_IDENTITY], shard_table(index)[:, :_IDENTITY]))
 
@@ -89,17 +113,51 @@ class ColumnFile:
 
     def unchanged(self, index: PackedIndex) -> dict[int, NDArray[Any]]:
         """The known values of shards that ``index`` has as well, by their row in ``index``."""
+        return {row: self.values[start:stop] for row, (start, stop) in self._unchanged(index).items()}
+
+    def _unchanged(self, index: PackedIndex) -> dict[int, tuple[int, int]]:
+        """First sample and the one behind the last of these shards."""
         identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
         rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
-        found: dict[int, NDArray[Any]] = {}
+        found: dict[int, tuple[int, int]] = {}
         stop = 0
         for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
             start, stop = stop, stop + shard[3]
             row = rows.get((name, tuple(shard[:_IDENTITY])))
             # A shard of unknown time cannot be told from one that has changed.
             if row is not None and shard[_KNOWN] and shard[2]:
-                found[row] = self.values[start:stop]
+                found[row] = start, stop
         return found
+
+
+class RaggedFile(ColumnFile):
+    """A ragged column on disk: :class:`ColumnFile` for any number of values of each sample.
+
+    Attributes:
+        values: ``[values, width]``, those of all samples one after the other.
+    """
+
+    kind = _RAGGED_FILE
+    suffix = ".ragged"
+
+    def ragged(self, start: int, stop: int) -> Ragged:
+        """The values of neighbouring samples."""
+        ends = self.rows[max(0, start - 1) : stop]
+        ends = ends if start else np.concatenate([[0], ends])
+        counts, first = np.diff(ends), int(ends[0])
+        return Ragged(counts, self.values[first : int(ends[-1])])
+
+    def take(self, samples: Int64) -> Ragged:
+        """The values of these samples."""
+        starts = np.where(samples > 0, self.rows.take(np.maximum(samples - 1, 0), 0), 0)
+        counts = self.rows.take(samples, 0) - starts
+        before = np.cumsum(counts) - counts
+        places = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        return Ragged(counts, self.values.take(places, 0))
+
+    def unchanged_ragged(self, index: PackedIndex) -> dict[int, Ragged]:
+        """The known values of shards that ``index`` has as well, by their row in ``index``."""
+        return {row: self.ragged(*place) for row, place in self._unchanged(index).items()}
 
 
 def shard_table(index: PackedIndex) -> Int64:
@@ -146,6 +204,59 @@ def write_column_file(
     remove_leftovers(os.path.dirname(path))
     with writing(path, _COLUMN_FILE, meta) as file:
         file.stream("values", dtype, (), raw())
-        file.add("shards", table)
-        names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
-        file.add("shard_names", np.frombuffer(names, dtype=np.uint8))
+        _finish(file, index, table)
+
+
+def write_ragged_file(
+    path: str,
+    name: str,
+    index: PackedIndex,
+    blocks: Callable[[], Iterable[Ragged | None]],
+    *,
+    width: int,
+    dtype: str,
+    maker: Mapping[str, Any],
+    code: str = "",
+    command: str = "",
+) -> None:
+    """Write a ragged column, as :func:`write_column_file` does another one.
+
+    Args:
+        path, name, index, dtype, maker, code, command: see there.
+        blocks: gives for each shard its values, or None: they are not known. It is called twice.
+        width: values ``[n, width]``.
+    """
+    table = shard_table(index)
+
+    def raw() -> Iterator[memoryview]:
+        for row, block in enumerate(blocks()):
+            if block is not None:
+                data = np.ascontiguousarray(block.values, dtype=dtype).reshape(-1).view(np.uint8).data
+                assert len(data) == int(block.counts.sum()) * width * np.dtype(dtype).itemsize
+                table[row, _KNOWN], table[row, _CHECKSUM] = True, zlib.crc32(data)
+                yield data
+
+    def ends() -> Iterator[memoryview]:
+        end = 0
+        for row, block in enumerate(blocks()):
+            counts = np.zeros(table[row, 3], dtype=np.int64) if block is None else block.counts
+            assert len(counts) == table[row, 3]
+            if block is not None:  # the same values may be those of other samples
+                table[row, _CHECKSUM] = zlib.crc32(counts.astype("<i8").data, int(table[row, _CHECKSUM]))
+            found = end + np.cumsum(counts, dtype="<i8")
+            end = int(found[-1]) if len(found) else end
+            yield found.view(np.uint8).data
+
+    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command}
+    remove_leftovers(os.path.dirname(path))
+    with writing(path, _RAGGED_FILE, meta) as file:
+        file.stream("values", dtype, (width,), raw())
+        file.stream("ends", "<i8", (), ends())
+        _finish(file, index, table)
+
+
+def _finish(file: ArrayWriter, index: PackedIndex, table: Int64) -> None:
+    """Write what both kinds of columns end with."""
+    file.add("shards", table)
+    names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
+    file.add("shard_names", np.frombuffer(names, dtype=np.uint8))

@@ -13,13 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.storage.index.column_file import ColumnFile, write_column_file
+from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file
 from energon_lite.storage.index.index_cache import first_writable, index_places, open_index
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -28,9 +28,11 @@ from energon_lite.storage.tar.tar_scan import Int64
 __all__ = [
     "FAILED",
     "LENGTH",
+    "OF_IMAGES",
     "SKIP",
     "SKIPPED",
     "Column",
+    "RaggedColumn",
     "check_column_name",
     "column_folders",
     "column_path",
@@ -46,6 +48,11 @@ COLUMNS_FOLDER = "energon_lite.columns"
 LENGTH, SKIP = "length", "skip"
 #: Values of the second one, beside 0: all is well.
 SKIPPED, FAILED = 1, 2
+
+#: The columns that the headers of images give: see :mod:`energon_lite.loading.measuring.image_headers`.
+OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
+
+F = TypeVar("F", bound=ColumnFile)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _CHUNK = 1 << 20
@@ -120,6 +127,39 @@ class Column:
         return values
 
 
+class RaggedColumn:
+    """Any number of values for each sample of a source, such as the sizes of its images; read as they are asked for.
+
+    Attributes:
+        name: of the column.
+        width: values are ``[n, width]``.
+        fingerprint, maker: as those of a :class:`Column`.
+
+    Example:
+        >>> counts, sizes = source.ragged_column("image_sizes")[np.array([5, 0])]
+        >>> counts, sizes  # sample 5 has two images, sample 0 has none
+        (array([2, 0]), array([[480, 640], [224, 224]], dtype=int32))
+    """
+
+    def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], *, fingerprint: str):
+        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
+        self.width = file.values.shape[1]
+        self._file, self._length, self._positions = file, length, positions
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: Any) -> Ragged:
+        """The values of samples, by an array of their numbers, or a slice."""
+        numbers = np.arange(*key.indices(self._length)) if isinstance(key, slice) else np.asarray(key, dtype=np.int64)
+        if numbers.ndim != 1 or (numbers.size and not 0 <= numbers.min() <= numbers.max() < self._length):
+            raise IndexError(f"samples {key!r} of {self._length} in column {self.name!r}")
+        return self._file.take(self._positions(numbers))
+
+    def __repr__(self) -> str:
+        return f"RaggedColumn({self.name!r}, {self._length} samples)"
+
+
 def check_column_name(name: str) -> str:
     """Give ``name`` back if a column may be called so.
 
@@ -139,9 +179,9 @@ def column_folders(root: str) -> tuple[str, str]:
     return meta_path(root, COLUMNS_FOLDER), cached + ".columns"
 
 
-def column_path(folder: str, name: str) -> str:
+def column_path(folder: str, name: str, suffix: str = ColumnFile.suffix) -> str:
     """The file of a column."""
-    return os.path.join(folder, f"{check_column_name(name)}.col")
+    return os.path.join(folder, check_column_name(name) + suffix)
 
 
 def writable_folder(root: str) -> str:
@@ -160,24 +200,34 @@ def writable_folder(root: str) -> str:
     return first_writable(root, "columns", column_folders(root), "measure", made)
 
 
-def stored_columns(root: str, name: str) -> list[ColumnFile]:
+@overload
+def stored_columns(root: str, name: str) -> list[ColumnFile]: ...
+@overload
+def stored_columns(root: str, name: str, kind: type[F]) -> list[F]: ...
+def stored_columns(root: str, name: str, kind: type[Any] = ColumnFile) -> list[Any]:
     """The readable files of a column, the one beside the data first; they may be older than the data."""
     found = []
     for folder in column_folders(root):
         try:
-            found.append(ColumnFile(column_path(folder, name)))
+            found.append(kind(column_path(folder, name, kind.suffix)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
     return found
 
 
-def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -> ColumnFile:
+@overload
+def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -> ColumnFile: ...
+@overload
+def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[F]) -> F: ...
+def find_column(
+    root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[Any] = ColumnFile
+) -> ColumnFile:
     """The column that belongs to ``index``, and knows the shards in these rows of it.
 
     Raises:
         DataIndexError: there is none, only one that is older than the data, or it has no values for some shards.
     """
-    stored = stored_columns(root, name)
+    stored: list[ColumnFile] = stored_columns(root, name, kind)
     for file in stored:
         if file.fits(index):
             missing = [index.shard_names[row] for row in rows if not file.known(row)]
@@ -194,13 +244,25 @@ def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -
             where=stored[0].path,
             fix="make it again, only changed shards are read: " + (stored[0].command or "see energon-lite measure -h"),
         )
-    names = {path.removesuffix(".col") for folder in column_folders(root) for path in glob("*.col", root_dir=folder)}
+    folders, suffix = column_folders(root), kind.suffix
+    names = {path.removesuffix(suffix) for folder in folders for path in glob("*" + suffix, root_dir=folder)}
     there = f"; it has {', '.join(sorted(names))}" if names else ""
-    raise DataIndexError(
-        f"the data set has no column {name!r}{there}",
-        where=root,
-        fix=f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
-        f"`energon-lite prepare --force-overwrite --length-field PART {root}`",
+    what = "ragged column" if kind is RaggedFile else "column"
+    raise DataIndexError(f"the data set has no {what} {name!r}{there}", where=root, fix=_cure(root, name))
+
+
+def _cure(root: str, name: str) -> str:
+    """What makes a column of that name."""
+    if name in OF_IMAGES:
+        return f"run `energon-lite measure {root} --images`, with --patches JSON for numbers of patches"
+    if name == LENGTH or name.endswith(f".{LENGTH}"):
+        return (
+            f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
+            f"`energon-lite prepare --force-overwrite --length-field PART {root}`"
+        )
+    return (
+        f"run `energon-lite measure {root} --task-encoder module:Class` with an encoder whose sample_costs returns it, "
+        f"or, if it is in a part, `energon-lite measure {root} --column {name}=PART`"
     )
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
-from energon_lite.storage.index.columns import SKIPPED, Column, find_column
+from energon_lite.storage.index.column_file import RaggedFile
+from energon_lite.storage.index.columns import SKIPPED, Column, RaggedColumn, find_column
 from energon_lite.storage.index.filter_index import read_filter_index
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -155,6 +156,16 @@ class SampleChoice:
         start = self._first[0] + self._start if in_order and self._kept is None else None
         fingerprint = file.fingerprint(self._shards)
         return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
+
+    def ragged_column(self, name: str) -> RaggedColumn:
+        """Values of a ragged column, such as ``"image_sizes"``, for these samples.
+
+        Raises:
+            DataIndexError: as :meth:`column`.
+        """
+        file = find_column(self.path, self.index, name, self._shards, RaggedFile)
+        fingerprint = file.fingerprint(self._shards)
+        return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
 
     def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips, and the filters, leave; None if they leave all that are not excluded."""

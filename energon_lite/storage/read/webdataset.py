@@ -11,7 +11,7 @@ from energon_lite.errors import DataIndexError, EmptyDatasetError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.remote_files import is_remote, list_files
 from energon_lite.storage.files.shard_store import ShardStore, shared_store
-from energon_lite.storage.index.columns import Column
+from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -207,6 +207,10 @@ class WebdatasetSource:
     def column(self, name: str) -> Column:
         """Values of a column for these samples; see :meth:`SampleChoice.column`."""
         return self.choice.column(name)
+
+    def ragged_column(self, name: str) -> RaggedColumn:
+        """Values of a ragged column for these samples; see :meth:`SampleChoice.ragged_column`."""
+        return self.choice.ragged_column(name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("choice", "store")}

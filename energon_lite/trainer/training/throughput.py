@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from energon_lite import TransformerShape
 from energon_lite.trainer.models.config import ModelConfig
 
 #: Dense bfloat16 matrix products of a device in FLOP/s, as its maker states; the longest name that fits counts.
@@ -39,10 +40,41 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
         config: the model's shape.
         positions, pairs: see :func:`visible_positions`.
     """
-    hidden, width = config.hidden_size, config.head_width
-    attention = hidden * width * (2 * config.num_heads + 2 * config.kv_heads)
-    weights = config.num_layers * (attention + 3 * hidden * config.ffn_size) + hidden * config.vocab_size
-    return 6.0 * weights * positions + 12.0 * config.num_layers * config.num_heads * width * pairs
+    shape = language_shape(config)
+    return float((shape.position_flops + shape.head_flops) * positions + shape.pair_flops * pairs)
+
+
+def language_shape(config: ModelConfig) -> TransformerShape:
+    """The sizes of the language model."""
+    return TransformerShape(
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        ffn_size=config.ffn_size,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        vocab_size=config.vocab_size,
+    )
+
+
+def encoder_shape(config: ModelConfig) -> TransformerShape:
+    """The sizes of what makes tokens of patches: encoder and projector, or one matrix. Class tokens do not count."""
+    vision, pixels = config.vision, 3 * config.patch_size**2
+    if vision is None:
+        outer = pixels * config.hidden_size
+        return TransformerShape(config.hidden_size, 0, 1, 1, gated=False, causal=False, outer_weights=outer)
+    projector = (vision.hidden_size + (config.hidden_size if vision.projector == "mlp" else 0)) * config.hidden_size
+    pooled = vision.pooling != "none"
+    return TransformerShape(
+        hidden_size=vision.hidden_size,
+        num_layers=vision.used_layers,
+        num_heads=vision.num_heads,
+        ffn_size=vision.ffn_size,
+        gated=False,
+        causal=False,
+        outer_weights=pixels * vision.hidden_size + (0 if pooled else projector),
+        once_weights=projector if pooled else 0,
+    )
 
 
 def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> float:
@@ -50,21 +82,13 @@ def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[
 
     Args:
         config: the model's shape.
-        image, sizes: of a :class:`MultimodalBatch`; their shapes only. A class token counts for nothing.
+        image, sizes: of a :class:`MultimodalBatch`; their shapes only.
     """
-    vision, total = config.vision, 0.0
+    shape, total = encoder_shape(config), 0
     for height, width in [tuple(image.shape[-2:])] * len(image) if sizes is None else sizes:
         patches = (height // config.patch_size) * (width // config.patch_size)
-        pixels = 3 * config.patch_size**2
-        if vision is None:
-            total += 6.0 * patches * pixels * config.hidden_size
-            continue
-        layer = 4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.ffn_size
-        total += 6.0 * patches * (pixels * vision.hidden_size + vision.used_layers * layer)
-        total += 12.0 * vision.used_layers * vision.hidden_size * patches**2
-        projector = vision.hidden_size + (config.hidden_size if vision.projector == "mlp" else 0)
-        total += 6.0 * (patches if vision.pooling == "none" else 1) * projector * config.hidden_size
-    return total
+        total += shape.position_flops * patches + shape.pair_flops * patches**2 + shape.sequence_flops
+    return float(total)
 
 
 def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
