@@ -5,7 +5,7 @@ layer's with the tokens that the loss counts: micro-batches of equal numbers of 
 samples of a step are dealt to its micro-batches anew:
 
 1. the costliest first, each to the micro-batch that has least of what it is made of and still holds it. "Has" is
-   asked of all columns that a place is in (:mod:`~energon_lite.batching.nested_columns`), so micro-batches and the sums
+   asked of all columns that a place is in (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums
    of ranks are evened out at once, without a word about how many ranks there are;
 2. samples change places between pairs of micro-batches, all pairs at once, while that makes the whole more even;
 3. sets of up to two samples are exchanged (:func:`~energon_lite.batching.exchange.best_trade`), as between full
@@ -17,33 +17,27 @@ What is costly to even out weighs more. Everything is integers, and a function o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.batching.exchange import Sets, best_trade, spread
-from energon_lite.batching.nested_columns import UNIT, NestedColumns, shares_of
-from energon_lite.order.hashing import mix64_array
+from energon_lite.batching.movable_samples import MovableSamples
+from energon_lite.batching.rank_columns import UNIT, RankColumns, shares_of
 
-__all__ = ["even_costs"]
+__all__ = ["arrange_costs", "even_costs", "fit_limits"]
 
 #: Samples of a micro-batch that are dealt one by one; smaller ones in as many bundles, and as many again.
 _SINGLE = 16
 #: Micro-batches that are dealt to at once; those of a larger step are divided into so many columns first.
 _TOGETHER = 256
-#: Rounds of exchanging single samples; samples of a micro-batch that are looked at in each.
-_ROUNDS, _LOOKED_AT = 16, 13
-#: Trades tried for each micro-batch; samples that are considered where little room is left, and where there is much.
-_TRADES, _FEW, _CONSIDERED, _MANY = 2, 10, 16, 24
-#: Tries to make the worst columns of each level better; thousandths above the mean that are good enough.
-_TRIES, _EVEN = 24, 8
+#: Rounds of exchanging single samples; rounds of trades, of an eighth of the micro-batches each.
+_ROUNDS, _TRADES = 16, 16
+#: Samples of a micro-batch that are considered in trades, where there is room for many exchanges, and where for few.
+_FEW, _MANY = 10, 16
+#: Tries to make the worst columns of each level better.
+_TRIES = 24
 #: A limit is a row of costs as well, unless micro-batches are so full (in hundredths) that it keeps them even.
 _FULL = 97
-#: Micro-batches with room that are tried for one that is too full.
-_PARTNERS = 24
-#: What is worth more than any evenness: to be less full; to be full no longer.
-_MENDS, _MENDED = 1 << 45, 1 << 61
 
 
 def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> Ints:
@@ -81,6 +75,7 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
     blocks = _blocks(count)
     of_homes = np.zeros((len(shares), count), dtype=np.int64)
     np.add.at(of_homes, (slice(None), home), shares)
+    # A mean block is as large as a mean micro-batch, in these units.
     block_of = _arranged(of_homes * blocks // count, blocks)[home]
     place = np.empty(len(home), dtype=np.int64)
     for block in range(blocks):
@@ -90,15 +85,70 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
             homes, own = np.unique(home[mine], return_inverse=True)
             found = _arranged(of_homes[:, homes], count // blocks)[own]
         place[mine] = block + blocks * found
+    if np.bincount(place, minlength=count).min() == 0 < np.bincount(home, minlength=count).min():
+        return arrange_costs(of_homes)[home]  # no rank is to have nothing
     return place
+
+
+def arrange_costs(costs: Ints) -> Ints:
+    """A place of the step for each of its micro-batches, as they are, so that the sums of ranks are even.
+
+    Args:
+        costs: of the micro-batches, ``[rows, micro-batches]``.
+
+    Returns:
+        ``[micro-batches]``
+
+    Example:
+        >>> arrange_costs(np.array([[8, 8, 2, 2]])).tolist()  # two ranks have places 0 and 2, and 1 and 3
+        [0, 1, 2, 3]
+    """
+    count = costs.shape[1]
+    costs = costs[costs.max(axis=1, initial=0) > 0]
+    return _arranged(shares_of(costs, count), count) if len(costs) else np.arange(count)
+
+
+def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> Ints:
+    """A micro-batch for each sample, so that all limits are kept; further ones where that needs more of them.
+
+    Args:
+        sizes, limits: see :func:`even_costs`. Only the first limit need be kept so far.
+        home: the micro-batch that each sample is in, ``[samples]``.
+        count: micro-batches.
+    """
+    bounds = np.asarray(limits, dtype=np.int64)
+    sizes = np.where((sizes > bounds[:, None]).any(axis=0), bounds[:, None], sizes)
+    bins = MovableSamples(shares_of(sizes[1:], count), sizes, bounds, home, count)
+    for turn in range(_ROUNDS):
+        bins.exchange_singles(turn)
+    if bins.mend():
+        return bins.place()
+    place = bins.place()
+    held = [list(one) for one in bins.held.T.tolist()]
+    taken = sizes.T.tolist()
+    left = []
+    for number in np.argsort(-sizes[1:].max(axis=0), kind="stable").tolist():
+        here = int(place[number])
+        if any(load > limit for load, limit in zip(held[here], limits, strict=True)):
+            held[here] = [load - size for load, size in zip(held[here], taken[number], strict=True)]
+            left.append(number)
+    for number in left:
+        for here, loads in enumerate(held):  # the first that holds it
+            after = [load + size for load, size in zip(loads, taken[number], strict=True)]
+            if all(load <= limit for load, limit in zip(after, limits, strict=True)):
+                held[here] = after
+                break
+        else:
+            here = len(held)
+            held.append(taken[number])
+        place[number] = here
+    return np.unique(place, return_inverse=True)[1]
 
 
 def _arranged(shares: Ints, places: int) -> Ints:
     """A place for each micro-batch as it is, as many for each: ``[micro-batches]``."""
-    if places == 1:
-        return np.zeros(shares.shape[1], dtype=np.int64)
     ones, limits = np.ones((1, shares.shape[1]), dtype=np.int64), np.array([shares.shape[1] // places])
-    bins = _Bins(shares, ones, limits, _deal(shares, ones, limits, places), places)
+    bins = MovableSamples(shares, ones, limits, _deal(shares, ones, limits, places), places)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     return bins.place()
@@ -116,14 +166,14 @@ def _blocks(count: int) -> int:
 
 
 def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | None:
-    bins = _Bins(shares, sizes, limits, _deal(shares, sizes, limits, count), count)
+    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, count), count)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     if not bins.mend():
         return None
     tight = int(sizes[0].sum()) * 100 >= (_FULL - 2) * int(limits[0]) * count
-    for turn in range(8 * _TRADES):
-        bins.trade(turn, pairs=max(1, count // 8), considered=_CONSIDERED if tight else _FEW)
+    for turn in range(_TRADES):
+        bins.trade(turn, pairs=max(1, count // 8), considered=_MANY if tight else _FEW)
     bins.finish(_TRIES)
     return bins.place()
 
@@ -131,7 +181,7 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
 def _deal(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
     """The costliest first, each to the micro-batch whose columns have least of what it is made of; where none holds it,
     to the one that it overfills least."""
-    columns = NestedColumns(shares, count)
+    columns = RankColumns(shares, count)
     order = np.argsort(-shares.max(axis=0), kind="stable")
     bundles = _bundles(order, count)
     pull = np.zeros((count, len(shares)), dtype=np.int64)
@@ -159,208 +209,3 @@ def _bundles(order: Ints, count: int) -> list[Ints]:
     parts = min(len(rest), _SINGLE * count)
     # Each bundle has some of every size.
     return [*order[:single, None], *(rest[part::parts] for part in range(parts))]
-
-
-class _Bins:
-    """The samples of a step while they are moved between micro-batches.
-
-    Attributes:
-        table: the samples of each micro-batch, ``[count, width]``; behind the last one, a number for none.
-        filled: how many these are, ``[count]``.
-        pull: of each place (:meth:`NestedColumns.pulls`), ``[rows, count]``.
-        held: what each micro-batch holds, ``[limits, count]``.
-    """
-
-    def __init__(self, shares: Ints, sizes: Ints, limits: Ints, place: Ints, count: int):
-        self.none, self.count, self.limits = len(place), count, limits
-        self.columns = NestedColumns(shares, count)
-        # The number for none has no cost and takes up nothing.
-        self.shares, self.sizes = (np.pad(values, ((0, 0), (0, 1))) for values in (shares, sizes))
-        self.filled = np.bincount(place, minlength=count)
-        self.table = np.full((count, 2 * int(self.filled.max()) + 2), self.none, dtype=np.int64)
-        mixed = np.argsort(mix64_array(np.arange(len(place), dtype=np.uint64)), kind="stable")
-        order = mixed[np.argsort(place[mixed], kind="stable")]
-        inside = np.arange(len(place)) - np.repeat(np.cumsum(self.filled) - self.filled, self.filled)
-        self.table[place[order], inside] = order
-        self.pull = self.columns.pulls(self.shares[:, self.table].sum(axis=2))
-        self.held = self.sizes[:, self.table].sum(axis=2)
-
-    def place(self) -> Ints:
-        """The micro-batch of each sample, ``[samples]``."""
-        place = np.empty(self.none + 1, dtype=np.int64)
-        place[self.table] = np.arange(self.count)[:, None]
-        return place[:-1]
-
-    def exchange_singles(self, turn: int) -> None:
-        """Exchange a sample, or nothing, for one of another micro-batch, in as many pairs as there are."""
-        half = self.count // 2
-        order = self._order(turn)
-        heavy, light = order[::-1][:half], order[:half]
-        mine, yours = self._looked_at(heavy, turn), self._looked_at(light, turn // 3 + 1)
-        gain = np.zeros((half, _LOOKED_AT, _LOOKED_AT), dtype=np.int64)
-        apart = (self.columns.near[0] - self.columns.near[(heavy - light) % self.count]).T
-        for row, weight, pull in zip(self.shares, apart, self.pull[:, heavy] - self.pull[:, light], strict=True):
-            moved = row[mine][:, :, None] - row[yours][:, None, :]
-            gain += moved * (pull[:, None, None] - weight[:, None, None] * moved)
-        allowed = gain > 0
-        for row, held, limit in zip(self.sizes, self.held, self.limits.tolist(), strict=True):
-            moved = row[mine][:, :, None] - row[yours][:, None, :]
-            more = self._overfull(held[heavy, None, None], -moved, limit)
-            more += self._overfull(held[light, None, None], moved, limit)
-            # What is too full is mended at any price, and nothing is made so.
-            allowed = (allowed & (more <= 0)) | (more < 0)
-            gain -= more * (UNIT * UNIT // max(1, limit)) * 64
-        gain[~allowed] = np.iinfo(np.int64).min
-        flat = gain.reshape(half, -1)
-        best = flat.argmax(axis=1)
-        found = flat[np.arange(half), best]
-        for pair in np.argsort(found, kind="stable")[::-1].tolist():
-            i, j = divmod(int(best[pair]), _LOOKED_AT)
-            if not allowed[pair, i, j]:
-                break
-            self._swap(int(heavy[pair]), [int(mine[pair, i])], int(light[pair]), [int(yours[pair, j])])
-
-    def trade(self, turn: int, *, pairs: int, considered: int) -> None:
-        """Exchange sets of samples between micro-batches whose columns have most of a cost, and those with least."""
-        order = np.argsort(self.pull[turn % len(self.pull)], kind="stable")
-        heavy, light = order[::-1][:pairs].tolist(), order[:pairs].tolist()
-        for number, high in enumerate(heavy):
-            low = light[(number + turn) % pairs]
-            one, other = (self._sets(number, considered, turn) for number in (high, low))
-            self._trade(high, low, one, other)
-
-    def finish(self, tries: int) -> None:
-        """Exchange sets with micro-batches of the worst columns of each level, as long as the worst become better."""
-        largest = self.shares.max(axis=1)
-        for width in self.columns.levels:
-            turns = self.count // width
-            bound = np.maximum(largest, turns * UNIT)[:, None]
-            for turn in range(tries if turns > 1 else tries // 4):
-                loads = self._loads().reshape(len(self.shares), turns, width).sum(axis=1)
-                above = (loads - bound) * 1000 // bound
-                row, column = divmod(int(above.argmax()), width)
-                if above[row, column] < _EVEN:
-                    break
-                self._relieve(column, np.argsort(loads[row], kind="stable")[:_PARTNERS].tolist(), loads, bound, turn)
-
-    def _relieve(self, column: int, others: list[int], loads: Ints, bound: Ints, turn: int) -> None:
-        width = loads.shape[1]
-        turns = self.count // width
-        for number, other in enumerate(others):
-            high, low = (one + width * ((turn + number // size) % turns) for one, size in ((column, 1), (other, turns)))
-            room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
-            if other == column or min(int(one.min()) for one in room) < 0:
-                continue
-            one, yours = (self._sets(place, _CONSIDERED, turn) for place in (high, low))
-            worth = partial(_less_above, mine=loads[:, [column]] - bound, yours=loads[:, [other]] - bound)
-            found = best_trade(one, yours, room, worth)
-            if found is not None:
-                give, take = found.samples(one, yours)
-                self._swap(high, give.tolist(), low, take.tolist(), always=True)
-                return
-
-    def _loads(self) -> Ints:
-        return self.shares[:, self.table].sum(axis=2)
-
-    def mend(self) -> bool:
-        """Exchange sets of what is too full for sets of what has room, until all is within the limits; whether it is."""
-        for high in np.flatnonzero((self.held > self.limits[:, None]).any(axis=0)).tolist():
-            over = self.held[:, high] - self.limits
-            worst = int((over * UNIT // np.maximum(self.limits, 1)).argmax())
-            for turn, low in enumerate(np.argsort(self.held[worst], kind="stable")[:_PARTNERS].tolist()):
-                self._trade(high, low, *(self._sets(number, _MANY, turn) for number in (high, low)))
-                over = self.held[:, high] - self.limits
-                if (over <= 0).all():
-                    break
-            else:
-                return False
-        return True
-
-    def _trade(self, high: int, low: int, one: Sets, other: Sets) -> None:
-        room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
-        if high == low or (room[1] < 0).any():
-            return
-        pull, apart = self.pull[:, high] - self.pull[:, low], self.columns.apart(high, low)
-        worth = partial(_worth, pull=pull[:, None], apart=apart[:, None], over=np.maximum(-room[0], 0)[:, None])
-        # What is too full has to become less so.
-        found = best_trade(one, other, (np.where(room[0] < 0, -1, room[0]), room[1]), worth)
-        if found is not None:
-            give, take = found.samples(one, other)
-            self._swap(high, give.tolist(), low, take.tolist())
-
-    def _order(self, turn: int) -> Ints:
-        """Micro-batches so that first and last, second and last but one ... make pairs worth looking at."""
-        kind, number = turn % 3, turn // 3
-        if kind == 1:
-            return np.argsort(self.held[number % len(self.held)], kind="stable")
-        if kind == 0:
-            return np.argsort(self.pull[number % len(self.pull)], kind="stable")
-        numbers = np.arange(self.count, dtype=np.uint64) + np.uint64(turn * self.count)
-        return np.argsort(mix64_array(numbers), kind="stable")
-
-    def _looked_at(self, numbers: Ints, turn: int) -> Ints:
-        """Some samples of micro-batches, others each turn, and none at the end: ``[numbers, _LOOKED_AT]``."""
-        filled = self.filled[numbers][:, None]
-        inside = np.arange(_LOOKED_AT - 1)
-        places = np.where(inside < filled, (turn * (_LOOKED_AT - 1) + inside) % np.maximum(filled, 1), filled)
-        return self.table[numbers[:, None], np.concatenate([places, filled], axis=1)]
-
-    def _sets(self, number: int, considered: int, turn: int) -> Sets:
-        samples = self.table[number, : self.filled[number]]
-        samples = samples[spread(self.sizes[0, samples], considered, turn % considered)]
-        return Sets.of(samples, size := self.sizes[:, samples], np.concatenate([self.shares[:, samples], size]))
-
-    def _swap(self, high: int, give: list[int], low: int, take: list[int], *, always: bool = False) -> None:
-        """Exchange samples of two micro-batches, if it is still of use after others were exchanged."""
-        give, take = ([one for one in samples if one != self.none] for samples in (give, take))
-        moved = self.shares[:, give].sum(axis=1) - self.shares[:, take].sum(axis=1)
-        size = self.sizes[:, give].sum(axis=1) - self.sizes[:, take].sum(axis=1)
-        before = self.held[:, [high, low]]
-        after = before + np.stack([-size, size], axis=1)
-        over = self._overfull(before, after - before, self.limits[:, None])
-        pull = self.pull[:, high] - self.pull[:, low] - self.columns.apart(high, low) * moved
-        if over.sum() > 0 or (over.sum() == 0 and (over.any() or not (always or int((moved * pull).sum()) > 0))):
-            return
-        self.held[:, [high, low]] = after
-        self.pull -= ((self.columns.near_to(high) - self.columns.near_to(low)) * moved).T
-        for number, gone, come in ((high, give, take), (low, take, give)):
-            kept = [one for one in self.table[number, : self.filled[number]].tolist() if one not in gone] + come
-            if len(kept) >= self.table.shape[1]:
-                self.table = np.pad(self.table, ((0, 0), (0, len(kept))), constant_values=self.none)
-            self.table[number] = self.none
-            self.table[number, : len(kept)] = kept
-            self.filled[number] = len(kept)
-
-    @staticmethod
-    def _overfull(held: Ints, change: Ints, limit: int | Ints) -> Ints:
-        """How much more is above the limit after a change."""
-        more: Ints = np.maximum(held + change - limit, 0) - np.maximum(held - limit, 0)
-        return more
-
-
-def _worth(moved: Ints, pull: Ints, apart: Ints, over: Ints) -> Ints:
-    """How much less even columns are after an exchange; where something is too full, that comes first.
-
-    Args:
-        moved: costs, and behind them sizes, ``[rows + limits, exchanges]``.
-        pull, apart: of the costs, ``[rows, 1]``.
-        over: what is above the limits, ``[limits, 1]``.
-    """
-    costs, sizes = np.split(moved, [len(pull)])
-    worth: Ints = (costs * (apart * costs - pull)).sum(axis=0)
-    if not over.any():
-        return worth
-    left = np.maximum(over - sizes, 0).sum(axis=0)
-    return np.where(left > 0, left - _MENDS, worth - _MENDED)
-
-
-def _less_above(moved: Ints, mine: Ints, yours: Ints) -> Ints:
-    """How much lower the worst of two columns is after an exchange.
-
-    Args:
-        moved: costs, and behind them sizes, ``[rows + limits, exchanges]``.
-        mine, yours: how much of each cost is above its bound, ``[rows, 1]``.
-    """
-    costs = moved[: len(mine)]
-    after: Ints = np.maximum((mine - costs).max(axis=0), (yours + costs).max(axis=0))
-    return after - max(int(mine.max()), int(yours.max()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.batching.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
+from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
@@ -33,16 +35,6 @@ _PLAN = 31
 _PATIENCE = 16
 
 
-class Lengths(Protocol):
-    """The lengths of a leaf's samples: an array, or something that can be asked like one."""
-
-    def __len__(self) -> int:
-        """Samples of the leaf."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """Lengths of samples ``key``, an int64 array."""
-
-
 @dataclass(frozen=True)
 class PlannedChunk:
     """The micro-batches of one plan chunk.
@@ -53,6 +45,7 @@ class PlannedChunk:
         lengths: of these samples, as planned.
         capacity: of packed micro-batches that are evened out; None: nothing is exchanged between them.
         stretches: which of these samples are kept apart.
+        costs: of these samples; None: a step has even tokens and attention.
     """
 
     batches: MicroBatches
@@ -60,6 +53,7 @@ class PlannedChunk:
     lengths: Ints
     capacity: Capacity | None = None
     stretches: Stretches = ONE_STRETCH
+    costs: StepCosts | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -70,7 +64,11 @@ class PlannedChunk:
 
     def step_spans(self, first: int, count: int) -> list[list[Span]]:
         """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
-        even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity, self.stretches)
+        step = self.batches.select(np.arange(first, first + count))
+        if self.costs is None:
+            even = even_step(step, self.capacity, self.stretches)
+        else:
+            even = even_step_costs(step, self.capacity, self.costs, self.stretches)
         return [self._spans(even, number) for number in range(count)]
 
     def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
@@ -101,6 +99,7 @@ class TokenPlan(Plan):
         seed: 64 bits.
         chunk: positions that are planned together.
         step: micro-batches in a step; None: nobody knows what a step is.
+        costs: of each leaf's samples; with a step, all of them are evened out. None: tokens and attention are.
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
@@ -115,6 +114,7 @@ class TokenPlan(Plan):
     seed: int = 0
     chunk: int = CHUNK
     step: int | None = None
+    costs: Sequence[CostColumns] | None = None
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1 sample", plan_chunk=self.chunk)
@@ -185,7 +185,9 @@ class TokenPlan(Plan):
         return spans
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        return rank if self.step is None else rank_slot(rank, world_size, place[1] % self.step // world_size)
+        if self.step is None or self.costs is not None:  # steps of even costs are in the order of ranks
+            return rank
+        return rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
         count = self.count(pass_number)
@@ -219,11 +221,14 @@ class TokenPlan(Plan):
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
+        costs = None if self.costs is None else _costs_at(addresses, lengths, self.costs)
+        capacity = packing_capacity(self.strategy)
+        if costs is not None and capacity is not None:
+            batches = within_image_limit(batches, capacity, costs)
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        capacity = packing_capacity(self.strategy)
-        batches = whole_steps(batches, self.step, capacity, stretches)
-        return PlannedChunk(batches, addresses, lengths, capacity, stretches)
+        batches = whole_steps(batches, self.step, capacity, stretches, costs)
+        return PlannedChunk(batches, addresses, lengths, capacity, stretches, costs)
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
@@ -236,3 +241,21 @@ def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
         if len(here):
             found[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
     return found
+
+
+def _costs_at(addresses: Addresses, lengths: Ints, columns: Sequence[CostColumns]) -> StepCosts:
+    """What the samples at addresses cost."""
+    rows: Ints | None = None
+    images: Ints | None = None
+    for leaf, own in enumerate(columns):
+        here = np.flatnonzero(addresses.leaf == leaf)
+        index = addresses.index[here]
+        found, shown = own.rows(index, lengths[here]), own.images(index)
+        if rows is None:
+            rows = np.zeros((len(found), len(lengths)), dtype=np.int64)
+        rows[:, here] = found
+        if shown is not None:
+            images = np.zeros(len(lengths), dtype=np.int64) if images is None else images
+            images[here] = shown
+    assert rows is not None, "a plan has leaves"
+    return StepCosts(rows, lengths, images, columns[0].max_images)

@@ -38,7 +38,9 @@ class Samples:
 
     def summed(self, of_images: Ints) -> Ints:
         """Sums over each sample's images, ``[samples]``."""
-        return np.diff(np.concatenate([[0], np.cumsum(of_images)])[np.searchsorted(self.owner, np.arange(len(self.tokens) + 1))])
+        return np.diff(
+            np.concatenate([[0], np.cumsum(of_images)])[np.searchsorted(self.owner, np.arange(len(self.tokens) + 1))]
+        )
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,18 @@ def video(rng: np.random.Generator, count: int) -> Samples:
     is_clip = rng.random(count) < 0.5
     images = np.where(is_clip, 8 * (1 + np.minimum(rng.geometric(0.35, count), 8) - 1), 1)
     owner = np.repeat(np.arange(count), images)
-    patches = np.repeat(np.where(is_clip, rng.choice([256, 576], count), 4 * _lognormal(rng, 350, 0.6, count, 64, 2048)), images)
+    patches = np.repeat(
+        np.where(is_clip, rng.choice([256, 576], count), 4 * _lognormal(rng, 350, 0.6, count, 64, 2048)), images
+    )
     return _samples(_lognormal(rng, 200, 0.9, count, 16, 4096), rng.uniform(0.2, 0.8, count), owner, patches, 16384)
 
 
 def chat(rng: np.random.Generator, count: int) -> Samples:
     """Instructions: a third is text alone, others have a picture in 1 to 12 tiles of 1,024 patches (InternVL's)."""
     kind = rng.random(count)
-    tiles = np.where(kind < 0.35, 0, np.where(kind < 0.9, 1 + np.minimum(rng.geometric(0.3, count), 12), rng.integers(2, 25, count)))
+    tiles = np.where(
+        kind < 0.35, 0, np.where(kind < 0.9, 1 + np.minimum(rng.geometric(0.3, count), 12), rng.integers(2, 25, count))
+    )
     owner = np.repeat(np.arange(count), tiles)
     patches = np.full(len(owner), 1024, dtype=np.int64)
     return _samples(_lognormal(rng, 420, 1.0, count, 8, 8192), rng.beta(3, 2, count), owner, patches, 16384)

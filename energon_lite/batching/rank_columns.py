@@ -1,9 +1,8 @@
-"""Places of a step as ranks see them, however many ranks there are: columns inside columns.
+"""Places of a step as ranks see them, however many ranks there are: columns.
 
-In turn ``t``, rank ``r`` of ``w`` takes the micro-batch at place ``t * w + r`` of the step, so its share is the *column*
-of places that are ``r`` modulo ``w``. Columns of a divisor of ``w`` are unions of these. So along a chain of divisors,
-as 256, 128, 64, 32 ..., columns that are even stay so where ranks become fewer; and a plan that looks at all of them at
-once need not be told how many ranks there will be.
+In turn ``t``, rank ``r`` of ``w`` takes the micro-batch at place ``t * w + r`` of the step, so its share is a *column*:
+the places that are ``r`` modulo ``w``. A plan that looks at the columns of all divisors of the step at once need not
+be told how many ranks there will be.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 
-__all__ = ["UNIT", "NestedColumns", "levels_of", "shares_of"]
+__all__ = ["UNIT", "RankColumns", "levels_of", "shares_of"]
 
 #: The mean of a row of costs over micro-batches. Larger ones would not leave sums of products in a word.
 UNIT = 1 << 16
@@ -55,10 +54,10 @@ def levels_of(count: int) -> tuple[int, ...]:
         (12, 6, 4, 3, 2)
     """
     found = [count // turns for turns in range(1, min(count, _TURNS) + 1) if count % turns == 0]
-    return tuple(width for width in found if width > 1)
+    return tuple(width for width in found if width > 1) or (count,)
 
 
-class NestedColumns:
+class RankColumns:
     """The columns of a step on each level, and how much each row of costs weighs there.
 
     Deviations of columns are squared and summed. A row weighs more the more micro-batches a column has, until its
