@@ -58,6 +58,8 @@ class MovableSamples:
     def exchange_singles(self, turn: int) -> None:
         """Exchange a sample, or nothing, for one of another micro-batch, in as many pairs as there are."""
         half = self.count // 2
+        if not half:
+            return
         order = self._order(turn)
         heavy, light = order[::-1][:half], order[:half]
         mine, yours = self._looked_at(heavy, turn), self._looked_at(light, turn // 3 + 1)

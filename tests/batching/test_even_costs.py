@@ -84,11 +84,11 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
     assert even_costs(nothing, nothing + 4, [4], np.arange(3), 3).tolist() == [0, 1, 2]
     assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
     assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
-    assert levels_of(7) == (7,) and levels_of(1) == ()
+    assert levels_of(7) == (7,) and levels_of(1) == (1,)
 
 
 def test_a_large_step_is_divided_first() -> None:
-    tokens, images, costs = drawn(8000, seed=1)
+    tokens, _, costs = drawn(8000, seed=1)
     plan = BestFit(Capacity(2000)).plan(tokens).select(np.arange(512))
     home, chosen = np.repeat(np.arange(512), plan.rows()), plan.sample
     place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
