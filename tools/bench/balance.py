@@ -126,8 +126,9 @@ def main() -> None:
                     (
                         *label,
                         *(f"{value:,.0f}" for value in step),
-                        f"{step[0] / step[4]:.2f}",
-                        f"{step[4] / step[5]:.3f}",
+                        f"{step[0] / step[5]:.2f}",
+                        f"{step[1] / step[5]:.2f}",
+                        f"{step[5] / step[6]:.3f}",
                     )
                 )
                 balance = np.mean([one for _, one, _, _ in found], axis=0)
