@@ -20,6 +20,7 @@ from energon_lite import (
     BestFit,
     ByTokens,
     Capacity,
+    Chunks,
     SortedWindow,
     StateMismatchError,
     UsageError,
